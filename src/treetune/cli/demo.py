@@ -1,0 +1,134 @@
+"""`treetune demo`: the whole thing in a minute, on a laptop, without a network."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TASK = '''"""Counting letters: a taskset that never ends, drawn lazily."""
+
+import random
+
+from treetune import Score, Task, Taskset
+
+WORDS = "strawberry banana committee bookkeeper mississippi raspberry cinnamon balloon".split()
+
+
+class CountLetters(Taskset):
+    INFINITE = True
+
+    def task_at(self, index):
+        rng = random.Random(f"{self.seed}/{index}")
+        word = rng.choice(WORDS)
+        letter = rng.choice(word)
+        return Task(
+            prompt=f"How many times does the letter {letter} appear in {word}? Answer with just the number.",
+            reward_spec={"ground_truth": str(word.count(letter))},
+        )
+
+    def reward(self, task, answer):
+        found = answer.strip()
+        return Score(float(found == task.ground_truth), answer=found, explanation=f"expected {task.ground_truth}")
+
+    def gold(self, task):
+        return task.ground_truth
+'''
+
+
+def demo_command(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the demo puts its files.")] = Path(
+        "treetune-demo"
+    ),
+    num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks to evaluate.")] = 40,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Declare a task, draw it lazily, evaluate it with a scripted policy: under a minute, no network.
+
+    The task is written to a file and run from there: change the file, run the demo again, see another result.
+    """
+    import asyncio
+
+    from treetune.cli.output import console_for, print_json
+    from treetune.evaluate.config import Evaluation, read_evaluation
+    from treetune.evaluate.display import rollout_line, summary_table
+    from treetune.evaluate.run_folder import TRACES, RunFolder, unused
+    from treetune.evaluate.runner import Runner
+    from treetune.evaluate.summary import Summary
+    from treetune.fingerprint import taskset_fingerprint
+    from treetune.policies import load_policy
+
+    console = console_for(json)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, markup=False, soft_wrap=True, style=style)
+
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / "count_letters.py"
+    say("1. A task, declared once", "bold")
+    if file.exists():
+        say(f"   {file} is there already and is used as it is.")
+    else:
+        file.write_text(TASK)
+        say(f"   {file}: {len(TASK.splitlines())} lines, an infinite taskset with its reward.")
+
+    say("2. Drawn lazily", "bold")
+    target = {"id": f"{file}:CountLetters"}
+
+    def evaluation_with(model: str) -> Evaluation:
+        return read_evaluation({"taskset": target, "model": model, "num_tasks": num_tasks, "num_rollouts": 2})
+
+    evaluation = evaluation_with("scripted:p=0.7")
+    began = time.perf_counter()
+    first = evaluation.taskset.select_tasks(3)
+    say(f"   3 of infinitely many tasks in {1000 * (time.perf_counter() - began):.1f} ms:")
+    for task in first:
+        say(f"   [{task.idx}] {task.prompt}  ->  {task.ground_truth}")
+
+    say(f"3. Evaluated: {num_tasks} tasks x 2 rollouts, by scripts that stand in for a model", "bold")
+    results: dict[str, Summary] = {}
+    paths: dict[str, Path] = {}
+    for model, about in {
+        "scripted:gold": "always right: is the reward reachable?",
+        "scripted:echo": "repeats the question: does the reward pay for nothing?",
+        "scripted:p=0.7": "right 7 times in 10: what a run looks like",
+    }.items():
+        evaluation = evaluation_with(model)
+        path = unused(output / "runs" / model.replace(":", "-"))
+        fingerprint = taskset_fingerprint(evaluation.taskset)
+        with RunFolder.create(path, TRACES, evaluation.resolved(), fingerprint) as run:
+            policy = load_policy(model, evaluation.taskset)
+            results[model] = asyncio.run(Runner(evaluation, policy, run).run())
+        paths[model] = path
+        mean, error = results[model].mean_reward, results[model].stderr
+        say(f"   {model:<15} mean reward {mean or 0:.3f} ± {error or 0:.3f}   ({about})")
+    say("   the last rollouts of the last run:")
+    for trace in deque(TRACES.read(path), maxlen=4):
+        console.print("   ", rollout_line(trace), sep="")
+    console.print(summary_table(results[model]))
+
+    say("4. Files", "bold")
+    for name, about in {
+        "config.yaml": "runs this evaluation again: treetune eval " + str(path / "config.yaml"),
+        "traces.jsonl": "every rollout: messages, reward, answer, timing",
+        "summary.json": "mean, standard error, pass@k, per outcome",
+    }.items():
+        say(f"   {path / name}  {about}")
+
+    say("Try next", "bold")
+    say(f"   treetune show {file}:CountLetters -n 3")
+    say(f"   edit {file}, then: treetune eval {file}:CountLetters -m scripted:gold -n 20")
+    say("   treetune init my-task")
+    if json:
+        print_json(
+            {
+                "task_file": str(file),
+                "runs": {
+                    model: {"mean_reward": summary.mean_reward, "stderr": summary.stderr, "run_dir": str(paths[model])}
+                    for model, summary in results.items()
+                },
+            }
+        )

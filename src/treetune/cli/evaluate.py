@@ -1,0 +1,166 @@
+"""`treetune eval`: run a policy on tasks, score, save traces, show progress and a summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from treetune.evaluate.config import Evaluation
+    from treetune.evaluate.summary import Summary
+
+_OVERRIDABLE = ("taskset", "sampling", "limits", "endpoint")
+
+
+def eval_command(
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name; absent with --resume -o DIR.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            help="scripted:gold, scripted:echo, scripted:p=0.5, local:PATH, or a model behind --endpoint.base_url.",
+        ),
+    ] = None,
+    num_tasks: Annotated[
+        int | None, typer.Option("-n", "--num-tasks", help="How many tasks; all of a finite taskset unless given.")
+    ] = None,
+    num_rollouts: Annotated[int | None, typer.Option("-r", "--num-rollouts", help="Tries per task.")] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option("-c", "--max-concurrent", help="Rollouts under way at once (64).")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The run folder.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in -o: only what is missing or failed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the first task.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> int:
+    """Evaluate a model on a taskset and save every trace.
+
+    Keys of the config are set with dots: --taskset.level 2, --sampling.temperature 0.7, --limits.timeout 60,
+    --endpoint.base_url http://127.0.0.1:8000/v1
+    """
+    from treetune.cli.overrides import read_overrides
+    from treetune.errors import UsageError
+    from treetune.evaluate.config import read_evaluation
+    from treetune.target import read_target
+
+    overrides = read_overrides(context.args, _OVERRIDABLE)
+    if resume and output is None:
+        raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
+    if target is None:
+        if not resume or output is None:
+            raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
+        target = str(output / "config.yaml")
+    data = read_target(target, overrides)
+    flags = {
+        "model": model,
+        "num_tasks": num_tasks,
+        "num_rollouts": num_rollouts,
+        "max_concurrent": max_concurrent,
+    }
+    data.update({key: value for key, value in flags.items() if value is not None})
+    if "model" not in data:
+        raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
+    evaluation = read_evaluation(data, overrides, source=target)
+    if dry_run:
+        return _dry_run(evaluation, json)
+    return _run(evaluation, output, resume, json)
+
+
+def _dry_run(evaluation: Evaluation, json: bool) -> int:
+    from treetune.cli.output import console_for, print_json
+    from treetune.config import dump_yaml, to_plain
+
+    config, taskset = evaluation.config, evaluation.taskset
+    first = next(taskset.draw(config.num_tasks))
+    if json:
+        print_json({"config": evaluation.resolved(), "first_task": to_plain(first)})
+        return 0
+    console = console_for(False)
+    console.print(dump_yaml(evaluation.resolved()), markup=False)
+    console.print(f"first task: {first.messages}", markup=False, soft_wrap=True)
+    tasks = config.num_tasks or "all"
+    console.print(f"would run {tasks} tasks x {config.num_rollouts} rollouts; nothing was run", markup=False)
+    return 0
+
+
+def _run(evaluation: Evaluation, output: Path | None, resume: bool, json: bool) -> int:
+    import asyncio
+    import warnings
+
+    from treetune.cli.output import console_for, print_json
+    from treetune.evaluate.display import display_for, summary_table
+    from treetune.evaluate.run_folder import TRACES, RunFolder
+    from treetune.evaluate.runner import Runner
+    from treetune.fingerprint import taskset_fingerprint
+    from treetune.policies import load_policy
+    from treetune.requirements import refuse_unservable
+
+    taskset, config = evaluation.taskset, evaluation.config
+    refuse_unservable(taskset)
+    taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
+    policy = load_policy(config.model, taskset, config.endpoint)
+    path = output or _default_folder(evaluation)
+    fingerprint = taskset_fingerprint(taskset)
+    if resume:
+        run = RunFolder.resume(path, TRACES, evaluation.resolved())
+    else:
+        run = RunFolder.create(path, TRACES, evaluation.resolved(), fingerprint)
+    console = console_for(json)
+
+    async def evaluate() -> Summary:
+        runner = Runner(evaluation, policy, run)
+        done = runner.resume() if resume else 0
+        with display_for(console, evaluation, total_rollouts(evaluation), done) as display:
+            runner.on_trace = display.on_trace
+            try:
+                return await runner.run()
+            finally:
+                await policy.close()
+
+    with run:
+        before = run.fingerprint()
+        if resume and before is not None and (changes := before.differences(fingerprint)):
+            warnings.warn(f"the taskset changed since the run began: {'; '.join(changes)}", stacklevel=1)
+        try:
+            summary = asyncio.run(evaluate())
+        except KeyboardInterrupt:
+            console.print(f"interrupted; go on with: treetune eval --resume -o {path}", markup=False, soft_wrap=True)
+            return 130
+    if json:
+        print_json(report(summary, path))
+    else:
+        console.print(summary_table(summary))
+        console.print(f"run folder: {path}", markup=False, soft_wrap=True)
+    return 1 if summary.errors else 0
+
+
+def report(summary: Summary, path: Path) -> dict[str, Any]:
+    """What `--json` prints: the summary and where the run is."""
+    from treetune.config import to_plain
+
+    return {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
+
+
+def total_rollouts(evaluation: Evaluation) -> int | None:
+    """How many rollouts there will be, where that can be known without building every task."""
+    config, taskset = evaluation.config, evaluation.taskset
+    count = taskset.count() if not taskset.INFINITE and taskset.random_access else None
+    known = [number for number in (config.num_tasks, count) if number is not None]
+    return min(known) * config.num_rollouts if known else None
+
+
+def _default_folder(evaluation: Evaluation) -> Path:
+    import re
+    import time
+
+    from treetune.evaluate.run_folder import unused
+
+    parts = [evaluation.taskset.name, evaluation.config.model, time.strftime("%Y%m%d-%H%M%S")]
+    stem = "--".join(re.sub(r"[^A-Za-z0-9.=_-]+", "-", part).strip("-")[-60:] for part in parts)
+    return unused(Path("runs") / stem)

@@ -1,0 +1,77 @@
+"""`treetune show`: look at tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def show_command(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
+    num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks.")] = 5,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer folder or name: render and count prompts (extra `local`).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Look at tasks: prompt (rendered and counted with --tokenizer), ground truth, gold answer, source.
+
+    Keys of the taskset are set with --taskset.KEY VALUE.
+    """
+    from treetune.cli.output import console_for, print_json
+    from treetune.cli.overrides import read_overrides
+    from treetune.target import load_taskset
+
+    taskset = load_taskset(target, read_overrides(context.args, ["taskset"]))
+    render = _renderer(tokenizer) if tokenizer else None
+    shown = [_entry(taskset, task, render) for task in taskset.draw(num_tasks)]
+    if json:
+        return print_json({"taskset": taskset.name, "infinite": taskset.INFINITE, "tasks": shown})
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = console_for(False)
+    for entry in shown:
+        tokens = f"  {entry['prompt_tokens']} tokens" if "prompt_tokens" in entry else ""
+        console.print(Text(f"task {entry['idx']}  {entry['data_source']}  {entry['uid'][:12]}{tokens}", style="bold"))
+        for name in ("rendered", "prompt", "env_class", "ground_truth", "gold", "extra_info"):
+            if entry.get(name) not in (None, {}, []) and not (name == "prompt" and "rendered" in entry):
+                console.print(Padding(Text.assemble((f"{name}: ", "dim"), _plain(entry[name])), (0, 0, 0, 2)))
+    return None
+
+
+def _entry(taskset: Any, task: Any, render: Any) -> dict[str, Any]:
+    from treetune.config import to_plain
+
+    entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "gold": taskset.gold(task)}
+    if render is not None and task.messages:
+        entry["rendered"], entry["prompt_tokens"] = render(task.messages)
+    return entry
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
+        return "".join(f"\n[{message['role']}] {message.get('content')}" for message in value)
+    if isinstance(value, list):
+        return "".join(f"\n{number}. {item}" for number, item in enumerate(value, 1))
+    return str(value)
+
+
+def _renderer(tokenizer: str) -> Any:
+    from treetune.errors import MissingExtraError
+
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingExtraError.of("transformers", "local") from None
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+
+    def render(messages: list[dict[str, Any]]) -> tuple[str, int]:
+        text = loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return text, len(loaded(text, add_special_tokens=False)["input_ids"])
+
+    return render

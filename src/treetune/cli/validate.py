@@ -1,0 +1,104 @@
+"""`treetune validate`: check a taskset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def validate_command(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
+    num_tasks: Annotated[
+        int | None, typer.Option("-n", "--num-tasks", help="How many tasks; all unless given.")
+    ] = None,
+    max_concurrent: Annotated[int | None, typer.Option("-c", "--max-concurrent", help="Checks at once (64).")] = None,
+    gold: Annotated[bool, typer.Option(help="Run each task with its gold answer too.")] = True,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder for the results.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the results in -o.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> int:
+    """Check a taskset: its own `validate`, and that its gold answers are rewarded.
+
+    Every task ends as valid, invalid (with the reason) or unchecked. Exit code 1 where one is invalid.
+    """
+    import asyncio
+    import time
+
+    from treetune.cli.output import console_for, print_json
+    from treetune.cli.overrides import read_overrides
+    from treetune.config import convert, to_plain
+    from treetune.errors import UsageError
+    from treetune.evaluate.run_folder import RunFolder, unused
+    from treetune.evaluate.validation import CHECKS, Check, ValidateConfig, ValidationSummary, validate_taskset
+    from treetune.fingerprint import taskset_fingerprint
+    from treetune.requirements import refuse_unservable
+    from treetune.target import build_taskset, describe, read_target
+
+    overrides = read_overrides(context.args, ("taskset", "limits"))
+    if resume and output is None:
+        raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
+    data = read_target(target, overrides)
+    own = {key: value for key, value in data.items() if key in ValidateConfig.__struct_fields__}
+    flags = {"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold}
+    own.update({key: value for key, value in flags.items() if value is not None})
+    config = convert(own, ValidateConfig, raw=overrides, source=target)
+    taskset = build_taskset(data["taskset"], raw=overrides, source=target)
+    if config.gold:
+        refuse_unservable(taskset)
+    taskset.draw(config.num_tasks)
+    resolved = {**to_plain(config), "taskset": describe(taskset, config.taskset)}
+    path = output or unused(Path("runs") / f"validate--{taskset.name}--{time.strftime('%Y%m%d-%H%M%S')}")
+    if resume:
+        run = RunFolder.resume(path, CHECKS, resolved)
+        run.keep(lambda check: check.rule != "gold-failed")
+    else:
+        run = RunFolder.create(path, CHECKS, resolved, taskset_fingerprint(taskset))
+    console = console_for(json)
+
+    async def validate() -> ValidationSummary:
+        from rich.progress import Progress
+
+        with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+            bar = progress.add_task("checking", total=config.num_tasks)
+
+            def on_check(check: Check) -> None:
+                progress.advance(bar)
+
+            return await validate_taskset(taskset, config, run, on_check)
+
+    with run:
+        try:
+            summary = asyncio.run(validate())
+        except KeyboardInterrupt:
+            console.print(f"interrupted; go on with --resume -o {path}", markup=False, soft_wrap=True)
+            return 130
+    if json:
+        print_json({**to_plain(summary), "run_dir": str(path)})
+    else:
+        _print(console, summary, path)
+    return 1 if summary.invalid else 0
+
+
+def _print(console: Any, summary: Any, path: Path) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(
+        f"{summary.tasks} tasks: {summary.valid} valid, {summary.invalid} invalid, {summary.unchecked} unchecked; "
+        f"{summary.gold_checked} gold answers tried",
+        soft_wrap=True,
+    )
+    if summary.unchecked:
+        console.print("unchecked: the taskset has neither validate() nor gold() for them", style="dim")
+    if summary.findings:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("rule", "tasks", "first", "why"):
+            table.add_column(heading)
+        for finding in summary.findings:
+            rows = ", ".join(map(str, finding.rows))
+            table.add_row(finding.rule, str(finding.count), rows, Text(finding.message))
+        console.print(table)
+    console.print(f"results: {path}", markup=False, soft_wrap=True)

@@ -1,0 +1,178 @@
+"""YAML plus dotted overrides, made into typed configs.
+
+    data = with_overrides(load_yaml("eval.yaml"), {"sampling.temperature": "0.7"})
+    sampling = convert(data["sampling"], Sampling, path="sampling")
+
+All faults are collected and reported together, each with the path of its key and, for an unknown key, the nearest.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from treetune.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file as plain values; interpolations are resolved with the overrides in place."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    file = Path(path).expanduser()
+    try:
+        loaded = OmegaConf.load(file)
+    except OSError as error:
+        raise ConfigError([("", f"cannot read {path}: {error.strerror or error}")], source=str(path)) from None
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError([("", f"not valid YAML: {error}")], source=str(path)) from None
+    if not OmegaConf.is_dict(loaded):
+        raise ConfigError([("", "expected keys and values at the top")], source=str(path))
+    return cast(dict[str, Any], OmegaConf.to_container(loaded, resolve=False))
+
+
+def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, str], *, source: str = "config") -> dict[str, Any]:
+    """`data` with `{"a.b": "value"}` laid over it (values spelled as in YAML) and interpolations resolved."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config = OmegaConf.create(dict(data))
+    try:
+        for key, raw in overrides.items():
+            value = OmegaConf.from_dotlist([f"value={raw}"]).get("value")
+            OmegaConf.update(config, key, value, merge=True, force_add=True)
+    except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError([(key, f"cannot be set to {raw!r}: {error}")], source="the overrides") from None
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError([("", str(error).splitlines()[0])], source=source) from None
+
+
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True))
+
+
+def convert(
+    data: Any,
+    struct: type[T],
+    *,
+    path: str = "",
+    raw: Mapping[str, str] | None = None,
+    source: str = "config",
+) -> T:
+    """`data` as the typed config `struct`; raises one `ConfigError` with every fault in it."""
+    faults: list[tuple[str, str]] = []
+    result = collect(data, struct, path, raw or {}, faults)
+    if faults:
+        raise ConfigError(faults, source=source)
+    return cast(T, result)
+
+
+def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: list[tuple[str, str]]) -> Any:
+    """Like `convert`, but adds to `faults` instead of raising; the result is None where there were any.
+
+    `raw` holds the text of overrides by path, so that `--model.name 7` can still be the string "7".
+    """
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping):
+        faults.append((path, f"expected keys and values, got {_shown(data)}"))
+        return None
+    hints = get_type_hints(struct)
+    known = {field.name: field for field in msgspec.structs.fields(cast(Any, struct))}
+    values: dict[str, Any] = {}
+    before = len(faults)
+    for key, value in data.items():
+        here = f"{path}.{key}" if path else str(key)
+        if key not in known:
+            faults.append((here, f"unknown key{did_you_mean(str(key), known) or f'; known: {_listed(known)}'}"))
+            continue
+        nested = _struct_in(hints[key])
+        if nested is not None and isinstance(value, Mapping):
+            values[key] = collect(value, nested, here, raw, faults)
+            continue
+        try:
+            values[key] = _value(value, hints[key], raw.get(here))
+        except msgspec.ValidationError as error:
+            faults.append((here, _plainly(str(error), value)))
+    for name, field in known.items():
+        if field.required and name not in data:
+            faults.append((f"{path}.{name}" if path else name, "is required"))
+    if len(faults) > before:
+        return None
+    try:
+        return struct(**values)
+    except (TypeError, ValueError) as error:
+        faults.append((path, str(error)))
+        return None
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """A typed config as plain values that YAML can hold and `convert` takes back."""
+    return cast(dict[str, Any], msgspec.to_builtins(config))
+
+
+def field_docs(struct: type) -> dict[str, str]:
+    """The docstring below each field of a config class, its bases included."""
+    docs: dict[str, str] = {}
+    for cls in reversed(struct.__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        except (OSError, TypeError):
+            continue
+        body = cast(ast.ClassDef, tree.body[0]).body
+        for field, below in pairwise(body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                docs[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return docs
+
+
+def _value(value: Any, hint: Any, raw: str | None) -> Any:
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        if raw is None:
+            raise
+        try:
+            return msgspec.convert(raw, hint)
+        except msgspec.ValidationError:
+            pass
+        return msgspec.convert(value, hint)
+
+
+def _struct_in(hint: Any) -> type | None:
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    structs = [option for option in options if isinstance(option, type) and issubclass(option, msgspec.Struct)]
+    return structs[0] if len(structs) == 1 else None
+
+
+def _plainly(problem: str, value: Any) -> str:
+    return f"{problem[0].lower()}{problem[1:].replace('`', '')} ({_shown(value)})"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _listed(known: Mapping[str, Any]) -> str:
+    return ", ".join(known)

@@ -1,0 +1,148 @@
+"""An Environment is the rules of one episode: `start`, `step`, `close`.
+
+    class Guess(Environment):
+        def step(self, action):
+            right = action.text.strip() == self.task.ground_truth
+            return Step("right" if right else "try again", reward=float(right), done=right)
+
+    register(id="guess", entry_point="my_module:Guess")
+
+Methods may be `async` or not; those that are not run in a thread. The `info` of a step may carry `answer`,
+`explanation`, `metrics` (named numbers) and `success`: they end up in the trace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from treetune.errors import EnvironmentFault
+from treetune.plugins import environments
+from treetune.task import Message, Task
+
+if TYPE_CHECKING:
+    from treetune.taskset import Taskset
+
+ContentType = Literal["text", "json", "messages", "image"]
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What the environment shows: text, JSON, chat messages or an image (a URL or data URL)."""
+
+    type: ContentType = "text"
+    content: Any = ""
+
+    @classmethod
+    def of(cls, value: Any) -> Observation:
+        """A string is text, a list of messages is messages, any other mapping or list is JSON, None is nothing."""
+        if isinstance(value, Observation):
+            return value
+        if value is None or isinstance(value, str):
+            return cls("text", value or "")
+        if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
+            return cls("messages", value)
+        if isinstance(value, dict | list | int | float):
+            return cls("json", value)
+        raise EnvironmentFault(
+            f"an observation cannot be a {type(value).__name__}",
+            remedy="return text, chat messages, JSON or an Observation",
+        )
+
+    def messages(self) -> list[Message]:
+        """How a chat model is shown it."""
+        if self.type == "messages":
+            return list(self.content)
+        if self.type == "image":
+            return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": self.content}}]}]
+        text = self.content if self.type == "text" else msgspec.json.encode(self.content).decode()
+        return [{"role": "user", "content": text}] if text else []
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What the policy does: its text, or something structured for environments that take it."""
+
+    type: ContentType = "text"
+    content: Any = ""
+
+    @classmethod
+    def of(cls, value: Any) -> Action:
+        if isinstance(value, Action):
+            return value
+        return cls("text", value) if isinstance(value, str) else cls("json", value)
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else msgspec.json.encode(self.content).decode()
+
+
+class Step(msgspec.Struct):
+    """The answer to an action."""
+
+    observation: Any = ""
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = {}
+    truncated: bool = False
+    """Ended by a limit (too many turns) rather than by the rules."""
+
+    def __post_init__(self) -> None:
+        self.observation = Observation.of(self.observation)
+
+
+class Environment:
+    """Made for one task, used for one episode."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def start(self) -> Any:
+        """What the policy sees first; the task's prompt unless overridden."""
+        return self.task.messages
+
+    def step(self, action: Action) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no step()")
+
+    def close(self) -> Any:
+        """Runs whatever happened."""
+
+
+class SingleTurn(Environment):
+    """One answer, scored by the taskset's `reward`: what a task without an `env_class` gets."""
+
+    def __init__(self, task: Task, taskset: Taskset[Any, Any]) -> None:
+        super().__init__(task)
+        self._taskset = taskset
+
+    async def start(self) -> list[Message]:
+        return self.task.messages
+
+    async def step(self, action: Action) -> Step:
+        score = await self._taskset.judge(self.task, action.text)
+        info: dict[str, Any] = {
+            "answer": score.answer,
+            "explanation": score.explanation,
+            "metrics": score.metrics,
+        }
+        return Step(
+            reward=score.reward,
+            done=True,
+            info={key: value for key, value in info.items() if value not in (None, {})},
+        )
+
+    async def close(self) -> None:
+        return None
+
+
+def register(*, id: str, entry_point: str | type[Environment]) -> None:
+    """Make an environment known by an id in this process."""
+    environments.register(id, entry_point)
+
+
+def make(env_class: str, task: Task, **settings: Any) -> Environment:
+    """The environment of a task, by registered id, installed package, `module:Class` or `file.py:Class`."""
+    cls = environments.resolve(env_class)
+    environment = cls(task, **settings)
+    if not isinstance(environment, Environment):
+        raise EnvironmentFault(f"{env_class} is no Environment", remedy="subclass treetune.Environment")
+    return environment

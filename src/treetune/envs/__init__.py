@@ -1,0 +1,5 @@
+"""Built-in environments, one file each."""
+
+BUILTIN = {
+    "alphabet-sort": "treetune.envs.alphabet_sort:AlphabetSortEnvironment",
+}

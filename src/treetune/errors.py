@@ -1,0 +1,104 @@
+"""Every error a user can see. Each says what is wrong and, where there is one, what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class TreetuneError(Exception):
+    """The base of all of them; `exit_code` is what the command line ends with."""
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
+
+
+class UsageError(TreetuneError):
+    """The request itself is wrong: a flag, a key, a name."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """One or more faults in a config, each with the path of the key."""
+
+    def __init__(self, faults: Iterable[tuple[str, str]], *, source: str = "config") -> None:
+        self.faults = list(faults)
+        self.source = source
+        lines = [f"  {path}: {problem}" if path else f"  {problem}" for path, problem in self.faults]
+        count = len(self.faults)
+        super().__init__(f"{count} fault{'s' if count != 1 else ''} in {source}:\n" + "\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _config_error, (self.faults, self.source)
+
+
+def _config_error(faults: list[tuple[str, str]], source: str) -> ConfigError:
+    return ConfigError(faults, source=source)
+
+
+class UnknownNameError(UsageError):
+    """A name that nothing answers to."""
+
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str], *, remedy: str | None = None) -> UnknownNameError:
+        known = sorted(known)
+        hint = did_you_mean(name, known)
+        listing = f"; known: {', '.join(known)}" if known and not hint else ""
+        return cls(f"unknown {kind} {name!r}{hint}{listing}", remedy=remedy)
+
+
+class PluginError(UsageError):
+    """A file or module that was to give a class and did not."""
+
+
+class InfiniteTasksetError(UsageError):
+    """An unbounded draw from a taskset that never ends."""
+
+
+class ResumeError(UsageError):
+    """A run folder that this run cannot go on with."""
+
+
+class TasksetError(TreetuneError):
+    """A taskset that breaks its contract."""
+
+
+class EmptyTasksetError(TasksetError):
+    """A taskset without a single task."""
+
+
+class EnvironmentFault(TreetuneError):
+    """An environment that breaks its contract."""
+
+
+class PolicyError(TreetuneError):
+    """A policy that could not answer."""
+
+
+class MissingExtraError(TreetuneError):
+    """An optional dependency that is not installed."""
+
+    @classmethod
+    def of(cls, what: str, extra: str) -> MissingExtraError:
+        return cls(f"{what} is not installed", remedy=f"pip install 'treetune[{extra}]'")
+
+
+def closest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    by_folded = {candidate.casefold(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.casefold(), list(by_folded), n=count, cutoff=0.6)
+    return [by_folded[match] for match in matches]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name comes near."""
+    matches = closest(name, known)
+    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""

@@ -1,0 +1,1 @@
+"""Evaluation: the runner, results on disk, reports."""

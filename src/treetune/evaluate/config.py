@@ -1,0 +1,85 @@
+"""What an evaluation is made of: a taskset, a model, how many, how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from treetune.config import collect, to_plain
+from treetune.errors import ConfigError
+from treetune.policies.endpoint import EndpointConfig
+from treetune.policy import Sampling
+from treetune.rollout import Limits
+from treetune.target import collect_taskset, describe
+from treetune.taskset import Taskset
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+HARMLESS = ("max_concurrent",)
+"""Keys that cannot change a result, and so may differ when a run is resumed."""
+
+
+class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    taskset: dict[str, Any]
+    """What to evaluate: `id` (or `custom_cls`) and the taskset's own keys."""
+    model: str
+    """Who answers: `scripted:gold`, `local:PATH`, or the name of a model behind the endpoint."""
+    num_tasks: Positive | None = None
+    """How many tasks; absent: all of a finite taskset."""
+    num_rollouts: Positive = 1
+    """How many times each task is tried."""
+    max_concurrent: Positive = 64
+    """The most rollouts under way at once."""
+    pass_threshold: float = 1.0
+    """The reward from which a rollout counts as solved, where the environment does not say so itself."""
+    sampling: Sampling = Sampling()
+    """Temperature, token limits and the like."""
+    limits: Limits = Limits()
+    """Turns and seconds of one rollout."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """Where the model is served."""
+
+
+class Evaluation(msgspec.Struct):
+    """A config with the taskset it names."""
+
+    config: EvalConfig
+    taskset: Taskset[Any, Any]
+
+    def resolved(self) -> dict[str, Any]:
+        """The config that runs this evaluation again, every key spelled out."""
+        plain = to_plain(self.config)
+        plain["taskset"] = describe(self.taskset, self.config.taskset)
+        return plain
+
+    def overridden(self) -> dict[str, Any]:
+        """Only what differs from the defaults, by dotted path."""
+        defaults = to_plain(EvalConfig(taskset={}, model=""))
+        defaults["taskset"] = to_plain(self.taskset.config_type())
+        return dict(_differing(self.resolved(), defaults))
+
+
+def read_evaluation(
+    data: Mapping[str, Any], raw: Mapping[str, str] | None = None, source: str = "config"
+) -> Evaluation:
+    """A typed evaluation from plain values; one error names every fault, the taskset's included."""
+    faults: list[tuple[str, str]] = []
+    config = collect(data, EvalConfig, "", raw or {}, faults)
+    taskset = collect_taskset(data.get("taskset"), "taskset", raw or {}, faults)
+    if faults or taskset is None:
+        raise ConfigError(faults, source=source)
+    return Evaluation(config, taskset)
+
+
+def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        here = f"{path}{key}"
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            found += _differing(value, default, f"{here}.")
+        elif value != default:
+            found.append((here, value))
+    return found

@@ -1,0 +1,151 @@
+"""What a run amounts to: mean, standard error, pass@k, per metric, per outcome, per data source."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from treetune.trace import Outcome, Trace
+
+
+class SourceSummary(msgspec.Struct):
+    tasks: int
+    rollouts: int
+    mean_reward: float | None
+
+
+class Summary(msgspec.Struct):
+    mean_reward: float | None
+    """Over scored rollouts (completed or truncated); None where there is none."""
+    stderr: float | None
+    """Of the mean, with the rollouts of one task counted as one cluster."""
+    pass_at_k: dict[str, float]
+    """The chance that at least one of k rollouts of a task solves it."""
+    tasks: int
+    rollouts: int
+    scored: int
+    outcomes: dict[str, int]
+    metrics: dict[str, float]
+    data_sources: dict[str, SourceSummary]
+    prompt_tokens: int
+    completion_tokens: int
+    seconds_per_rollout: float | None
+
+    @property
+    def errors(self) -> int:
+        return self.rollouts - self.scored
+
+
+class Tally:
+    """Collects traces one by one and keeps only what the summary needs of them."""
+
+    def __init__(self, pass_threshold: float = 1.0) -> None:
+        self._threshold = pass_threshold
+        self._rewards: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._passes: dict[tuple[str, int], list[bool]] = defaultdict(list)
+        self._sources: dict[str, dict[tuple[str, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._tried: dict[str, int] = Counter()
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._outcomes: Counter[str] = Counter()
+        self._tasks: set[tuple[str, int]] = set()
+        self._seconds = 0.0
+        self._tokens = [0, 0]
+        self._reward_sum = 0.0
+        self.rollouts = 0
+        self.scored = 0
+
+    def add(self, trace: Trace) -> None:
+        task = (trace.uid, trace.occurrence)
+        self.rollouts += 1
+        self._tasks.add(task)
+        self._outcomes[trace.outcome.value] += 1
+        self._seconds += trace.timing.total
+        self._tokens[0] += trace.usage.prompt_tokens
+        self._tokens[1] += trace.usage.completion_tokens
+        self._tried[trace.task.data_source] += 1
+        by_task = self._sources[trace.task.data_source]
+        if not trace.outcome.scored:
+            return
+        self.scored += 1
+        self._reward_sum += trace.reward
+        self._rewards[task].append(trace.reward)
+        self._passes[task].append(trace.passed(self._threshold))
+        by_task[task].append(trace.reward)
+        for name, value in trace.metrics.items():
+            self._metrics[name].append(value)
+
+    @property
+    def mean_reward(self) -> float | None:
+        return self._reward_sum / self.scored if self.scored else None
+
+    @property
+    def errors(self) -> int:
+        return self.rollouts - self.scored
+
+    def outcome(self, outcome: Outcome) -> int:
+        return self._outcomes[outcome.value]
+
+    def summary(self) -> Summary:
+        return Summary(
+            mean_reward=self.mean_reward,
+            stderr=standard_error(list(self._rewards.values())),
+            pass_at_k=pass_at_k(list(self._passes.values())),
+            tasks=len(self._tasks),
+            rollouts=self.rollouts,
+            scored=self.scored,
+            outcomes=dict(sorted(self._outcomes.items())),
+            metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
+            data_sources={
+                source: SourceSummary(
+                    tasks=len(by_task),
+                    rollouts=self._tried[source],
+                    mean_reward=_mean([reward for rewards in by_task.values() for reward in rewards]),
+                )
+                for source, by_task in sorted(self._sources.items())
+            },
+            prompt_tokens=self._tokens[0],
+            completion_tokens=self._tokens[1],
+            seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
+        )
+
+
+def summarise(traces: Iterable[Trace], pass_threshold: float = 1.0) -> Summary:
+    tally = Tally(pass_threshold)
+    for trace in traces:
+        tally.add(trace)
+    return tally.summary()
+
+
+def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:
+    """Of the mean over all values. Rollouts of one task are not independent, so tasks are the clusters; with a
+    single task its rollouts are."""
+    if len(clusters) == 1:
+        clusters = [[value] for value in clusters[0]]
+    number = len(clusters)
+    if number < 2:
+        return None
+    total = sum(len(cluster) for cluster in clusters)
+    mean = sum(map(sum, clusters)) / total
+    spread = sum((sum(cluster) - mean * len(cluster)) ** 2 for cluster in clusters)
+    return math.sqrt(number / (number - 1) * spread) / total
+
+
+def pass_at_k(tries: Sequence[Sequence[bool]]) -> dict[str, float]:
+    """The unbiased estimate for k = 1, 2, 4, ... as far as every task has that many scored rollouts."""
+    if not tries:
+        return {}
+    fewest = min(len(task) for task in tries)
+    estimates: dict[str, float] = {}
+    k = 1
+    while k <= fewest:
+        chances = [1 - math.comb(len(task) - sum(task), k) / math.comb(len(task), k) for task in tries]
+        estimates[str(k)] = sum(chances) / len(chances)
+        k *= 2
+    return estimates
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

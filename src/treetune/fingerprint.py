@@ -1,0 +1,85 @@
+"""What a taskset is made of, so that a run can say it changed: class, code, config, data.
+
+taskset_fingerprint(taskset).digest
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treetune.canonical import canonical, digest
+from treetune.config import to_plain
+from treetune.taskset import Taskset
+
+
+class Fingerprint(msgspec.Struct, frozen=True):
+    class_name: str
+    code: str | None
+    """A hash of the source files of the class and its bases; None where there is no file."""
+    config: dict[str, Any]
+    source: str | None
+    """What identifies the data, where the taskset says so."""
+    parts: list[Fingerprint] = []
+    """Those of a mixture's sources."""
+
+    @property
+    def digest(self) -> str:
+        return digest(self)
+
+    def differences(self, now: Fingerprint, path: str = "") -> list[str]:
+        """What changed from this one to `now`, in words."""
+        changes = []
+        if self.class_name != now.class_name:
+            changes.append(f"{path}class: {self.class_name} -> {now.class_name}")
+        elif self.code != now.code:
+            changes.append(f"{path}code of {self.class_name} changed")
+        changes += [f"{path}{change}" for change in config_differences(self.config, now.config)]
+        if self.source != now.source:
+            changes.append(f"{path}data: {self.source} -> {now.source}")
+        if len(self.parts) != len(now.parts):
+            changes.append(f"{path}sources: {len(self.parts)} -> {len(now.parts)}")
+        for number, (old, new) in enumerate(zip(self.parts, now.parts, strict=False)):
+            changes += old.differences(new, f"{path}sources[{number}].")
+        return changes
+
+
+def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
+    return Fingerprint(
+        class_name=type(taskset).__name__,
+        code=code_hash(type(taskset)),
+        config=to_plain(taskset.config),
+        source=taskset.source(),
+        parts=[taskset_fingerprint(part) for part in getattr(taskset, "sources", [])],
+    )
+
+
+def code_hash(cls: type) -> str | None:
+    """Over the bytes of the files that define the class and its bases below `Taskset`; module names, which
+    differ between processes for loaded files, stay out."""
+    bases = cls.__mro__[: cls.__mro__.index(Taskset)] if issubclass(cls, Taskset) else (cls,)
+    files: list[bytes] = []
+    for base in bases:
+        try:
+            file = inspect.getsourcefile(base)
+            files.append(Path(file or "").read_bytes())
+        except (OSError, TypeError):
+            return None
+    return hashlib.sha256(b"\x00".join(dict.fromkeys(files))).hexdigest()[:32]
+
+
+def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """`a.b: 1 -> 2` for each key that differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        changes = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            here = f"{path}.{key}" if path else str(key)
+            changes += config_differences(old.get(key), new.get(key), here)
+        return changes
+    if canonical(old) == canonical(new):
+        return []
+    return [f"{path}: {old!r} -> {new!r}"]

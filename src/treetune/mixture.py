@@ -1,0 +1,179 @@
+"""Several tasksets as one. `Mixture` draws by weight and never ends; `Union` has every task of its sources once.
+
+    Mixture.of([Arithmetic(), ReverseText()], weights=[3, 1]).at(1000)
+
+A draw is a pure function of its index: which source, and which of that source's own draws. Finite sources loop
+over epochs, each a pass over all their tasks; infinite ones are drawn lazily.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Self
+
+import msgspec
+
+from treetune import order
+from treetune.environment import Environment
+from treetune.errors import ConfigError, UsageError
+from treetune.interleave import Interleave
+from treetune.task import Task
+from treetune.taskset import ConfigT, Taskset, TasksetConfig
+from treetune.trace import Trace
+
+
+class UnionConfig(TasksetConfig, frozen=True, kw_only=True):
+    sources: list[dict[str, Any]] = []
+    """The tasksets, each with its `id` and own keys."""
+
+
+class MixtureConfig(TasksetConfig, frozen=True, kw_only=True):
+    sources: list[dict[str, Any]] = []
+    """The tasksets, each with its `id`, own keys, and `weight` (1 unless given). A source without `shuffle` takes
+    the mixture's."""
+
+
+class _Sources(Taskset[Task, ConfigT]):
+    """What both have in common: a task belongs to one source, found from its index, and that source answers."""
+
+    sources: Sequence[Taskset[Any, Any]]
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The source of the task at `index`, and its position there."""
+        raise NotImplementedError
+
+    def task_at(self, index: int) -> Task:
+        source, position = self.place(index)
+        task: Task = self.sources[source][position]
+        return task
+
+    def _placed(self, task: Task, position: int) -> Task:
+        # The source has checked its own type already.
+        return msgspec.structs.replace(task, idx=position)
+
+    def _owner(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
+        source, position = self.place(task.idx)
+        return self.sources[source], msgspec.structs.replace(task, idx=position)
+
+    def type_of(self, task: Task) -> type[Task]:
+        source, inner = self._owner(task)
+        return source.type_of(inner)
+
+    def validate(self, task: Task) -> Any:
+        source, inner = self._owner(task)
+        return source.validate(inner)
+
+    def reward(self, task: Task, answer: str) -> Any:
+        source, inner = self._owner(task)
+        return source.reward(inner, answer)
+
+    def gold(self, task: Task) -> str | list[str] | None:
+        source, inner = self._owner(task)
+        return source.gold(inner)
+
+    def environment(self, task: Task) -> Environment:
+        source, inner = self._owner(task)
+        return source.environment(inner)
+
+    def score_group(self, task: Task, traces: Sequence[Trace]) -> Any:
+        source, inner = self._owner(task)
+        return source.score_group(inner, traces)
+
+    @property
+    def scores_groups(self) -> bool:
+        return any(source.scores_groups for source in self.sources)
+
+    def scores_group_of(self, task: Task) -> bool:
+        source, inner = self._owner(task)
+        return source.scores_group_of(inner)
+
+    @property
+    def random_access(self) -> bool:
+        return all(source.random_access for source in self.sources)
+
+
+class Mixture(_Sources[MixtureConfig]):
+    INFINITE = True
+
+    def __init__(self, config: MixtureConfig | None = None) -> None:
+        super().__init__(config or MixtureConfig())
+        nodes = [dict(node) for node in self.config.sources]
+        weights = [_weight(node.pop("weight", 1), number) for number, node in enumerate(nodes)]
+        if self.config.shuffle is not None:
+            nodes = [{"shuffle": msgspec.to_builtins(self.config.shuffle), **node} for node in nodes]
+        self._combine(_built(nodes), weights)
+
+    @classmethod
+    def of(cls, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> Self:
+        """A mixture of tasksets that exist already, each with its own config."""
+        mixture = cls.__new__(cls)
+        Taskset.__init__(mixture, MixtureConfig())
+        mixture._combine(sources, weights, seed)
+        return mixture
+
+    def _combine(self, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> None:
+        if len(sources) != len(weights):
+            raise UsageError(f"{len(sources)} sources but {len(weights)} weights")
+        if seed is None and self.config.shuffle is not None:
+            seed = self.seed
+        self.sources = sources
+        self.weights = list(weights)
+        self._interleave = Interleave(self.weights, seed)
+
+    def place(self, index: int) -> tuple[int, int]:
+        number, within = self._interleave.at(index)
+        source = self.sources[number]
+        count = source.count()
+        if count is None:
+            return number, within
+        return number, order.locate(within, source._nonempty(count), source.order_seed, f"{number}")[1]
+
+    def source(self) -> str | None:
+        return f"weights {self.weights}"
+
+
+class Union(_Sources[UnionConfig]):
+    def __init__(self, config: UnionConfig | None = None) -> None:
+        super().__init__(config or UnionConfig())
+        self._combine(_built([dict(node) for node in self.config.sources]))
+
+    @classmethod
+    def of(cls, sources: Sequence[Taskset[Any, Any]]) -> Self:
+        union = cls.__new__(cls)
+        Taskset.__init__(union, UnionConfig())
+        union._combine(sources)
+        return union
+
+    def _combine(self, sources: Sequence[Taskset[Any, Any]]) -> None:
+        endless = [source.name for source in sources if source.INFINITE]
+        if endless:
+            raise UsageError(f"{', '.join(endless)} never ends", remedy="use a mixture, with a weight for each source")
+        self.sources = sources
+        self._ends = list(accumulate(source.count() or 0 for source in sources))
+
+    def count(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def place(self, index: int) -> tuple[int, int]:
+        source = bisect_right(self._ends, index)
+        return source, index - (self._ends[source - 1] if source else 0)
+
+
+def _built(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
+    from treetune.target import collect_taskset
+
+    if not nodes:
+        raise ConfigError([("taskset.sources", "is required: at least one taskset")])
+    faults: list[tuple[str, str]] = []
+    built = [collect_taskset(node, f"taskset.sources[{number}]", {}, faults) for number, node in enumerate(nodes)]
+    if faults:
+        raise ConfigError(faults)
+    return [taskset for taskset in built if taskset is not None]
+
+
+def _weight(value: Any, number: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError([(f"taskset.sources[{number}].weight", f"expected a number, got {value!r}")])
+    return float(value)

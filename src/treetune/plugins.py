@@ -1,0 +1,123 @@
+"""Finding classes by name: registered ids, installed packages, `module:Name`, `file.py:Name`.
+
+    load_object("my_tasks/colours.py:Colours")
+    tasksets.resolve("arithmetic")
+
+A file becomes an ordinary module named after its path below `treetune.files`, so its classes can be pickled into
+other processes, know their source, and are the same class however often the file is named.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from treetune.errors import PluginError, UnknownNameError, did_you_mean
+from treetune.files import module_name
+
+
+def load_object(spec: str) -> Any:
+    """The object that `file.py:Name` or `module:Name` names."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name:
+        raise PluginError(f"{spec!r} names no class", remedy="write file.py:Name or module:Name")
+    module = load_file(place) if place.endswith(".py") else _load_module(place)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        public = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise PluginError(f"{place} has no {name!r}{did_you_mean(name, public)}") from None
+
+
+def load_file(path: str | Path) -> Any:
+    """The module of a Python file, loaded once."""
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise PluginError(f"no such file: {path}", remedy=f"paths are taken from {Path.cwd()}")
+    for module in list(sys.modules.values()):
+        if module.__name__ != "__main__" and getattr(module, "__file__", None) == str(file):
+            return module
+    return _import(module_name(file), str(path))
+
+
+def _load_module(name: str) -> Any:
+    # A module beside the user is found as `python -m` would find it.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return _import(name, name)
+
+
+def _import(name: str, shown: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except PluginError:
+        raise
+    except ModuleNotFoundError as error:
+        raise PluginError(
+            f"{shown} could not be imported: {error}", remedy="install what it needs, or correct the name"
+        ) from error
+    except Exception as error:
+        raise PluginError(f"{shown} could not be imported: {type(error).__name__}: {error}") from error
+
+
+class Registry:
+    """Named classes of one kind: built in, registered at run time, or brought by an installed package."""
+
+    def __init__(self, kind: str, group: str, builtin: str) -> None:
+        self.kind = kind
+        self._group = group
+        self._builtin_module = builtin
+        self._registered: dict[str, str | type] = {}
+
+    def register(self, id: str, entry_point: str | type) -> None:
+        """`entry_point` is `module:Class` or `file.py:Class`, so that any process can resolve it, or the class."""
+        if self._registered.get(id, entry_point) != entry_point:
+            raise PluginError(f"{self.kind} {id!r} is registered already, as {self._registered[id]}")
+        self._registered[id] = entry_point
+
+    def resolve(self, name: str) -> type:
+        if name in self._registered:
+            entry = self._registered[name]
+            return entry if isinstance(entry, type) else self._class(load_object(entry), entry)
+        if name in self._builtin:
+            return self._class(load_object(self._builtin[name]), name)
+        if ":" in name:
+            return self._class(load_object(name), name)
+        if name in self._installed:
+            return self._class(self._installed[name].load(), name)
+        raise UnknownNameError.of(
+            self.kind,
+            name,
+            self.names(),
+            remedy="`treetune list` shows what there is; a class of your own is file.py:Name or module:Name",
+        )
+
+    def names(self) -> dict[str, str]:
+        """Every known id and where it comes from."""
+        return {
+            **{name: entry.dist.name if entry.dist else "installed" for name, entry in self._installed.items()},
+            **dict.fromkeys(self._builtin, "built in"),
+            **dict.fromkeys(self._registered, "registered"),
+        }
+
+    def _class(self, value: Any, name: str) -> type:
+        if not isinstance(value, type):
+            raise PluginError(f"{name} is a {type(value).__name__}, not a class")
+        return value
+
+    @cached_property
+    def _builtin(self) -> dict[str, str]:
+        builtin: dict[str, str] = importlib.import_module(self._builtin_module).BUILTIN
+        return builtin
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        return {entry.name: entry for entry in entry_points(group=self._group)}
+
+
+tasksets = Registry("taskset", "treetune.tasksets", "treetune.tasksets")
+environments = Registry("environment", "treetune.environments", "treetune.envs")

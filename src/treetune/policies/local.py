@@ -1,0 +1,112 @@
+"""A causal language model on this machine: sampled tokens with their own logprobs, no server and no hub."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from treetune.errors import MissingExtraError, PolicyError, UsageError
+from treetune.offload import call
+from treetune.policy import Completion, Request, Sampling, Usage
+from treetune.task import Message
+
+DEFAULT_MAX_TOKENS = 256
+
+
+class LocalPolicy:
+    """A Hugging Face model folder or a .gguf file, loaded in float32. One completion at a time."""
+
+    def __init__(self, path: str) -> None:
+        where = Path(path).expanduser()
+        if not where.exists():  # transformers would take a missing path for a hub name
+            raise UsageError(f"no model at {path}", remedy="local: takes a Hugging Face folder or a .gguf file")
+        try:
+            import torch
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+        except ImportError:
+            raise MissingExtraError.of("torch or transformers", "local") from None
+        options: dict[str, Any] = {"local_files_only": True}
+        if where.is_file():
+            options["gguf_file"] = where.name
+            where = where.parent
+        self.name = f"local:{path}"
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(where), **options)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(str(where), dtype=torch.float32, **options).eval()
+        self._context: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        ends = self.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        self._end_ids = {end for end in [*ends, self.tokenizer.eos_token_id] if end is not None}
+        self._busy = asyncio.Lock()
+
+    async def complete(self, request: Request) -> Completion:
+        async with self._busy:
+            return await call(self.generate, request.messages, request.sampling, f"{request.key}/{request.turn}")  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        return None
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        # transformers 5 gives a dict unless told otherwise
+        ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        return [int(token) for token in ids]
+
+    def generate(self, messages: Sequence[Message], sampling: Sampling, key: str = "") -> Completion:
+        import torch
+
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        top_p = 1.0 if sampling.top_p is None else sampling.top_p
+        prompt_ids = self.render(messages)
+        most = sampling.max_tokens or DEFAULT_MAX_TOKENS
+        if self._context is not None:
+            most = min(most, self._context - len(prompt_ids))
+        if most < 1:
+            raise PolicyError(f"the prompt of {len(prompt_ids)} tokens fills the context of {self._context}")
+        # One draw a token from a generator of our own: torch's global one stays untouched.
+        rng = random.Random(None if sampling.seed is None else f"{sampling.seed}/{key}")
+        ids: list[int] = []
+        logprobs: list[float] = []
+        finish = "length"
+        cut: int | None = None
+        cache: Any = None
+        feed = torch.tensor([prompt_ids])
+        with torch.inference_mode():
+            while len(ids) < most and finish == "length":
+                output = self.model(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache = output.past_key_values
+                logits = output.logits[0, -1].double()
+                token = _sample(logits, temperature, top_p, rng)
+                ids.append(token)
+                logprobs.append(float(logits[token] - logits.logsumexp(0)))
+                feed = torch.tensor([[token]])
+                cut = self._stopped(ids, sampling.stop)
+                if token in self._end_ids or cut is not None:
+                    finish = "stop"
+        return Completion(
+            text=self.tokenizer.decode(ids, skip_special_tokens=True)[:cut],
+            finish_reason=finish,
+            usage=Usage(len(prompt_ids), len(ids)),
+            prompt_ids=prompt_ids,
+            completion_ids=ids,
+            logprobs=logprobs,
+        )
+
+    def _stopped(self, ids: list[int], stops: Sequence[str]) -> int | None:
+        if not stops:
+            return None
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+
+
+def _sample(logits: Any, temperature: float, top_p: float, rng: random.Random) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities = (logits / temperature).softmax(0)
+    if top_p < 1:
+        ranked, order = probabilities.sort(descending=True)
+        probabilities[order[ranked.cumsum(0) - ranked >= top_p]] = 0  # the token that crosses top_p stays
+    total = probabilities.cumsum(0)
+    drawn = int((total <= rng.random() * float(total[-1])).sum())
+    return min(drawn, len(total) - 1)

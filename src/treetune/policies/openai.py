@@ -1,0 +1,116 @@
+"""A model behind an OpenAI-compatible endpoint: chat completions over HTTP, with retries and back-off.
+
+Token ids are kept where the server gives them (vLLM: `return_token_ids`), logprobs with `sampling.logprobs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from treetune.errors import PolicyError
+from treetune.policies.endpoint import EndpointConfig
+from treetune.policy import Completion, Request, Usage
+
+_RETRIED = {408, 409, 429, 500, 502, 503, 504}
+_LONGEST_WAIT = 30.0
+
+
+class OpenAIPolicy:
+    def __init__(self, model: str, endpoint: EndpointConfig) -> None:
+        self.name = model
+        self._endpoint = endpoint
+        key = endpoint.api_key()
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(self, request: Request) -> Completion:
+        answer = await self._post(self._body(request))
+        try:
+            return _completion(answer)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise PolicyError(f"{self._endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        sampling = request.sampling
+        body: dict[str, Any] = {"model": self.name, "messages": request.messages}
+        for name in ("temperature", "top_p", "max_tokens"):
+            if (value := getattr(sampling, name)) is not None:
+                body[name] = value
+        if sampling.stop:
+            body["stop"] = sampling.stop
+        if sampling.logprobs:
+            body["logprobs"] = True
+        if sampling.seed is not None:
+            # One seed for all rollouts would make all rollouts of a task the same.
+            key = hashlib.blake2b(f"{sampling.seed}/{request.key}/{request.turn}".encode(), digest_size=4).digest()
+            body["seed"] = int.from_bytes(key, "little") >> 1
+        return {**body, **sampling.extra}
+
+    async def _post(self, body: dict[str, Any]) -> Any:
+        url = f"{self._endpoint.base_url.rstrip('/')}/chat/completions"
+        payload = msgspec.json.encode(body)
+        for attempt in range(self._endpoint.max_retries + 1):
+            wait = min(_LONGEST_WAIT, 0.5 * 2**attempt) * random.uniform(0.5, 1.0)
+            try:
+                async with self._connection().post(
+                    url, data=payload, headers={**self._headers, "Content-Type": "application/json"}
+                ) as response:
+                    content = await response.read()
+                    if response.status == 200:
+                        return msgspec.json.decode(content)
+                    problem = f"{url} answered {response.status}: {content[:300].decode(errors='replace')}"
+                    if response.status not in _RETRIED:
+                        raise PolicyError(problem)
+                    wait = _retry_after(response.headers.get("Retry-After")) or wait
+            except msgspec.DecodeError as error:
+                problem = f"{url} sent invalid JSON: {error}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{url}: {type(error).__name__}: {error}"
+            if attempt < self._endpoint.max_retries:
+                await asyncio.sleep(wait)
+        raise PolicyError(
+            f"gave up after {self._endpoint.max_retries + 1} attempts: {problem}",
+            remedy="is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try",
+        )
+
+    def _connection(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=self._endpoint.timeout),
+                connector=aiohttp.TCPConnector(limit=self._endpoint.max_connections),
+            )
+        return self._session
+
+
+def _retry_after(header: str | None) -> float | None:
+    try:
+        return min(_LONGEST_WAIT, max(0.0, float(header))) if header else None
+    except ValueError:
+        return None
+
+
+def _completion(answer: Any) -> Completion:
+    choice = answer["choices"][0]
+    message = dict(choice["message"])
+    usage = answer.get("usage") or {}
+    logprobs = (choice.get("logprobs") or {}).get("content")
+    ids = choice.get("token_ids")
+    return Completion(
+        text=message.get("content") or "",
+        message={"role": "assistant", **{key: value for key, value in message.items() if value is not None}},
+        finish_reason=choice.get("finish_reason") or "stop",
+        usage=Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)),
+        prompt_ids=answer.get("prompt_token_ids") or choice.get("prompt_token_ids"),
+        completion_ids=ids,
+        logprobs=[float(entry["logprob"]) for entry in logprobs] if logprobs else None,
+    )

@@ -1,0 +1,87 @@
+"""Policies without a model: for demos, tests, and to see what a taskset rewards."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from treetune.errors import PolicyError, UsageError, did_you_mean
+from treetune.policy import Completion, Policy, Request
+from treetune.taskset import Taskset
+
+WRONG = "I do not know."
+
+
+def scripted(script: str, taskset: Taskset[Any, Any]) -> Policy:
+    if script == "gold":
+        return Gold(taskset, probability=1.0, name="scripted:gold")
+    if script == "echo":
+        return Echo()
+    if script.startswith("p="):
+        try:
+            probability = float(script[2:])
+        except ValueError:
+            probability = -1.0
+        if 0 <= probability <= 1:
+            return Gold(taskset, probability=probability, name=f"scripted:{script}")
+        raise UsageError(f"scripted:{script}: p must be a number from 0 to 1")
+    hint = did_you_mean(script, ["gold", "echo"])
+    raise UsageError(f"unknown script {script!r}{hint}", remedy="use scripted:gold, scripted:echo or scripted:p=0.5")
+
+
+class Gold:
+    """Gives the gold answer, or with probability 1 - p a wrong one; the same draw for the same rollout."""
+
+    def __init__(self, taskset: Taskset[Any, Any], *, probability: float, name: str) -> None:
+        self.name = name
+        self._taskset = taskset
+        self._probability = probability
+
+    async def complete(self, request: Request) -> Completion:
+        seed = request.sampling.seed or 0
+        if random.Random(f"{seed}/{request.key}").random() >= self._probability:
+            return Completion(text=WRONG)
+        gold = self._taskset.gold(request.task)
+        if gold is None:
+            raise PolicyError(
+                f"task {request.task.idx} of {self._taskset.name} has no gold answer",
+                remedy="write gold(task), or use another model",
+            )
+        if isinstance(gold, str):
+            return Completion(text=gold)
+        if request.turn >= len(gold):
+            raise PolicyError(f"the gold answer of task {request.task.idx} has only {len(gold)} actions")
+        return Completion(text=gold[request.turn])
+
+    async def close(self) -> None:
+        return None
+
+
+class Echo:
+    """Repeats the last message: what a reward must not pay for."""
+
+    name = "scripted:echo"
+
+    async def complete(self, request: Request) -> Completion:
+        content = request.messages[-1].get("content") if request.messages else ""
+        return Completion(text=content if isinstance(content, str) else str(content))
+
+    async def close(self) -> None:
+        return None
+
+
+class Replay:
+    """Says again what was said before: how saved traces are scored anew."""
+
+    name = "replay"
+
+    def __init__(self, completions: list[Completion]) -> None:
+        self._completions = completions
+
+    async def complete(self, request: Request) -> Completion:
+        if request.turn >= len(self._completions):
+            raise PolicyError(f"the recording has only {len(self._completions)} answers")
+        return self._completions[request.turn]
+
+    async def close(self) -> None:
+        return None

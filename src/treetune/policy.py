@@ -1,0 +1,73 @@
+"""A Policy is what answers: a model behind an endpoint, a local model, a script.
+
+class Shout:
+    name = "shout"
+    async def complete(self, request): return Completion(text=request.messages[-1]["content"].upper())
+    async def close(self): ...
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from treetune.task import Message, Task
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    temperature: float | None = None
+    """Absent: what the model or its server defaults to."""
+    top_p: float | None = None
+    """Nucleus sampling: keep the likeliest tokens up to this probability."""
+    max_tokens: int | None = None
+    """The most tokens of one completion."""
+    stop: list[str] = []
+    """Strings at which a completion ends."""
+    seed: int | None = None
+    """Makes sampling reproducible where the model supports it; each rollout derives its own from it."""
+    logprobs: bool = False
+    """Ask an endpoint for the log-probability of each sampled token."""
+    extra: dict[str, Any] = {}
+    """Further fields of an endpoint's request body, passed as they are (`top_k`, `chat_template_kwargs`)."""
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Request(msgspec.Struct):
+    """One call of a policy, within one rollout."""
+
+    messages: list[Message]
+    sampling: Sampling
+    task: Task
+    turn: int
+    key: str
+    """Names the rollout (task, occurrence, number): what a policy derives its randomness from."""
+
+
+class Completion(msgspec.Struct):
+    text: str = ""
+    message: Message | None = None
+    """The whole assistant message where there is more than text (tool calls, reasoning)."""
+    finish_reason: Literal["stop", "length", "tool_calls"] | str = "stop"
+    usage: Usage | None = None
+    prompt_ids: list[int] | None = None
+    """The exact tokens the model was given."""
+    completion_ids: list[int] | None = None
+    """The exact tokens it sampled, end token included."""
+    logprobs: list[float] | None = None
+    """The model's own log-probability of each sampled token, before temperature and top-p."""
+
+    def as_message(self) -> Message:
+        return self.message if self.message is not None else {"role": "assistant", "content": self.text}
+
+
+class Policy(Protocol):
+    name: str
+
+    async def complete(self, request: Request) -> Completion: ...
+
+    async def close(self) -> None: ...

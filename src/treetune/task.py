@@ -1,0 +1,72 @@
+"""A Task is one problem: frozen, serialisable, no behaviour.
+
+    Task(prompt="What is 2 + 3?", reward_spec={"ground_truth": "5"})
+
+Subclass it to add typed fields; they travel with the task and come back as the concrete type.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from treetune.canonical import digest
+
+Message = dict[str, Any]
+"""A chat message: `role`, `content`, and whatever else the chat format knows (`name`, `tool_calls`)."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    idx: int = -1
+    """Its position in the taskset, set by the taskset when the task is drawn: `taskset[task.idx] == task`."""
+
+    prompt: str | list[Message] | None = None
+    """A string (one user message), chat messages, or None where the environment opens the conversation."""
+
+    data_source: str = ""
+    """Where it comes from; the taskset's name unless set. Results are reported per data source."""
+
+    env_class: str | None = None
+    """The environment that runs it: a registered id, `module:Class` or `file.py:Class`. None: one answer."""
+
+    reward_spec: dict[str, Any] = {}
+    """What the scorer needs, above all `ground_truth`."""
+
+    ability: str | None = None
+    """A category such as `math` or `code`."""
+
+    extra_info: dict[str, Any] = {}
+    """Anything else; it never changes the uid."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The prompt as chat messages."""
+        if self.prompt is None:
+            return []
+        if isinstance(self.prompt, str):
+            return [{"role": "user", "content": self.prompt}]
+        return self.prompt
+
+    @property
+    def ground_truth(self) -> Any:
+        return self.reward_spec.get("ground_truth")
+
+    @property
+    def uid(self) -> str:
+        """A hash of what makes the problem: prompt, environment, reward and a subclass's own fields.
+
+        It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by
+        uid also counts occurrences.
+        """
+        content: dict[str, Any] = {name: getattr(self, name) for name in _own_fields(type(self))}
+        content["prompt"] = self.messages
+        content["env_class"] = self.env_class
+        content["reward_spec"] = self.reward_spec
+        return digest(content)
+
+
+@lru_cache(maxsize=1024)
+def _own_fields(task_type: type[Task]) -> tuple[str, ...]:
+    return tuple(name for name in task_type.__struct_fields__ if name not in Task.__struct_fields__)

@@ -1,0 +1,275 @@
+"""A Taskset is a source of tasks: finite or infinite, lazy.
+
+    class Doubles(Taskset):
+        def load_tasks(self):
+            for n in range(100):
+                yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+
+        def reward(self, task, answer):
+            return float(answer.strip() == task.ground_truth)
+
+`load_tasks` is the one thing to write. `task_at` instead of it gives random access: then any worker can serve
+any index, and nothing is held in memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import count as count_from
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args
+
+import msgspec
+from typing_extensions import TypeVar
+
+from treetune import order
+from treetune.errors import EmptyTasksetError, InfiniteTasksetError, TasksetError, UsageError
+from treetune.score import UNCHECKED, Score, Verdict
+from treetune.seeds import mentions_seed
+from treetune.task import Task
+
+if TYPE_CHECKING:
+    from treetune.environment import Environment
+    from treetune.trace import Trace
+
+
+class ShuffleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    seed: int = 0
+    """Picks the permutation of a finite taskset, and seeds the generation of an infinite one."""
+
+
+class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every taskset can be configured with; subclass it to add keys."""
+
+    shuffle: ShuffleConfig | None = None
+    """Absent: load order, the same every epoch. Present: a fresh permutation each epoch."""
+
+    extra: dict[str, Any] = {}
+    """Further keys of a `custom_cls` class that declares no config type of its own; read as `config.get("key")`."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.extra.get(key, default) if key not in self.__struct_fields__ else getattr(self, key)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.extra[key] if key not in self.__struct_fields__ else getattr(self, key)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached for what is no field.
+        if not name.startswith("_") and name in self.extra:
+            return self.extra[name]
+        raise AttributeError(f"{type(self).__name__} has no key {name!r}")
+
+
+TaskT = TypeVar("TaskT", bound=Task, default=Task)
+ConfigT = TypeVar("ConfigT", bound=TasksetConfig, default=TasksetConfig)
+
+
+class Taskset(Generic[TaskT, ConfigT]):
+    INFINITE: ClassVar[bool] = False
+    """`load_tasks` never ends: every draw needs a number of tasks."""
+    NEEDS_CONTAINER: ClassVar[bool] = False
+    """Its tasks run code or commands: refused before the first task where no sandbox can serve it."""
+
+    task_type: ClassVar[type[Task]] = Task
+    config_type: ClassVar[type[TasksetConfig]] = TasksetConfig
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            for argument in get_args(base):
+                if isinstance(argument, type) and issubclass(argument, Task):
+                    cls.task_type = argument
+                elif isinstance(argument, type) and issubclass(argument, TasksetConfig):
+                    cls.config_type = argument
+
+    def __init__(self, config: ConfigT | None = None) -> None:
+        self.config: ConfigT = config if config is not None else self.config_type()  # type: ignore[assignment]
+        self.name = type(self).__name__
+        self._reader: Iterator[TaskT] | None = None
+        self._read = 0
+        if not self.overrides("load_tasks") and not self.overrides("task_at"):
+            raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
+        if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
+            raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
+
+    # What an author writes
+
+    def load_tasks(self) -> Iterable[TaskT]:
+        """All tasks, as a list or a generator."""
+        count = self.count()
+        return (self.task_at(index) for index in (count_from() if count is None else range(count)))
+
+    def task_at(self, index: int) -> TaskT:
+        """The task at a position: a pure function of (seed, index). Optional, and what makes everything O(1)."""
+        if self.INFINITE:
+            return self._forward(index)
+        return self._loaded[index]
+
+    def count(self) -> int | None:
+        """How many tasks there are; None where INFINITE."""
+        return None if self.INFINITE else len(self._loaded)
+
+    def validate(self, task: TaskT) -> Any:
+        """Is the task well-formed and solvable? `VALID`, `invalid("why")`, or `UNCHECKED`. May be async."""
+        return UNCHECKED
+
+    def reward(self, task: TaskT, answer: str) -> Any:
+        """The reward of a single answer, a number or a `Score`. May be async."""
+        raise TasksetError(
+            f"{self.name} cannot score its task {task.idx}",
+            remedy="write reward(task, answer), or give the task an env_class",
+        )
+
+    def gold(self, task: TaskT) -> str | list[str] | None:
+        """The right answer, a list of actions, or None where it is not known."""
+        return None
+
+    def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
+        """Rewards of several traces of one task, scored together. Optional; may be async."""
+        raise NotImplementedError
+
+    def environment(self, task: TaskT) -> Environment:
+        """The environment that runs this task."""
+        from treetune.environment import SingleTurn, make
+
+        return make(task.env_class, task) if task.env_class is not None else SingleTurn(task, self)
+
+    def source(self) -> str | None:
+        """What identifies the data behind the tasks (a file's hash, a revision), for the fingerprint."""
+        return None
+
+    # What a run uses
+
+    @property
+    def seed(self) -> int:
+        """The seed of generated tasks: `shuffle.seed`, else the config's own `seed`, else 0."""
+        if self.config.shuffle is not None:
+            return self.config.shuffle.seed
+        return int(getattr(self.config, "seed", 0))
+
+    @property
+    def order_seed(self) -> int | None:
+        """The seed of the order; None keeps load order, as an infinite taskset always does."""
+        return None if self.INFINITE or self.config.shuffle is None else self.config.shuffle.seed
+
+    @property
+    def random_access(self) -> bool:
+        return self.overrides("task_at")
+
+    @property
+    def scores_groups(self) -> bool:
+        return self.overrides("score_group")
+
+    def scores_group_of(self, task: TaskT) -> bool:
+        """Whether the rollouts of this task are scored together."""
+        return self.scores_groups
+
+    def type_of(self, task: Task) -> type[Task]:
+        """The concrete type of a task that came back over a wire or from a file."""
+        return self.task_type
+
+    def overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(Taskset, method)
+
+    def __getitem__(self, position: int) -> TaskT:
+        """The task at a position in load order."""
+        return self._placed(self.task_at(position), position)
+
+    def __iter__(self) -> Iterator[TaskT]:
+        """All tasks in load order, built one by one."""
+        return (self._placed(task, position) for position, task in enumerate(self.load_tasks()))
+
+    def at(self, index: int) -> TaskT:
+        """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
+        count = self.count()
+        if count is None:
+            return self[index]
+        return self[order.locate(index, self._nonempty(count), self.order_seed)[1]]
+
+    def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
+        """The first `num_tasks` of the order, each at most once; only what is taken is built."""
+        if num_tasks is not None and num_tasks < 1:
+            raise UsageError(f"the number of tasks must be at least 1, got {num_tasks}")
+        if self.INFINITE:
+            if num_tasks is None:
+                raise InfiniteTasksetError(
+                    f"{self.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)"
+                )
+            self._warn_of_unread_seed()
+        if self.order_seed is None:
+            return self._first(num_tasks)
+        count = self._nonempty(self.count() or 0)
+        return (self.at(index) for index in range(count if num_tasks is None else min(num_tasks, count)))
+
+    def select_tasks(self, num_tasks: int | None = None) -> list[TaskT]:
+        """The tasks of a run, as a list; `draw` gives the same lazily."""
+        return list(self.draw(num_tasks))
+
+    async def judge(self, task: TaskT, answer: str) -> Score:
+        """`reward`, off the event loop where it is synchronous."""
+        from treetune.offload import call
+
+        return Score.of(await call(self.reward, task, answer))
+
+    async def check(self, task: TaskT) -> Verdict:
+        """`validate`, off the event loop where it is synchronous."""
+        from treetune.offload import call
+
+        return Verdict.of(await call(self.validate, task))
+
+    @cached_property
+    def _loaded(self) -> list[TaskT]:
+        tasks = self.load_tasks()
+        return tasks if isinstance(tasks, list) else list(tasks)
+
+    def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
+        # Not range(count): a finite generator would have to be built whole to know its count.
+        tasks = iter(self) if not self.random_access else self._by_position()
+        empty = True
+        for task in islice(tasks, num_tasks):
+            empty = False
+            yield task
+        if empty:
+            self._nonempty(0)
+
+    def _by_position(self) -> Iterator[TaskT]:
+        count = self.count()
+        return (self[position] for position in (count_from() if count is None else range(count)))
+
+    def _forward(self, index: int) -> TaskT:
+        """Reads an infinite generator forward to `index`; going back means starting over."""
+        if self._reader is None or index < self._read:
+            self._reader, self._read = iter(self.load_tasks()), 0
+        for task in self._reader:
+            self._read += 1
+            if self._read > index:
+                return task
+        raise TasksetError(
+            f"{self.name} says INFINITE but ended after {self._read} tasks", remedy="drop INFINITE = True"
+        )
+
+    def _placed(self, task: TaskT, position: int) -> TaskT:
+        if type(task) is not self.task_type:
+            raise TasksetError(
+                f"{self.name} declares tasks of type {self.task_type.__name__}, but gave a {type(task).__name__}",
+                remedy=f"declare it: class {type(self).__name__}(Taskset[{type(task).__name__}, ...])",
+            )
+        return msgspec.structs.replace(task, idx=position, data_source=task.data_source or self.name)
+
+    def _nonempty(self, count: int) -> int:
+        if count < 1:
+            raise EmptyTasksetError(
+                f"{self.name} has no tasks",
+                remedy="load_tasks() must give at least one; look at its filters and files",
+            )
+        return count
+
+    def _warn_of_unread_seed(self) -> None:
+        if self.config.shuffle is not None and not mentions_seed(type(self), Taskset):
+            warnings.warn(
+                f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
+                "Read self.seed where its tasks are generated.",
+                stacklevel=3,
+            )

@@ -1,0 +1,10 @@
+"""Built-in tasksets, one file each."""
+
+BUILTIN = {
+    "alphabet-sort": "treetune.tasksets.alphabet_sort:AlphabetSort",
+    "arithmetic": "treetune.tasksets.arithmetic:Arithmetic",
+    "mixture": "treetune.mixture:Mixture",
+    "reasoning-gym": "treetune.tasksets.reasoning_gym:ReasoningGym",
+    "reverse-text": "treetune.tasksets.reverse_text:ReverseText",
+    "union": "treetune.mixture:Union",
+}

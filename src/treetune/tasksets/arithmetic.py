@@ -1,0 +1,87 @@
+"""Arithmetic: endless sums in five levels of difficulty. Infinite, random access."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import operator
+import random
+import re
+from typing import Annotated
+
+import msgspec
+
+from treetune.score import VALID, Score, Verdict, invalid
+from treetune.task import Task
+from treetune.taskset import Taskset, TasksetConfig
+
+
+class ArithmeticConfig(TasksetConfig, frozen=True, kw_only=True):
+    level: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
+    """1: one-digit sums; 2: two digits, + and -; 3: products; 4: three terms; 5: parentheses."""
+    seed: int = 0
+    """Another seed gives other tasks; `shuffle.seed` takes its place where it is set."""
+
+
+class Arithmetic(Taskset[Task, ArithmeticConfig]):
+    INFINITE = True
+
+    def task_at(self, index: int) -> Task:
+        level = self.config.level
+        # Hashed, not added: seed 7 at index i + 1 must not be seed 8 at index i.
+        key = hashlib.blake2b(f"{self.seed}/{level}/{index}".encode(), digest_size=8).digest()
+        expression = _expression(level, random.Random(int.from_bytes(key, "little")))
+        return Task(
+            prompt=f"What is {expression}? Answer with just the number.",
+            reward_spec={"ground_truth": str(evaluate(expression))},
+            ability="math",
+            extra_info={"expression": expression, "level": level},
+        )
+
+    def reward(self, task: Task, answer: str) -> Score:
+        numbers = re.findall(r"-?\d+", answer.replace(",", ""))
+        if not numbers:
+            return Score(0.0, explanation="no number in the answer")
+        last = str(int(numbers[-1]))
+        right = last == task.ground_truth
+        return Score(
+            float(right),
+            answer=last,
+            explanation="right" if right else f"expected {task.ground_truth}, got {last}",
+        )
+
+    def gold(self, task: Task) -> str:
+        return str(task.ground_truth)
+
+    def validate(self, task: Task) -> Verdict:
+        result = str(evaluate(task.extra_info["expression"]))
+        return VALID if result == task.ground_truth else invalid(f"the expression gives {result}")
+
+
+def _expression(level: int, rng: random.Random) -> str:
+    if level == 1:
+        return f"{rng.randint(0, 9)} + {rng.randint(0, 9)}"
+    if level == 2:
+        return f"{rng.randint(10, 99)} {rng.choice('+-')} {rng.randint(10, 99)}"
+    if level == 3:
+        return f"{rng.randint(10, 99)} * {rng.randint(2, 99)}"
+    a, b, c = rng.randint(10, 99), rng.randint(10, 99), rng.randint(2, 20)
+    if level == 4:
+        return f"{a} {rng.choice('+-')} {b} {rng.choice('+-*')} {c}"
+    return f"({a} {rng.choice('+-')} {b}) * ({c} {rng.choice('+-')} {rng.randint(2, 20)})"
+
+
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+def evaluate(expression: str) -> int:
+    """The value of a sum of integers with + - * and parentheses."""
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return int(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
+        raise ValueError(f"not arithmetic: {expression!r}")
+
+    return value(ast.parse(expression, mode="eval").body)

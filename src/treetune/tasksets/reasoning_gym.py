@@ -1,0 +1,82 @@
+"""reasoning-gym: any of its generators by name, endless, with its own scorer (extra `reasoning-gym`).
+
+reasoning-gym adds its seed to the index, so that seed 7 at index i + 1 equals seed 8 at index i. Here all tasks lie on
+one line of 2**32 such sums, cut into stretches; a seed only chooses where on the line a run begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from functools import lru_cache
+from typing import Any
+
+from treetune.errors import ConfigError, MissingExtraError, UnknownNameError
+from treetune.score import Score
+from treetune.task import Task
+from treetune.taskset import Taskset, TasksetConfig
+
+_STRETCH = 1024
+"""Tasks of one reasoning-gym dataset: some of its generators allocate their whole size at once."""
+_STRETCHES = (1 << 32) // _STRETCH
+"""Some of its generators take seeds of 32 bits only."""
+
+
+class ReasoningGymConfig(TasksetConfig, frozen=True, kw_only=True):
+    dataset: str = "chain_sum"
+    """The generator's name."""
+    params: dict[str, Any] = {}
+    """Its own settings, such as `{min_terms: 2}`."""
+    seed: int = 0
+    """Another seed gives other tasks; `shuffle.seed` takes its place where it is set."""
+
+
+class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
+    INFINITE = True
+
+    def __init__(self, config: ReasoningGymConfig | None = None) -> None:
+        super().__init__(config)
+        try:
+            self._gym = importlib.import_module("reasoning_gym")
+        except ImportError:
+            raise MissingExtraError.of("reasoning-gym", "reasoning-gym") from None
+        known = importlib.import_module("reasoning_gym.factory").DATASETS
+        if self.config.dataset not in known:
+            raise UnknownNameError.of("reasoning-gym generator", self.config.dataset, known)
+        self._utils = importlib.import_module("reasoning_gym.utils")
+        start = hashlib.blake2b(f"{self.seed}".encode(), digest_size=8).digest()
+        self._start = int.from_bytes(start, "little") % _STRETCHES
+        self._stretch = lru_cache(maxsize=8)(self._make_stretch)
+        try:
+            self._stretch(0)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ConfigError([("taskset.params", f"{self.config.dataset} refuses them: {error}")]) from None
+
+    def task_at(self, index: int) -> Task:
+        entry = self._entry(index)
+        answer = entry["answer"]
+        return Task(
+            prompt=[
+                {"role": "system", "content": self._utils.SYSTEM_PROMPTS["default"]},
+                {"role": "user", "content": entry["question"]},
+            ],
+            data_source=f"reasoning-gym/{self.config.dataset}",
+            reward_spec={} if answer is None else {"ground_truth": str(answer)},
+            ability="reasoning",
+        )
+
+    def reward(self, task: Task, answer: str) -> Score:
+        extracted = self._utils.extract_answer(answer)
+        # The scorer wants the entry with its own types, so it is made again rather than carried as JSON.
+        reward = self._stretch(task.idx // _STRETCH).score_answer(extracted, self._entry(task.idx))
+        return Score(float(reward), answer=extracted, explanation=None if extracted else "no <answer> in the text")
+
+    def gold(self, task: Task) -> str | None:
+        return None if task.ground_truth is None else f"<answer>{task.ground_truth}</answer>"
+
+    def _entry(self, index: int) -> Any:
+        return self._stretch(index // _STRETCH)[index % _STRETCH]
+
+    def _make_stretch(self, number: int) -> Any:
+        seed = (self._start + number) % _STRETCHES * _STRETCH
+        return self._gym.create_dataset(self.config.dataset, seed=seed, size=_STRETCH, **self.config.params)

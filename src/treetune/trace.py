@@ -1,0 +1,143 @@
+"""A Trace is the finished record of one episode: turns, tokens, rewards, errors, timing.
+
+for trace in read_traces(path):
+    print(trace.task.idx, trace.outcome, trace.reward, trace.answer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from treetune.policy import Usage
+from treetune.task import Message, Task
+from treetune.tokens import Tokens
+
+
+class Outcome(StrEnum):
+    COMPLETED = "completed"
+    """The environment ended the episode; a wrong answer is a completed one."""
+    TRUNCATED = "truncated"
+    """A limit ended it: turns or tokens. It is scored with what it had."""
+    TIMEOUT = "timeout"
+    """The rollout's deadline passed."""
+    ENVIRONMENT_ERROR = "environment_error"
+    """The environment or the scorer failed."""
+    POLICY_ERROR = "policy_error"
+    """The policy failed: an endpoint that does not answer, a model out of memory."""
+    CANCELLED = "cancelled"
+    """Somebody stopped it."""
+
+    @property
+    def scored(self) -> bool:
+        """Whether the reward says something of the policy. Failures are counted apart, never as zeros."""
+        return self in (Outcome.COMPLETED, Outcome.TRUNCATED)
+
+
+class Failure(msgspec.Struct):
+    """Why a rollout ended badly."""
+
+    type: str
+    message: str
+    phase: str
+    """start, policy, environment or score_group."""
+    traceback: str = ""
+
+
+class Turn(msgspec.Struct):
+    observed: list[Message] = []
+    """The messages that were new to the policy."""
+    message: Message | None = None
+    """What it answered; None in a turn that ended before it did."""
+    reward: float = 0.0
+    info: dict[str, Any] = {}
+    finish_reason: str | None = None
+
+
+class Timing(msgspec.Struct):
+    """Seconds per phase."""
+
+    start: float = 0.0
+    policy: float = 0.0
+    environment: float = 0.0
+    close: float = 0.0
+    total: float = 0.0
+
+
+class Trace(msgspec.Struct, kw_only=True):
+    task: Task
+    uid: str
+    occurrence: int = 0
+    """Equal tasks share a uid: which of them this is."""
+    rollout: int = 0
+    """Which of the rollouts of this task."""
+    model: str = ""
+    outcome: Outcome = Outcome.COMPLETED
+    reward: float = 0.0
+    turns: list[Turn] = []
+    final: list[Message] = []
+    """What the environment said last, after the last answer."""
+    answer: str | None = None
+    explanation: str | None = None
+    success: bool | None = None
+    """What the environment says of success, where it says anything."""
+    metrics: dict[str, float] = {}
+    failure: Failure | None = None
+    warnings: list[str] = []
+    usage: Usage = msgspec.field(default_factory=Usage)
+    timing: Timing = msgspec.field(default_factory=Timing)
+    tokens: Tokens | None = None
+    """Present where the policy gives token ids."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.uid, self.occurrence, self.rollout
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole conversation."""
+        conversation: list[Message] = []
+        for turn in self.turns:
+            conversation += turn.observed
+            if turn.message is not None:
+                conversation.append(turn.message)
+        return conversation + self.final
+
+    def passed(self, threshold: float = 1.0) -> bool:
+        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
+        return self.success if self.success is not None else self.reward >= threshold
+
+
+def encode_trace(trace: Trace) -> bytes:
+    """One line of JSON; a task's own fields included, and what JSON cannot hold as its `repr`."""
+    try:
+        return msgspec.json.encode(trace, enc_hook=repr)
+    except UnicodeEncodeError:  # a lone surrogate, which a model can sample
+        return msgspec.json.encode(_speakable(msgspec.to_builtins(trace, enc_hook=repr)))
+
+
+def decode_trace(line: bytes, type_of: Callable[[Task], type[Task]] | None = None) -> Trace:
+    """A trace, with its task as the concrete type that `type_of` (a taskset's) tells."""
+    trace = _decoder.decode(line)
+    if type_of is not None and (concrete := type_of(trace.task)) is not Task:
+        trace.task = msgspec.json.decode(_raw_decoder.decode(line).task, type=concrete)
+    return trace
+
+
+def _speakable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_speakable(key): _speakable(item) for key, item in value.items()}
+    return [_speakable(item) for item in value] if isinstance(value, list) else value
+
+
+class _RawTask(msgspec.Struct):
+    task: msgspec.Raw
+
+
+_decoder = msgspec.json.Decoder(Trace)
+_raw_decoder = msgspec.json.Decoder(_RawTask)
