@@ -92,7 +92,7 @@ def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: 
     if not isinstance(data, Mapping):
         faults.append((path, f"expected keys and values, got {_shown(data)}"))
         return None
-    hints = get_type_hints(struct)
+    hints = get_type_hints(struct, include_extras=True)
     known = {field.name: field for field in msgspec.structs.fields(cast(Any, struct))}
     values: dict[str, Any] = {}
     before = len(faults)

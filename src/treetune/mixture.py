@@ -95,6 +95,8 @@ class _Sources(Taskset[Task, ConfigT]):
 
 
 class Mixture(_Sources[MixtureConfig]):
+    """Several tasksets drawn by weight, without end."""
+
     INFINITE = True
 
     def __init__(self, config: MixtureConfig | None = None) -> None:
@@ -135,6 +137,8 @@ class Mixture(_Sources[MixtureConfig]):
 
 
 class Union(_Sources[UnionConfig]):
+    """Several finite tasksets as one, every task once."""
+
     def __init__(self, config: UnionConfig | None = None) -> None:
         super().__init__(config or UnionConfig())
         self._combine(_built([dict(node) for node in self.config.sources]))

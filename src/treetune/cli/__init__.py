@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     _add_verbs()
     arguments = sys.argv[1:] if arguments is None else arguments
-    warnings.showwarning = show_warning  # type: ignore[assignment]
+    warnings.showwarning = show_warning
     as_json = "--json" in arguments
     try:
         code = app(arguments, standalone_mode=False)

@@ -49,7 +49,7 @@ def eval_command(
     from treetune.evaluate.config import read_evaluation
     from treetune.target import read_target
 
-    overrides = read_overrides(context.args, _OVERRIDABLE)
+    overrides = read_overrides(context, _OVERRIDABLE)
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if target is None:

@@ -78,6 +78,7 @@ def _describe(name: str, json: bool) -> None:
     for heading in ("key", "default", "meaning"):
         table.add_column(heading)
     for key, entry in keys.items():
-        table.add_row(f"--taskset.{key}", Text(str(entry["default"])), Text(entry["about"]))
+        name = "shuffle.seed" if key == "shuffle" else key
+        table.add_row(f"--taskset.{name}", Text(str(entry["default"])), Text(entry["about"]))
     console.print(table)
     return None

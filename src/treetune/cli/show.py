@@ -24,7 +24,7 @@ def show_command(
     from treetune.cli.overrides import read_overrides
     from treetune.target import load_taskset
 
-    taskset = load_taskset(target, read_overrides(context.args, ["taskset"]))
+    taskset = load_taskset(target, read_overrides(context, ["taskset"]))
     render = _renderer(tokenizer) if tokenizer else None
     shown = [_entry(taskset, task, render) for task in taskset.draw(num_tasks)]
     if json:
@@ -36,8 +36,9 @@ def show_command(
     for entry in shown:
         tokens = f"  {entry['prompt_tokens']} tokens" if "prompt_tokens" in entry else ""
         console.print(Text(f"task {entry['idx']}  {entry['data_source']}  {entry['uid'][:12]}{tokens}", style="bold"))
-        for name in ("rendered", "prompt", "env_class", "ground_truth", "gold", "extra_info"):
-            if entry.get(name) not in (None, {}, []) and not (name == "prompt" and "rendered" in entry):
+        hidden = {"idx", "data_source", "uid", "reward_spec", "prompt_tokens", "prompt" if "rendered" in entry else ""}
+        for name in [name for name in entry if name not in hidden]:
+            if entry[name] not in (None, {}, []):
                 console.print(Padding(Text.assemble((f"{name}: ", "dim"), _plain(entry[name])), (0, 0, 0, 2)))
     return None
 

@@ -37,7 +37,7 @@ def validate_command(
     from treetune.requirements import refuse_unservable
     from treetune.target import build_taskset, describe, read_target
 
-    overrides = read_overrides(context.args, ("taskset", "limits"))
+    overrides = read_overrides(context, ("taskset", "limits"))
     if resume and output is None:
         raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
     data = read_target(target, overrides)

@@ -30,10 +30,10 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
         level = self.config.level
         # Hashed, not added: seed 7 at index i + 1 must not be seed 8 at index i.
         key = hashlib.blake2b(f"{self.seed}/{level}/{index}".encode(), digest_size=8).digest()
-        expression = _expression(level, random.Random(int.from_bytes(key, "little")))
+        expression, result = _problem(level, random.Random(int.from_bytes(key, "little")))
         return Task(
             prompt=f"What is {expression}? Answer with just the number.",
-            reward_spec={"ground_truth": str(evaluate(expression))},
+            reward_spec={"ground_truth": str(result)},
             ability="math",
             extra_info={"expression": expression, "level": level},
         )
@@ -56,6 +56,15 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
     def validate(self, task: Task) -> Verdict:
         result = str(evaluate(task.extra_info["expression"]))
         return VALID if result == task.ground_truth else invalid(f"the expression gives {result}")
+
+
+def _problem(level: int, rng: random.Random) -> tuple[str, int]:
+    while True:
+        expression = _expression(level, rng)
+        result = evaluate(expression)
+        # A result that stands in the question would reward repeating the question.
+        if str(abs(result)) not in re.findall(r"\d+", expression):
+            return expression, result
 
 
 def _expression(level: int, rng: random.Random) -> str:

@@ -1,0 +1,150 @@
+"""Mixtures: several tasksets by weight, as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
+from treetune.errors import ConfigError, UsageError
+from treetune.interleave import Interleave
+from treetune.taskset import ShuffleConfig
+
+weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
+
+
+class Letters(Taskset):
+    def __init__(self, letters: str, seed: int | None = None, name: str = "letters"):
+        super().__init__(TasksetConfig(shuffle=None if seed is None else ShuffleConfig(seed=seed)))
+        self.letters, self.name = letters, name
+
+    def load_tasks(self):
+        return [Task(prompt=letter) for letter in self.letters]
+
+    def reward(self, task, answer):
+        return len(self.letters)
+
+
+class Numbers(Taskset):
+    INFINITE = True
+
+    def __init__(self):
+        super().__init__()
+        self.built = 0
+
+    def load_tasks(self):
+        number = 0
+        while True:
+            self.built += 1
+            yield Task(prompt=str(number))
+            number += 1
+
+
+@given(weights, st.none() | st.integers(), st.integers(0, 10**12))
+def test_any_index_is_reached_directly_as_by_counting(parts, seed, start):
+    walked, jumped = Interleave(parts, seed), Interleave(parts, seed)
+    draws = [walked.at(index) for index in range(start, start + 30)]
+    assert [jumped.at(index) for index in reversed(range(start, start + 30))] == draws[::-1]
+
+
+@given(weights, st.none() | st.integers())
+def test_each_stream_is_drawn_in_order_without_a_gap(parts, seed):
+    mix = Interleave(parts, seed)
+    drawn: Counter[int] = Counter()
+    for index in range(400):
+        stream, within = mix.at(index)
+        assert within == drawn[stream]
+        drawn[stream] += 1
+
+
+@given(weights, st.none() | st.integers())
+def test_shares_converge_to_the_weights(parts, seed):
+    mix = Interleave(parts, seed)
+    drawn = Counter(mix.at(index)[0] for index in range(2000))
+    for stream, weight in enumerate(parts):
+        # Evenly spread: never more than a handful of draws away from the exact share.
+        assert abs(drawn[stream] - 2000 * weight / sum(parts)) < 8
+
+
+def test_seeds_change_the_interleaving():
+    assert [Interleave([1, 2], 7).at(i) for i in range(50)] != [Interleave([1, 2], 8).at(i) for i in range(50)]
+
+
+@pytest.mark.parametrize("bad", [[], [0], [1, -1], [float("nan")], [float("inf")], [1, 1e-15]])
+def test_impossible_weights_are_refused(bad):
+    with pytest.raises(UsageError):
+        Interleave(bad)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([None, 0, 7]))
+def test_resuming_at_any_index_equals_never_having_stopped(start, seed):
+    def mixture():
+        return Mixture.of([Letters("abcde", seed), Letters("XYZ", seed)], [2, 1])
+
+    unbroken = mixture()
+    expected = [unbroken.at(index) for index in range(start, start + 20)]
+    for stop in (1, 7, 19):
+        resumed = mixture()
+        assert [resumed.at(index) for index in range(start + stop, start + 20)] == expected[stop:]
+
+
+@given(st.sampled_from([None, 0, 7, 8]))
+def test_every_task_of_a_finite_source_appears_once_per_pass(seed):
+    mixture = Mixture.of([Letters("abcdefg", seed), Letters("XYZ", seed)], [1, 2])
+    drawn = [mixture.at(index).prompt for index in range(300)]
+    for letters in ("abcdefg", "XYZ"):
+        own = [prompt for prompt in drawn if prompt in letters]
+        passes = [own[start : start + len(letters)] for start in range(0, len(own), len(letters))]
+        for one_pass in passes[:-1]:
+            assert sorted(one_pass) == sorted(letters)
+        if seed is not None:
+            assert len({tuple(one_pass) for one_pass in passes[:-1]}) > 1
+
+
+def test_an_infinite_source_is_drawn_lazily():
+    numbers = Numbers()
+    mixture = Mixture.of([numbers, Letters("abc")], [1, 1])
+    prompts = [task.prompt for task in mixture.draw(20)]
+    own = [prompt for prompt in prompts if prompt.isdigit()]
+    assert own == [str(number) for number in range(len(own))]
+    assert numbers.built == len(own)
+
+
+def test_a_task_is_scored_by_the_source_it_came_from_also_when_nested():
+    inner = Mixture.of([Letters("ab"), Letters("vwxyz")], [1, 1])
+    outer = Mixture.of([inner, Letters("QRS")], [2, 1])
+    for index in range(60):
+        task = outer.at(index)
+        assert outer[task.idx] == task
+        assert outer.reward(task, "") == {"a": 2, "b": 2, **dict.fromkeys("vwxyz", 5)}.get(task.prompt, 3)
+
+
+def test_a_union_has_every_task_once():
+    union = Union.of([Letters("abc"), Letters("XY")])
+    assert [task.prompt for task in union.select_tasks()] == list("abcXY")
+    assert [task.idx for task in union.select_tasks()] == [0, 1, 2, 3, 4]
+    assert union.reward(union[4], "") == 2
+    with pytest.raises(UsageError, match="never ends"):
+        Union.of([Numbers()])
+
+
+def test_a_mixture_is_declared_in_config():
+    mixture = build_taskset(
+        {
+            "id": "mixture",
+            "shuffle": {"seed": 3},
+            "sources": [{"id": "arithmetic", "level": 2, "weight": 3}, {"id": "reverse-text"}],
+        }
+    )
+    sources = Counter(task.data_source for task in mixture.draw(400))
+    assert abs(sources["arithmetic"] - 300) < 6
+    assert mixture.sources[1].order_seed == 3
+
+
+def test_faults_in_sources_are_reported_together_with_their_paths():
+    with pytest.raises(ConfigError) as caught:
+        build_taskset({"id": "mixture", "sources": [{"id": "arithmetic", "levl": 2}, {"id": "arithmetic", "level": "x"}]})
+    assert [path for path, _ in caught.value.faults] == ["taskset.sources[0].levl", "taskset.sources[1].level"]

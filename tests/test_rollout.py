@@ -1,0 +1,224 @@
+"""Rollouts: every ending has a name, its cause is kept, and close always runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from treetune import Completion, Environment, Limits, Outcome, Score, Step, Task, Taskset, run_rollout
+from treetune.policies import load_policy
+from treetune.policy import Usage
+from treetune.rollout import Rollout, score_together
+from treetune.trace import decode_trace, encode_trace
+
+
+class Script:
+    name = "script"
+
+    def __init__(self, *answers, **fields):
+        self.answers, self.fields = answers, fields
+
+    async def complete(self, request):
+        answer = self.answers[request.turn % len(self.answers)]
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, float):
+            await asyncio.sleep(answer)
+            answer = ""
+        return answer if isinstance(answer, Completion) else Completion(text=answer, **self.fields)
+
+    async def close(self):
+        pass
+
+
+class Talk(Environment):
+    """Each word does something."""
+
+    closed = 0
+    threads: set[str] = set()
+
+    def start(self):
+        return "begin"
+
+    def step(self, action):
+        self.threads.add(threading.current_thread().name)
+        match action.text.split():
+            case ["end", reward]:
+                return Step("bye", reward=float(reward), done=True, info={"answer": reward, "success": True})
+            case ["fail"]:
+                raise RuntimeError("the environment broke")
+            case ["stop"]:
+                raise StopIteration("early")
+            case ["sleep"]:
+                time.sleep(0.5)
+            case ["limit"]:
+                return Step(done=True, truncated=True)
+            case ["nonsense"]:
+                return "not a step"
+        return Step("go on", reward=0.25, info={"metrics": {"turns": 1}})
+
+    def close(self):
+        type(self).closed += 1
+
+
+class Talks(Taskset):
+    def load_tasks(self):
+        return [Task(prompt="p")]
+
+    def environment(self, task):
+        return Talk(task)
+
+
+class Single(Taskset):
+    def load_tasks(self):
+        return [Task(prompt="p", reward_spec={"ground_truth": "yes"})]
+
+    async def reward(self, task, answer):
+        return Score(float(answer == "yes"), answer=answer, explanation="compared", metrics={"length": len(answer)})
+
+
+def run(policy, taskset=None, **limits):
+    taskset = taskset or Talks()
+    return asyncio.run(run_rollout(taskset, taskset[0], policy, limits=Limits(**limits)))
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    Talk.closed, Talk.threads = 0, set()
+
+
+@pytest.mark.parametrize(
+    ("answers", "limits", "outcome", "cause"),
+    [
+        (["end 1"], {}, Outcome.COMPLETED, None),
+        (["limit"], {}, Outcome.TRUNCATED, None),
+        (["talk"], {"max_turns": 3}, Outcome.TRUNCATED, None),
+        (["fail"], {}, Outcome.ENVIRONMENT_ERROR, "the environment broke"),
+        (["stop"], {}, Outcome.ENVIRONMENT_ERROR, "early"),
+        (["nonsense"], {}, Outcome.ENVIRONMENT_ERROR, "return a Step"),
+        (["end nan"], {}, Outcome.ENVIRONMENT_ERROR, "finite"),
+        ([RuntimeError("no model")], {}, Outcome.POLICY_ERROR, "no model"),
+        ([TimeoutError("its own")], {"timeout": 30}, Outcome.POLICY_ERROR, "its own"),
+        ([30.0], {"timeout": 0.1}, Outcome.TIMEOUT, "0.1 seconds"),
+        (["sleep"], {"timeout": 0.1}, Outcome.TIMEOUT, "0.1 seconds"),
+    ],
+)
+def test_each_ending_is_named_and_its_cause_kept(answers, limits, outcome, cause):
+    trace = run(Script(*answers), **limits)
+    assert trace.outcome is outcome
+    assert (trace.failure is None) if cause is None else (cause in trace.failure.message)
+    assert Talk.closed == 1
+
+
+def test_a_cancelled_rollout_closes_and_keeps_what_it_had():
+    async def cancel():
+        taskset = Talks()
+        rollout = Rollout(taskset, taskset[0], Script("talk", 30.0))
+        task = asyncio.create_task(rollout.run())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return rollout.trace
+
+    trace = asyncio.run(cancel())
+    assert trace.outcome is Outcome.CANCELLED
+    assert trace.turns[0].message["content"] == "talk"
+    assert Talk.closed == 1
+
+
+def test_a_trace_records_turns_rewards_metrics_and_the_conversation():
+    trace = run(Script("talk", "talk", "end 0.5"))
+    assert [turn.reward for turn in trace.turns] == [0.25, 0.25, 0.5]
+    assert trace.reward == 1.0
+    assert (trace.answer, trace.success, trace.metrics) == ("0.5", True, {"turns": 1.0})
+    assert [message["content"] for message in trace.messages] == [
+        "begin", "talk", "go on", "talk", "go on", "end 0.5", "bye",
+    ]  # fmt: skip
+    assert trace.timing.total >= trace.timing.policy
+
+
+def test_a_synchronous_environment_never_blocks_the_loop():
+    async def beat_while_sleeping():
+        taskset, beats = Talks(), 0
+        rollout = asyncio.create_task(run_rollout(taskset, taskset[0], Script("sleep", "end 1")))
+        while not rollout.done():
+            await asyncio.sleep(0.01)
+            beats += 1
+        return beats
+
+    assert asyncio.run(beat_while_sleeping()) > 15
+    assert "MainThread" not in Talk.threads
+
+
+def test_one_answer_needs_no_environment():
+    trace = run(Script("yes"), Single())
+    assert (trace.reward, trace.answer, trace.explanation, trace.metrics) == (1.0, "yes", "compared", {"length": 3.0})
+    assert run(Script("no"), Single()).reward == 0.0
+
+
+def test_an_answer_cut_off_is_scored_but_marked():
+    trace = run(Script("yes", finish_reason="length"), Single())
+    assert (trace.outcome, trace.reward) == (Outcome.TRUNCATED, 1.0)
+
+
+def test_a_taskset_that_cannot_score_says_so():
+    class Mute(Taskset):
+        def load_tasks(self):
+            return [Task(prompt="p")]
+
+    trace = run(Script("x"), Mute())
+    assert trace.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "write reward" in trace.failure.message
+
+
+def test_token_ids_are_kept_as_sampled_over_several_turns():
+    turns = [
+        Completion(text="talk", prompt_ids=[1, 2], completion_ids=[3], logprobs=[-0.5], usage=Usage(2, 1)),
+        Completion(text="talk", prompt_ids=[1, 2, 3, 9], completion_ids=[4, 5], logprobs=[-1, -2], usage=Usage(4, 2)),
+        Completion(text="end 1", prompt_ids=[1, 8, 9], completion_ids=[6], logprobs=[-3], usage=Usage(3, 1)),
+    ]
+    trace = run(Script(*turns))
+    first, second = trace.tokens.sequences
+    assert (first.ids, first.mask) == ([1, 2, 3, 9, 4, 5], [0, 0, 1, 0, 1, 1])
+    assert first.logprobs == [0.0, 0.0, -0.5, 0.0, -1, -2]
+    assert (second.ids, second.mask, second.breaks_history) == ([1, 8, 9, 6], [0, 0, 0, 1], True)
+    assert (trace.usage.prompt_tokens, trace.usage.completion_tokens) == (9, 4)
+
+
+def test_a_trace_survives_the_disk():
+    trace = run(Script("talk", "end 1"))
+    assert decode_trace(encode_trace(trace)) == trace
+
+
+def test_what_json_cannot_hold_does_not_lose_a_trace():
+    trace = run(Script("talk \ud800", "end 1"))
+    trace.turns[0].info = {"object": {1, 2}, "thing": Talk}
+    assert decode_trace(encode_trace(trace)).reward == trace.reward
+
+
+def test_a_group_is_scored_together():
+    class Ranked(Single):
+        def score_group(self, task, traces):
+            best = max(len(trace.answer) for trace in traces)
+            return [float(len(trace.answer) == best) for trace in traces]
+
+    taskset = Ranked()
+    traces = [run(Script(answer), taskset) for answer in ("a", "abc", "ab")]
+    asyncio.run(score_together(taskset, taskset[0], traces))
+    assert [trace.reward for trace in traces] == [0.0, 1.0, 0.0]
+
+
+def test_alphabet_sort_rewards_each_turn():
+    from treetune import load_taskset
+
+    taskset = load_taskset("alphabet-sort")
+    gold = asyncio.run(run_rollout(taskset, taskset[0], load_policy("scripted:gold", taskset)))
+    assert gold.reward == pytest.approx(1.0)
+    assert len(gold.turns) == 3
+    right, *_ = taskset.gold(taskset[0])
+    half = asyncio.run(run_rollout(taskset, taskset[0], Script(right, "nothing", "nothing")))
+    assert half.reward == pytest.approx(1 / 3)

@@ -1,0 +1,185 @@
+"""Tasksets: lazy, counted, ordered, refused where they cannot be drawn."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from treetune import ShuffleConfig, Task, Taskset, TasksetConfig, load_taskset
+from treetune.errors import EmptyTasksetError, InfiniteTasksetError, TasksetError, UsageError
+from treetune.fingerprint import taskset_fingerprint
+
+SHUFFLED = TasksetConfig(shuffle=ShuffleConfig(seed=7))
+
+
+class Counted(Taskset):
+    built = 0
+    size = 1000
+
+    def load_tasks(self):
+        for number in range(self.size):
+            type(self).built += 1
+            yield Task(prompt=str(number))
+
+
+class Endless(Taskset):
+    INFINITE = True
+
+    def load_tasks(self):
+        number = 0
+        while True:
+            yield Task(prompt=f"{number}")
+            number += 1
+
+
+class Seeded(Endless):
+    def load_tasks(self):
+        return (Task(prompt=f"{self.seed}:{number}") for number in range(10**9))
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    Counted.built = 0
+
+
+def test_an_unshuffled_draw_builds_what_it_takes_and_no_more():
+    tasks = Counted().select_tasks(5)
+    assert [task.prompt for task in tasks] == ["0", "1", "2", "3", "4"]
+    assert Counted.built == 5
+
+
+def test_a_finite_generator_has_a_real_count():
+    assert Counted().count() == 1000
+
+
+def test_a_draw_never_wraps():
+    class Three(Counted):
+        size = 3
+
+    assert len(Three().select_tasks(10)) == 3
+    assert sorted(task.prompt for task in Three(SHUFFLED).select_tasks(10)) == ["0", "1", "2"]
+
+
+def test_a_shuffled_draw_is_the_first_epoch_of_the_endless_order():
+    taskset = Counted(SHUFFLED)
+    drawn = taskset.select_tasks(50)
+    assert drawn == [taskset.at(index) for index in range(50)]
+    assert [task.idx for task in drawn] != list(range(50))
+    assert sorted(task.idx for task in taskset.select_tasks()) == list(range(1000))
+
+
+def test_a_task_knows_its_place():
+    taskset = Counted(SHUFFLED)
+    assert all(taskset[task.idx] == task for task in taskset.draw(20))
+
+
+def test_infinite_without_a_cap_is_refused_by_naming_the_flag():
+    with pytest.raises(InfiniteTasksetError, match="--num-tasks"):
+        Endless().select_tasks()
+
+
+def test_an_infinite_generator_can_be_read_at_any_index():
+    taskset = Endless()
+    assert [taskset.at(index).prompt for index in (3, 4, 10, 2, 0)] == ["3", "4", "10", "2", "0"]
+
+
+def test_shuffle_seed_seeds_the_generation_of_an_infinite_taskset():
+    assert Seeded(SHUFFLED).select_tasks(1)[0].prompt == "7:0"
+    assert load_taskset("arithmetic", {"taskset.seed": "5"}).seed == 5
+    assert load_taskset("arithmetic", {"taskset.seed": "5", "taskset.shuffle.seed": "6"}).seed == 6
+
+
+def test_it_warns_only_where_no_seed_is_read():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Seeded(SHUFFLED).select_tasks(1)
+        load_taskset("arithmetic", {"taskset.shuffle.seed": "6"}).select_tasks(1)
+        Endless().select_tasks(1)
+        Counted(SHUFFLED).select_tasks(1)
+    with pytest.warns(UserWarning, match="reads no seed"):
+        Endless(SHUFFLED).select_tasks(1)
+
+
+def helper(config):
+    return config.shuffle.seed
+
+
+def test_a_seed_read_in_a_function_of_the_module_counts():
+    class Indirect(Endless):
+        def load_tasks(self):
+            yield Task(prompt=str(helper(self.config)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Indirect(SHUFFLED).select_tasks(1)
+
+
+def test_an_empty_taskset_is_a_clear_error():
+    class Empty(Counted):
+        size = 0
+
+    for draw in (lambda: Empty().select_tasks(), lambda: Empty(SHUFFLED).select_tasks(3), lambda: Empty().at(0)):
+        with pytest.raises(EmptyTasksetError, match="Empty has no tasks"):
+            draw()
+
+
+def test_less_than_one_task_is_wrong_usage():
+    with pytest.raises(UsageError):
+        Counted().select_tasks(0)
+
+
+def test_random_access_needs_a_length_or_infinity():
+    class Indexed(Taskset):
+        def task_at(self, index):
+            return Task(prompt=str(index))
+
+    with pytest.raises(TasksetError, match=r"count\(\)"):
+        Indexed()
+
+    class Sized(Indexed):
+        def count(self):
+            return 100_000_000
+
+    tasks = Sized(SHUFFLED).select_tasks(3)
+    assert len({task.idx for task in tasks}) == 3
+
+
+def test_a_taskset_that_says_infinite_and_ends_is_told():
+    class Liar(Endless):
+        def load_tasks(self):
+            return [Task(prompt="only")]
+
+    with pytest.raises(TasksetError, match="ended after 1"):
+        Liar().at(5)
+
+
+def test_an_undeclared_task_type_is_told_how_to_declare_it():
+    class Special(Task, frozen=True):
+        pass
+
+    class Undeclared(Taskset):
+        def load_tasks(self):
+            return [Special(prompt="x")]
+
+    with pytest.raises(TasksetError, match="declare"):
+        Undeclared().select_tasks()
+
+
+def test_the_fingerprint_says_what_changed():
+    before = taskset_fingerprint(load_taskset("arithmetic"))
+    after = taskset_fingerprint(load_taskset("arithmetic", {"taskset.level": "3"}))
+    assert before.digest != after.digest
+    assert before.differences(after) == ["level: 1 -> 3"]
+    assert before.differences(taskset_fingerprint(load_taskset("arithmetic"))) == []
+    assert "Arithmetic -> ReverseText" in before.differences(taskset_fingerprint(load_taskset("reverse-text")))[0]
+
+
+@pytest.mark.parametrize("seed", [0, 7, -3])
+def test_arithmetic_streams_of_nearby_seeds_share_nothing_systematic(seed):
+    def prompts(seed, level=5):
+        taskset = load_taskset("arithmetic", {"taskset.seed": str(seed), "taskset.level": str(level)})
+        return [task.prompt for task in taskset.select_tasks(200)]
+
+    assert len(set(prompts(seed)) & set(prompts(seed + 1))) <= 2
+    assert prompts(seed) == prompts(seed)
