@@ -57,7 +57,10 @@ def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gsm8k")
     for split, count in {"train": 200, "test": 50}.items():
         rows = [
-            {"question": f"Ann has {n} pears and buys {n + 2} more. How many?", "answer": f"{n}+{n + 2}\n#### {2 * n + 2}"}
+            {
+                "question": f"Ann has {n} pears and buys {n + 2} more. How many?",
+                "answer": f"{n}+{n + 2}\n#### {2 * n + 2}",
+            }
             for n in range(count)
         ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -146,5 +146,7 @@ def test_a_mixture_is_declared_in_config():
 
 def test_faults_in_sources_are_reported_together_with_their_paths():
     with pytest.raises(ConfigError) as caught:
-        build_taskset({"id": "mixture", "sources": [{"id": "arithmetic", "levl": 2}, {"id": "arithmetic", "level": "x"}]})
+        build_taskset(
+            {"id": "mixture", "sources": [{"id": "arithmetic", "levl": 2}, {"id": "arithmetic", "level": "x"}]}
+        )
     assert [path for path, _ in caught.value.faults] == ["taskset.sources[0].levl", "taskset.sources[1].level"]

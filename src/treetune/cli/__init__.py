@@ -10,7 +10,7 @@ import warnings
 
 import typer
 
-from treetune.cli.output import error_text, report_error, show_warning
+from treetune.cli.output import CommandLineError, error_text, report_error, show_warning
 from treetune.errors import TreetuneError
 
 app = typer.Typer(
@@ -40,22 +40,18 @@ def _add_verbs() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The console entry point."""
-    import click
-
     _add_verbs()
     arguments = sys.argv[1:] if arguments is None else arguments
     warnings.showwarning = show_warning
     as_json = "--json" in arguments
     try:
-        code = app(arguments, standalone_mode=False)
-    except click.exceptions.Abort:
+        code = app(arguments, prog_name="treetune", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except click.ClickException as error:
+    except CommandLineError as error:
         code = report_error(error_text(error), None, 2, as_json)
     except TreetuneError as error:
         code = report_error(error.message, error.remedy, error.exit_code, as_json)
-    except KeyboardInterrupt:
-        code = 130
     except BrokenPipeError:
         # The reader went away (`| head`): no fault of ours, and nothing more to say to it.
         sys.stderr.close()

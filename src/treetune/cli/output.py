@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 if TYPE_CHECKING:
-    import click
     from rich.console import Console
+
+# Newer releases of typer carry their own click, older ones use the installed one: this is the base in either.
+CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 def print_json(value: Any) -> None:
@@ -34,13 +38,10 @@ def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> 
     return code
 
 
-def error_text(error: click.ClickException) -> str:
-    import click
-
-    text = error.format_message()
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        text += f" (see `{error.ctx.command_path} --help`)"
-    return text
+def error_text(error: Any) -> str:
+    """What typer found wrong, and where to read more."""
+    context = getattr(error, "ctx", None)
+    return str(error.format_message()) + (f" (see `{context.command_path} --help`)" if context is not None else "")
 
 
 def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:

@@ -44,6 +44,7 @@ class LiveDisplay:
 
     def __init__(self, console: Console, evaluation: Evaluation, total: int | None, done: int) -> None:
         self._latest: deque[Text] = deque(maxlen=_LATEST)
+        self._total = total
         self._progress = Progress(
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -65,7 +66,9 @@ class LiveDisplay:
 
     def on_trace(self, trace: Trace, tally: Tally) -> None:
         self._latest.append(rollout_line(trace))
-        self._progress.update(self._bar, completed=tally.rollouts, state=state_line(tally))
+        self._progress.update(
+            self._bar, completed=tally.rollouts, total=tally.expected or self._total, state=state_line(tally)
+        )
 
     def _render(self) -> Group:
         return Group(self._overview, self._progress, *self._latest)
@@ -92,7 +95,7 @@ class PlainDisplay:
             self._line(rollout_line(trace).plain)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PLAIN_SECONDS
-            self._line(f"{tally.rollouts}/{self._total or '?'} {state_line(tally)}")
+            self._line(f"{tally.rollouts}/{tally.expected or self._total or '?'} {state_line(tally)}")
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

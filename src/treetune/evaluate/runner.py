@@ -96,19 +96,22 @@ class Runner:
 
     async def _produce(self, jobs: asyncio.Queue[Job | None]) -> None:
         unseen = set(self._done)
+        tasks = 0
         async for task, occurrence in drawn(self._taskset, self._config.num_tasks):
             keys = [(task.uid, occurrence, number) for number in range(self._config.num_rollouts)]
             unseen.difference_update(keys)
+            tasks += 1
             missing = [key[2] for key in keys if key not in self._done]
             if missing and self._taskset.scores_group_of(task):
                 await jobs.put(Job(task, occurrence, missing, grouped=True))
             else:
                 for number in missing:
                     await jobs.put(Job(task, occurrence, [number], grouped=False))
-        for _ in range(self._config.max_concurrent):
-            await jobs.put(None)
         if unseen:
             self._forget(unseen)
+        self.tally.expected = tasks * self._config.num_rollouts
+        for _ in range(self._config.max_concurrent):
+            await jobs.put(None)
 
     async def _work(self, jobs: asyncio.Queue[Job | None]) -> None:
         while (job := await jobs.get()) is not None:

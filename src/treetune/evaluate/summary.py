@@ -56,6 +56,8 @@ class Tally:
         self._reward_sum = 0.0
         self.rollouts = 0
         self.scored = 0
+        self.expected: int | None = None
+        """How many rollouts there will be, once that is known."""
 
     def add(self, trace: Trace) -> None:
         task = (trace.uid, trace.occurrence)

@@ -4,16 +4,7 @@ from collections.abc import Iterator
 
 from treetune import Task, Taskset
 
-TEXTS = (
-    "stone soup",
-    "early bird",
-    "open door",
-    "silver lining",
-    "paper moon",
-    "blue hour",
-    "long way home",
-    "salt and sun",
-)
+TEXTS = "stone soup,early bird,open door,silver lining,paper moon,blue hour,long way home,salt and sun".split(",")
 
 
 class ReverseText(Taskset):

@@ -1,0 +1,178 @@
+"""The other verbs, and what stays light."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "datasets", "ray", "pyarrow", "pandas")
+
+
+@pytest.mark.parametrize(
+    "code", ["import treetune", "from treetune.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"]
+)
+def test_imports_stay_light(code):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print('LOADED', *sys.modules)"], capture_output=True, text=True
+    )
+    loaded = done.stdout.rpartition("LOADED")[2].split()
+    assert "treetune" in loaded
+    assert not [name for name in HEAVY if name in loaded]
+
+
+def test_every_verb_has_help_worth_reading(treetune):
+    verbs = ("list", "show", "validate", "eval", "rescore", "init", "demo")
+    overview = treetune("--help")
+    assert overview.code == 0
+    for verb in verbs:
+        assert verb in overview.out
+        page = treetune(verb, "--help")
+        assert page.code == 0
+        assert len(page.out.splitlines()) > 8
+
+
+def test_list_shows_what_is_installed_and_a_tasksets_keys(treetune):
+    found = treetune("list", "--json").json
+    assert {"arithmetic", "reverse-text", "alphabet-sort", "reasoning-gym", "mixture"} <= set(found["tasksets"])
+    keys = treetune("list", "arithmetic", "--json").json
+    assert keys["config"]["level"]["default"] == 1
+    assert "parentheses" in keys["config"]["level"]["about"]
+    assert keys["flags"]["INFINITE"] is True
+    assert "did you mean" in treetune("list", "arithmetics").err
+
+
+def test_show_shows_tasks(treetune):
+    shown = treetune("show", "reverse-text", "-n", 2, "--json").json["tasks"]
+    assert shown[0]["gold"] == shown[0]["ground_truth"] == "puos enots"
+    text = treetune("show", "reverse-text", "-n", 1).out
+    assert "stone soup" in text
+    assert "puos enots" in text
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m treetune show arithmetic -n 5000 | head -1", shell=True, capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr
+
+
+TASKSET = """
+from treetune import Task, Taskset, invalid, VALID
+class Checked(Taskset):
+    def load_tasks(self): return [Task(prompt=str(n), reward_spec={{"ground_truth": str(n)}}) for n in range(10)]
+    def reward(self, task, answer): return float(answer == task.ground_truth)
+    {methods}
+"""
+
+
+@pytest.mark.parametrize(
+    ("methods", "code", "counts", "rules"),
+    [
+        ("", 0, (0, 0, 10), []),
+        ("def gold(self, task): return task.ground_truth", 0, (10, 0, 0), []),
+        ("def gold(self, task): return '3'", 1, (1, 9, 0), ["gold-not-rewarded"]),
+        ("def gold(self, task): return task.ground_truth if task.idx < 4 else None", 0, (4, 0, 6), []),
+        ("def validate(self, task): return invalid('odd') if task.idx % 2 else VALID", 1, (5, 5, 0), ["invalid-task"]),
+        ("async def validate(self, task): return 1 / task.idx > 0", 1, (9, 1, 0), ["validate-failed"]),
+        ("def gold(self, task): return []", 1, (0, 10, 0), ["gold-failed"]),
+    ],
+)
+def test_validate_tells_valid_invalid_and_unchecked_apart(treetune, tmp_path, methods, code, counts, rules):
+    (tmp_path / "checked.py").write_text(TASKSET.format(methods=methods))
+    result = treetune("validate", "checked.py:Checked", "--json", "-o", "out")
+    found = result.json
+    assert result.code == code
+    assert (found["valid"], found["invalid"], found["unchecked"]) == counts
+    assert [finding["rule"] for finding in found["findings"]] == rules
+    results = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert len(results) == 10
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["invalid"] == counts[1]
+
+
+def test_validate_can_be_resumed(treetune, tmp_path):
+    (tmp_path / "checked.py").write_text(
+        TASKSET.format(methods="def validate(self, task): open('calls', 'a').write(f'{task.idx} '); return True")
+    )
+    treetune("validate", "checked.py:Checked", "-o", "out")
+    results = tmp_path / "out" / "results.jsonl"
+    results.write_bytes(b"".join(results.read_bytes().splitlines(keepends=True)[:7]) + b'{"cut')
+    (tmp_path / "calls").unlink()
+    again = treetune("validate", "checked.py:Checked", "-o", "out", "--resume", "--json").json
+    assert again["valid"] == 10
+    assert len((tmp_path / "calls").read_text().split()) == 3
+
+
+@pytest.mark.parametrize("taskset", ["arithmetic", "reverse-text", "alphabet-sort", "reasoning-gym"])
+def test_the_built_in_tasksets_are_valid(treetune, taskset):
+    pytest.importorskip("reasoning_gym") if taskset == "reasoning-gym" else None
+    found = treetune("validate", taskset, "-n", 30, "--json").json
+    assert found["valid"] == found["tasks"] >= 8
+
+
+@pytest.mark.parametrize("level", range(1, 6))
+def test_every_level_of_arithmetic_is_valid(treetune, level):
+    found = treetune("validate", "arithmetic", "-n", 200, "--taskset.level", level, "--json").json
+    assert found["valid"] == 200
+
+
+def test_rescore_uses_the_scorer_as_it_is_now(treetune, tmp_path):
+    source = "from treetune import Task, Taskset, Step, Environment\n" \
+        "class Env(Environment):\n    turn = 0\n    def step(self, action):\n        self.turn += 1\n" \
+        "        return Step('more', reward={reward} * (action.text == 'go on'), done=self.turn == 2)\n" \
+        "class Set(Taskset):\n    def load_tasks(self): return [Task(prompt=str(n)) for n in range(4)]\n" \
+        "    def environment(self, task): return Env(task)\n" \
+        "    def gold(self, task): return ['go on', 'go on']\n"  # fmt: skip
+    (tmp_path / "set.py").write_text(source.format(reward=0.5))
+    assert treetune("eval", "set.py:Set", "-m", "scripted:gold", "-o", "run", "--json").json["mean_reward"] == 1.0
+    before = (tmp_path / "run" / "traces.jsonl").read_bytes()
+    (tmp_path / "set.py").write_text(source.format(reward=0.25))
+    result = treetune("rescore", "run", "--json").json
+    assert (result["before"]["mean_reward"], result["after"]["mean_reward"]) == (1.0, 0.5)
+    assert (result["changed"], result["diverged"]) == (4, 0)
+    assert (tmp_path / "run" / "traces.jsonl").read_bytes() == before
+    (tmp_path / "set.py").write_text(source.format(reward=0.25).replace("'more'", "'other'"))
+    assert treetune("rescore", "run", "--json").json["diverged"] == 4
+
+
+def test_rescore_of_no_run_says_so(treetune, tmp_path):
+    result = treetune("rescore", tmp_path)
+    assert result.code == 2
+    assert "holds no run" in result.err
+
+
+def test_init_scaffolds_a_taskset_whose_test_passes(treetune, tmp_path):
+    assert treetune("init", "colour-names").code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "colour_names", "-p", "no:cacheprovider"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "2 passed" in done.stdout
+    assert treetune("eval", "colour_names/eval.yaml", "--json").json["mean_reward"] == 1.0
+    assert treetune("validate", "colour_names/colour_names.py:ColourNames", "--json").json["valid"] == 20
+    assert treetune("init", "colour-names").code == 2
+    assert treetune("init", "123").code == 2
+
+
+def test_the_demo_shows_a_task_from_declaration_to_traces(treetune, tmp_path):
+    result = treetune("demo")
+    assert result.code == 0
+    assert re.search(r"scripted:gold +mean reward 1\.000", result.out)
+    assert re.search(r"scripted:echo +mean reward 0\.000", result.out)
+    for line in re.findall(r"   (treetune (?:show|eval) .*)", result.out):
+        assert treetune(*line.split("treetune ")[-1].split()).code == 0
+    for name in ("config.yaml", "traces.jsonl", "summary.json"):
+        assert (tmp_path / "treetune-demo" / "runs" / "scripted-gold" / name).exists()
+
+
+def test_changing_the_demos_task_changes_its_result(treetune, tmp_path):
+    assert treetune("demo", "--json").json["runs"]["scripted:gold"]["mean_reward"] == 1.0
+    file = tmp_path / "treetune-demo" / "count_letters.py"
+    file.write_text(file.read_text().replace("str(word.count(letter))", "str(word.count(letter))[::-1] + '!'"))
+    file.write_text(
+        file.read_text().replace("float(found == task.ground_truth)", "0.25 * (found == task.ground_truth)")
+    )
+    assert treetune("demo", "--json").json["runs"]["scripted:gold"]["mean_reward"] == 0.25

@@ -1,0 +1,79 @@
+"""Configs: YAML and overrides become typed, and every fault is named with its path."""
+
+from __future__ import annotations
+
+import pytest
+
+from treetune import Sampling, TasksetConfig
+from treetune.config import convert, field_docs, load_yaml, to_plain, with_overrides
+from treetune.errors import ConfigError
+from treetune.evaluate.config import EvalConfig, read_evaluation
+
+
+def test_overrides_lie_over_yaml_and_interpolations_see_them(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("size: 1\nnested: {half: '${size}', other: 1e-3}\n")
+    data = with_overrides(load_yaml(file), {"size": "4", "nested.new.key": "[1, 2]"})
+    assert data == {"size": 4, "nested": {"half": 4, "other": 0.001, "new": {"key": [1, 2]}}}
+
+
+def test_all_faults_are_reported_at_once_with_their_paths():
+    with pytest.raises(ConfigError) as caught:
+        read_evaluation(
+            {
+                "taskset": {"id": "arithmetic", "levl": 2, "shuffle": {"seeed": 1}},
+                "model": 7,
+                "num_tasks": 0,
+                "sampling": {"temperature": "hot", "stop": "x"},
+                "num_rolouts": 2,
+            }
+        )
+    faults = dict(caught.value.faults)
+    assert set(faults) == {
+        "taskset.levl", "taskset.shuffle.seeed", "model", "num_tasks", "sampling.temperature", "sampling.stop",
+        "num_rolouts",
+    }  # fmt: skip
+    assert "did you mean 'level'" in faults["taskset.levl"]
+    assert "did you mean 'num_rollouts'" in faults["num_rolouts"]
+
+
+def test_a_number_given_for_text_on_the_command_line_is_text():
+    overrides = {"taskset.id": "arithmetic", "model": "7"}
+    data = with_overrides({"num_tasks": 1}, overrides)
+    assert read_evaluation(data, overrides).config.model == "7"
+
+
+def test_missing_keys_are_named():
+    with pytest.raises(ConfigError, match="model: is required"):
+        convert({"taskset": {}}, EvalConfig)
+
+
+@pytest.mark.parametrize("content", ["a: [", "- 1\n- 2", "\x00", "a: ${nowhere}"])
+def test_a_file_that_is_no_config_is_a_clear_error(tmp_path, content):
+    file = tmp_path / "c.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"c\.yaml"):
+        with_overrides(load_yaml(file), {}, source=str(file))
+
+
+def test_a_typed_config_returns_to_what_it_was():
+    sampling = Sampling(temperature=0.5, stop=["a"])
+    assert convert(to_plain(sampling), Sampling) == sampling
+
+
+@pytest.mark.parametrize("config", [EvalConfig, Sampling, TasksetConfig])
+def test_every_config_field_says_what_it_means(config):
+    assert set(field_docs(config)) == set(config.__struct_fields__)
+
+
+def test_the_resolved_config_builds_the_same_evaluation():
+    evaluation = read_evaluation(
+        {"taskset": {"id": "arithmetic", "level": 3, "shuffle": {"seed": 9}}, "model": "scripted:gold", "num_tasks": 2}
+    )
+    again = read_evaluation(evaluation.resolved())
+    assert again.resolved() == evaluation.resolved()
+    assert again.taskset.select_tasks(2) == evaluation.taskset.select_tasks(2)
+    assert evaluation.overridden() == {
+        "taskset.id": "arithmetic", "taskset.level": 3, "taskset.shuffle": {"seed": 9}, "model": "scripted:gold",
+        "num_tasks": 2,
+    }  # fmt: skip

@@ -1,0 +1,44 @@
+"""The docs are true: every file they show is written, every command they show is run, in order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
+LINK = re.compile(r"\]\((?!http)([^)#]+)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_examples_run(page, treetune, tmp_path):
+    for kind, body in BLOCK.findall(page.read_text()):
+        if named := re.match(r"# file: (\S+)\n", body):
+            (tmp_path / named[1]).write_text(body)
+        if kind == "console":
+            for line in body.splitlines():
+                assert line.startswith("$ treetune "), line
+                result = treetune(*shlex.split(line)[2:])
+                assert result.code == 0, f"{line}\n{result.out}{result.err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_example_taskset_is_as_small_as_the_docs_say():
+    assert len((ROOT / "src/treetune/tasksets/reverse_text.py").read_text().splitlines()) <= 25
+
+
+def test_the_modules_that_architecture_names_exist():
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = re.findall(r"`(\w+\.py|\w+/)`", text.partition("## Contracts")[0])
+    assert len(named) > 15
+    for name in named:
+        assert (ROOT / "src/treetune" / name).exists(), name

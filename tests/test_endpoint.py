@@ -1,0 +1,150 @@
+"""The policy behind an endpoint, against a real HTTP server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from treetune import Outcome, Task, Taskset, run_rollout
+from treetune.errors import UsageError
+from treetune.policies.endpoint import EndpointConfig
+from treetune.policies.openai import OpenAIPolicy
+from treetune.policy import Sampling
+
+GOOD = {
+    "choices": [{"message": {"role": "assistant", "content": "42", "refusal": None}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 7, "completion_tokens": 2},
+}
+
+
+class Ask(Taskset):
+    def load_tasks(self):
+        return [Task(prompt="6 * 7?")]
+
+    def reward(self, task, answer):
+        return float(answer == "42")
+
+
+def ask(answer: Callable[[int, web.Request], Any], sampling: Sampling | None = None, **endpoint):
+    """One rollout against a server that answers request number n with `answer(n, request)`."""
+    requests: list[dict] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        requests.append({"headers": dict(request.headers), "body": json.loads(await request.read())})
+        answered = answer(len(requests) - 1, request)
+        return await answered if asyncio.iscoroutine(answered) else answered
+
+    async def run():
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        policy = OpenAIPolicy("m", EndpointConfig(base_url=f"http://127.0.0.1:{port}/v1", **endpoint))
+        try:
+            taskset = Ask()
+            return await run_rollout(taskset, taskset[0], policy, sampling=sampling)
+        finally:
+            await policy.close()
+            await runner.cleanup()
+
+    return asyncio.run(run()), requests
+
+
+def test_an_answer_is_scored_with_its_usage():
+    trace, requests = ask(lambda n, r: web.json_response(GOOD), Sampling(temperature=0.5, max_tokens=9, stop=["x"]))
+    assert (trace.reward, trace.usage.prompt_tokens, trace.usage.completion_tokens) == (1.0, 7, 2)
+    assert requests[0]["body"] == {
+        "model": "m", "messages": [{"role": "user", "content": "6 * 7?"}],
+        "temperature": 0.5, "max_tokens": 9, "stop": ["x"],
+    }  # fmt: skip
+    assert "Authorization" not in requests[0]["headers"]
+
+
+def test_busy_and_broken_servers_are_asked_again():
+    answers = [
+        web.Response(status=503),
+        web.Response(status=429, headers={"Retry-After": "0"}),
+        web.Response(text="not json"),
+        web.json_response(GOOD),
+    ]
+    trace, requests = ask(lambda n, r: answers[n])
+    assert trace.outcome is Outcome.COMPLETED
+    assert len(requests) == 4
+
+
+def test_a_refusal_is_a_policy_error_at_once():
+    trace, requests = ask(lambda n, r: web.Response(status=400, text="context too long"))
+    assert trace.outcome is Outcome.POLICY_ERROR
+    assert "context too long" in trace.failure.message
+    assert len(requests) == 1
+
+
+def test_it_gives_up_after_its_retries():
+    trace, requests = ask(lambda n, r: web.Response(status=500, headers={"Retry-After": "0"}), max_retries=1)
+    assert trace.outcome is Outcome.POLICY_ERROR
+    assert "gave up after 2 attempts" in trace.failure.message
+    assert len(requests) == 2
+
+
+def test_a_server_that_hangs_runs_into_the_timeout():
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(5)
+        return web.json_response(GOOD)
+
+    trace, _ = ask(lambda n, r: hang(r), timeout=0.3, max_retries=0)
+    assert trace.outcome is Outcome.POLICY_ERROR
+    assert "Timeout" in trace.failure.message
+
+
+def test_a_cut_connection_is_tried_again():
+    def cut(n: int, request: web.Request) -> web.Response:
+        if n == 0:
+            request.transport.abort()
+        return web.json_response(GOOD)
+
+    trace, requests = ask(cut)
+    assert trace.outcome is Outcome.COMPLETED
+    assert len(requests) == 2
+
+
+@pytest.mark.parametrize("answer", [{}, {"choices": []}, [], {"choices": [{"message": None}]}])
+def test_an_answer_without_a_completion_is_a_policy_error(answer):
+    trace, _ = ask(lambda n, r: web.json_response(answer), max_retries=0)
+    assert trace.outcome is Outcome.POLICY_ERROR
+    assert "no usable completion" in trace.failure.message
+
+
+def test_token_ids_and_logprobs_are_kept_where_the_server_gives_them():
+    choice = {**GOOD["choices"][0], "token_ids": [5, 6], "logprobs": {"content": [{"logprob": -1}, {"logprob": -2}]}}
+    trace, requests = ask(
+        lambda n, r: web.json_response({"choices": [choice], "prompt_token_ids": [1, 2, 3]}),
+        Sampling(logprobs=True, extra={"return_token_ids": True}),
+    )
+    (sequence,) = trace.tokens.sequences
+    assert (sequence.ids, sequence.mask) == ([1, 2, 3, 5, 6], [0, 0, 0, 1, 1])
+    assert sequence.logprobs == [0, 0, 0, -1, -2]
+    assert requests[0]["body"]["logprobs"] is True
+    assert requests[0]["body"]["return_token_ids"] is True
+
+
+def test_the_openai_key_goes_to_openai_only(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    _, requests = ask(lambda n, r: web.json_response(GOOD))
+    assert "secret" not in str(requests)
+    monkeypatch.setenv("MY_KEY", "mine")
+    _, requests = ask(lambda n, r: web.json_response(GOOD), api_key_env="MY_KEY")
+    assert requests[0]["headers"]["Authorization"] == "Bearer mine"
+
+
+def test_a_missing_key_is_told_before_anything_runs(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UsageError, match="OPENAI_API_KEY"):
+        OpenAIPolicy("gpt", EndpointConfig())

@@ -1,0 +1,122 @@
+"""Classes from files: one class per file, picklable, siblings importable, source known."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from treetune import build_taskset
+from treetune.errors import ConfigError, PluginError, UsageError
+from treetune.fingerprint import taskset_fingerprint
+from treetune.plugins import load_object
+
+TASKSET = """
+from treetune import Task, Taskset
+from {sibling} import WORD
+
+class Task_(Task, frozen=True):
+    extra_field: int = 0
+
+class Mine(Taskset):
+    def load_tasks(self):
+        return [Task(prompt=WORD, extra_info={{"key": self.config.get("answer_key")}})]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "its_sibling.py").write_text("WORD = 'from the sibling'\n")
+    (tmp_path / "mine.py").write_text(TASKSET.format(sibling="its_sibling"))
+    yield tmp_path / "mine.py"
+    sys.modules.pop("its_sibling", None)
+
+
+def test_two_loads_give_one_class(file, monkeypatch):
+    one = load_object(f"{file}:Mine")
+    monkeypatch.chdir(file.parent)
+    assert load_object("mine.py:Mine") is one
+    assert load_object(f"{file.parent}/../{file.parent.name}/mine.py:Mine") is one
+
+
+def test_its_source_is_known(file):
+    assert inspect.getsourcefile(load_object(f"{file}:Mine")) == str(file)
+
+
+def test_an_instance_travels_to_a_process_that_never_heard_of_the_file(file, tmp_path):
+    pickled = tmp_path / "instance.pickle"
+    pickled.write_bytes(pickle.dumps(build_taskset({"id": f"{file}:Mine"})))
+    code = f"import pickle; print(pickle.load(open({str(pickled)!r}, 'rb')).select_tasks()[0].prompt)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout == "from the sibling\n"
+
+
+def test_a_second_sibling_of_the_same_name_is_refused_not_confused(file, tmp_path):
+    load_object(f"{file}:Mine")
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    (other / "its_sibling.py").write_text("WORD = 'another'\n")
+    (other / "mine.py").write_text(TASKSET.format(sibling="its_sibling"))
+    with pytest.raises(PluginError, match="rename one"):
+        load_object(f"{other}/mine.py:Mine")
+
+
+def test_two_files_of_the_same_name_are_two_modules(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.py").write_text(f"class Here: where = {name!r}\n")
+    assert load_object(f"{tmp_path}/one/same.py:Here").where == "one"
+    assert load_object(f"{tmp_path}/two/same.py:Here").where == "two"
+
+
+@pytest.mark.parametrize(
+    ("content", "spec", "problem"),
+    [
+        ("x = 1", "absent.py:Name", "no such file"),
+        ("class Colours: pass", "mine.py:Colors", "did you mean 'Colours'"),
+        ("def broken(:", "mine.py:Name", "SyntaxError"),
+        ("import nowhere_to_be_found", "mine.py:Name", "nowhere_to_be_found"),
+        ("1 / 0", "mine.py:Name", "ZeroDivisionError"),
+        ("", "no_such_module_at_all:Name", "no_such_module_at_all"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(tmp_path, monkeypatch, content, spec, problem):
+    (tmp_path / "mine.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError, match=problem):
+        load_object(spec)
+
+
+def test_custom_cls_without_a_config_type_takes_any_key_into_its_fingerprint(file):
+    def build(**keys):
+        return build_taskset({"custom_cls": {"path": str(file), "name": "Mine"}, **keys})
+
+    taskset = build(answer_key="answer", shuffle={"seed": 3})
+    assert taskset.select_tasks()[0].extra_info == {"key": "answer"}
+    assert taskset.config["answer_key"] == taskset.config.answer_key == "answer"
+    assert taskset.config.shuffle.seed == 3
+    assert taskset_fingerprint(taskset).digest != taskset_fingerprint(build(answer_key="other")).digest
+
+
+def test_custom_cls_with_a_config_type_checks_its_keys(tmp_path):
+    (tmp_path / "typed.py").write_text(
+        "from treetune import Task, Taskset, TasksetConfig\n"
+        "class Config(TasksetConfig, frozen=True):\n    size: int = 1\n"
+        "class Mine(Taskset[Task, Config]):\n    def load_tasks(self): return [Task(prompt='x')] * self.config.size\n"
+    )
+    custom = {"path": str(tmp_path / "typed.py"), "name": "Mine"}
+    assert len(build_taskset({"custom_cls": custom, "size": 3}).select_tasks()) == 3
+    with pytest.raises(ConfigError, match="did you mean 'size'"):
+        build_taskset({"custom_cls": custom, "sise": 3})
+
+
+def test_custom_cls_name_defaults_to_task(tmp_path):
+    (tmp_path / "plain.py").write_text(
+        "import treetune\nclass Task(treetune.Taskset):\n    def load_tasks(self): return [treetune.Task(prompt='x')]\n"
+    )
+    assert build_taskset({"custom_cls": {"path": str(tmp_path / "plain.py")}}).select_tasks()[0].prompt == "x"
+    with pytest.raises(UsageError, match=r"custom_cls\.name"):
+        build_taskset({"custom_cls": {"path": str(tmp_path / "plain.py"), "name": "Absent"}})

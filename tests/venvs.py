@@ -1,0 +1,61 @@
+"""Virtual environments for what cannot share one: a trainer's pins, a model's libraries.
+
+    python = venv("local", ["torch==2.13.0"], ["transformers", "gguf"])
+
+Built once in the user's cache folder, keyed by their pins, and reused. Treetune itself is not installed there: its
+dependencies are, and `run` puts this checkout's `src` on the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from filelock import FileLock
+
+ROOT = Path(__file__).parent.parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "treetune" / "test-venvs"
+
+
+def venv(name: str, *steps: list[str]) -> Path:
+    """The interpreter of an environment in which each step was one `pip install`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    steps = (*steps, project["dependencies"])
+    key = hashlib.sha256(repr((sys.version_info[:2], steps)).encode()).hexdigest()[:12]
+    place = CACHE / f"{name}-{key}"
+    python, finished = place / "bin" / "python", place / "finished"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{place}.lock"):
+        if not finished.exists():
+            shutil.rmtree(place, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", place], check=True)
+            for step in steps:
+                done = subprocess.run(
+                    [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *step],
+                    capture_output=True,
+                    text=True,
+                )
+                if done.returncode:
+                    raise RuntimeError(f"pip install {step} failed for {name}:\n{done.stderr[-3000:]}")
+            finished.touch()
+    return python
+
+
+def run(python: Path, *arguments: str | Path, timeout: float = 600, cwd: Path | None = None, **environment: str) -> str:
+    """What a program prints in such an environment; it must end well."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), environment.pop("PYTHONPATH", "")])
+    done = subprocess.run(
+        [python, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **environment},
+    )
+    assert done.returncode == 0, f"{arguments}:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+    return done.stdout
