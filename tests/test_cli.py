@@ -176,3 +176,13 @@ def test_changing_the_demos_task_changes_its_result(treetune, tmp_path):
         file.read_text().replace("float(found == task.ground_truth)", "0.25 * (found == task.ground_truth)")
     )
     assert treetune("demo", "--json").json["runs"]["scripted:gold"]["mean_reward"] == 0.25
+
+
+def test_every_public_name_can_be_imported():
+    import treetune
+
+    for name in treetune.__all__:
+        assert getattr(treetune, name) is not None
+    assert set(treetune.__all__) == set(treetune._HOMES)
+    with pytest.raises(AttributeError, match="no attribute 'Tsk'"):
+        _ = treetune.Tsk

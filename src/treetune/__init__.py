@@ -1,18 +1,26 @@
 """Treetune: one task, every trainer.
 
-from treetune import Task, Taskset
+    from treetune import Task, Taskset
+
+Names are loaded when they are first used: a program that only needs a cached path should not pay for the rest.
 """
 
-from treetune.environment import Action, Environment, Observation, Step, make, register
-from treetune.errors import TreetuneError
-from treetune.mixture import Mixture, Union
-from treetune.policy import Completion, Policy, Request, Sampling
-from treetune.rollout import Limits, run_rollout
-from treetune.score import UNCHECKED, VALID, Score, Verdict, invalid
-from treetune.target import build_taskset, load_taskset
-from treetune.task import Message, Task
-from treetune.taskset import ShuffleConfig, Taskset, TasksetConfig
-from treetune.trace import Outcome, Trace, Turn
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treetune.environment import Action, Environment, Observation, Step, make, register
+    from treetune.errors import TreetuneError
+    from treetune.mixture import Mixture, Union
+    from treetune.policy import Completion, Policy, Request, Sampling
+    from treetune.rollout import Limits, run_rollout
+    from treetune.score import UNCHECKED, VALID, Score, Verdict, invalid
+    from treetune.target import build_taskset, load_taskset
+    from treetune.task import Message, Task
+    from treetune.taskset import ShuffleConfig, Taskset, TasksetConfig
+    from treetune.trace import Outcome, Trace, Turn
 
 __version__ = "0.1.0"
 
@@ -48,3 +56,48 @@ __all__ = [
     "register",
     "run_rollout",
 ]
+
+_HOMES = {
+    "Action": "environment",
+    "Environment": "environment",
+    "Observation": "environment",
+    "Step": "environment",
+    "make": "environment",
+    "register": "environment",
+    "TreetuneError": "errors",
+    "Mixture": "mixture",
+    "Union": "mixture",
+    "Completion": "policy",
+    "Policy": "policy",
+    "Request": "policy",
+    "Sampling": "policy",
+    "Limits": "rollout",
+    "run_rollout": "rollout",
+    "Score": "score",
+    "UNCHECKED": "score",
+    "VALID": "score",
+    "Verdict": "score",
+    "invalid": "score",
+    "build_taskset": "target",
+    "load_taskset": "target",
+    "Message": "task",
+    "Task": "task",
+    "ShuffleConfig": "taskset",
+    "Taskset": "taskset",
+    "TasksetConfig": "taskset",
+    "Outcome": "trace",
+    "Trace": "trace",
+    "Turn": "trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'treetune' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"treetune.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

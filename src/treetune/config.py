@@ -8,10 +8,7 @@ All faults are collected and reported together, each with the path of its key an
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
@@ -42,8 +39,11 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(loaded, resolve=False))
 
 
-def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, str], *, source: str = "config") -> dict[str, Any]:
-    """`data` with `{"a.b": "value"}` laid over it (values spelled as in YAML) and interpolations resolved."""
+def with_overrides(
+    data: Mapping[str, Any], overrides: Mapping[str, str], *, source: str = "config", only: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """`data` with `{"a.b": "value"}` laid over it (values spelled as in YAML) and interpolations resolved; `only`
+    gives just these keys, and leaves the rest unresolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -55,6 +55,9 @@ def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, str], *, sou
     except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
         raise ConfigError([(key, f"cannot be set to {raw!r}: {error}")], source="the overrides") from None
     try:
+        if only is not None:
+            parts = {key: config[key] for key in only}
+            return {key: OmegaConf.to_container(part, resolve=True) for key, part in parts.items()}
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     except OmegaConfBaseException as error:
         raise ConfigError([("", str(error).splitlines()[0])], source=source) from None
@@ -126,8 +129,20 @@ def to_plain(config: Any) -> dict[str, Any]:
     return cast(dict[str, Any], msgspec.to_builtins(config))
 
 
+def defaults_of(struct: type) -> dict[str, Any]:
+    """The plain default of each field that has one."""
+    fields = msgspec.structs.fields(cast(Any, struct))
+    found = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
+    made = {field.name: field.default_factory() for field in fields if field.default_factory is not msgspec.NODEFAULT}
+    return {name: msgspec.to_builtins(value) for name, value in {**found, **made}.items()}
+
+
 def field_docs(struct: type) -> dict[str, str]:
     """The docstring below each field of a config class, its bases included."""
+    import ast
+    import inspect
+    import textwrap
+
     docs: dict[str, str] = {}
     for cls in reversed(struct.__mro__):
         try:

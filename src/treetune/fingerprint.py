@@ -6,7 +6,6 @@ taskset_fingerprint(taskset).digest
 from __future__ import annotations
 
 import hashlib
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,8 @@ def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
 def code_hash(cls: type) -> str | None:
     """Over the bytes of the files that define the class and its bases below `Taskset`; module names, which
     differ between processes for loaded files, stay out."""
+    import inspect
+
     bases = cls.__mro__[: cls.__mro__.index(Taskset)] if issubclass(cls, Taskset) else (cls,)
     files: list[bytes] = []
     for base in bases:

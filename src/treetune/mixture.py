@@ -102,7 +102,7 @@ class Mixture(_Sources[MixtureConfig]):
     def __init__(self, config: MixtureConfig | None = None) -> None:
         super().__init__(config or MixtureConfig())
         nodes = [dict(node) for node in self.config.sources]
-        weights = [_weight(node.pop("weight", 1), number) for number, node in enumerate(nodes)]
+        weights = [_weight(node.pop("weight", None), number) for number, node in enumerate(nodes)]
         if self.config.shuffle is not None:
             nodes = [{"shuffle": msgspec.to_builtins(self.config.shuffle), **node} for node in nodes]
         self._combine(_built(nodes), weights)
@@ -178,6 +178,8 @@ def _built(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
 
 
 def _weight(value: Any, number: int) -> float:
+    if value is None:
+        return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError([(f"taskset.sources[{number}].weight", f"expected a number, got {value!r}")])
     return float(value)

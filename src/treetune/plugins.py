@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib
 import sys
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treetune.errors import PluginError, UnknownNameError, did_you_mean
 from treetune.files import module_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def load_object(spec: str) -> Any:
@@ -116,6 +118,8 @@ class Registry:
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
+        from importlib.metadata import entry_points  # 40 ms that only an unknown id needs
+
         return {entry.name: entry for entry in entry_points(group=self._group)}
 
 

@@ -16,12 +16,16 @@ from treetune.plugins import load_file, tasksets
 from treetune.taskset import Taskset
 
 
-def read_target(target: str, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The config a target stands for, with the overrides in it: a mapping with a `taskset` node."""
+def read_target(target: str, overrides: Mapping[str, str] | None = None, split: str = "val") -> dict[str, Any]:
+    """The config a target stands for, with the overrides in it: a mapping with a `taskset` node.
+
+    Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; several entries form a mixture by
+    their weights, or a union where none has one.
+    """
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
-            raise ConfigError([("taskset", "is required: what to run, such as {id: arithmetic}")], source=target)
+            data = {"taskset": _declared_node(data, target, split)}
     else:
         data = {"taskset": {"id": target}}
     if isinstance(data["taskset"], str):
@@ -29,8 +33,27 @@ def read_target(target: str, overrides: Mapping[str, str] | None = None) -> dict
     return with_overrides(data, overrides or {}, source=target)
 
 
-def load_taskset(target: str, overrides: Mapping[str, str] | None = None) -> Taskset[Any, Any]:
-    data = read_target(target, overrides)
+def _declared_node(data: dict[str, Any], target: str, split: str) -> dict[str, Any]:
+    from treetune.datasets.declared import declares_tasks, task_nodes
+
+    if not declares_tasks(data):
+        raise ConfigError(
+            [("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")], source=target
+        )
+    lists = task_nodes(data, {}, target)
+    if f"{split}_tasks" not in lists:
+        raise ConfigError(
+            [(f"{split}_tasks", f"is not in it; pick another list with --split: {', '.join(lists)}")], source=target
+        )
+    nodes = [node if node.get("custom_cls") else {"id": "dataset", **node} for node in lists[f"{split}_tasks"]]
+    if len(nodes) == 1:
+        return nodes[0]
+    weighted = any(node.get("weight") is not None for node in nodes)
+    return {"id": "mixture" if weighted else "union", "sources": nodes}
+
+
+def load_taskset(target: str, overrides: Mapping[str, str] | None = None, split: str = "val") -> Taskset[Any, Any]:
+    data = read_target(target, overrides, split)
     return build_taskset(data["taskset"], path="taskset", raw=overrides or {}, source=target)
 
 
@@ -56,7 +79,7 @@ def collect_taskset(
         return None
     keys = dict(node)
     if "custom_cls" in keys:
-        cls = _custom_class(keys.pop("custom_cls"), f"{path}.custom_cls")
+        cls = custom_class(keys.pop("custom_cls"), f"{path}.custom_cls")
         open_keys = "config_type" not in vars(cls)
         keys.pop("id", None)
     elif "id" in keys:
@@ -76,7 +99,8 @@ def collect_taskset(
     if len(faults) > before:
         return None
     taskset = cls(config)
-    taskset.name = _name(node, cls)
+    if taskset.name == cls.__name__ and ":" not in str(node.get("id", ":")):
+        taskset.name = str(node["id"])
     return taskset
 
 
@@ -95,7 +119,7 @@ def describe(taskset: Taskset[Any, Any], node: Mapping[str, Any]) -> dict[str, A
     return {**head, **config, **further} if "custom_cls" in head else {**head, **config}
 
 
-def _custom_class(node: Any, path: str) -> type:
+def custom_class(node: Any, path: str) -> type:
     if not isinstance(node, Mapping) or not node.get("path"):
         raise ConfigError([(f"{path}.path", "is required: the Python file of the class")])
     unknown = set(node) - {"path", "name"}
@@ -111,8 +135,3 @@ def _custom_class(node: Any, path: str) -> type:
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
-
-
-def _name(node: Mapping[str, Any], cls: type) -> str:
-    given = str(node.get("id", ""))
-    return given if given and ":" not in given else cls.__name__

@@ -26,14 +26,16 @@ app = typer.Typer(
 
 
 def _add_verbs() -> None:
-    from treetune.cli import demo, evaluate, init, listing, rescore, show, validate
+    from treetune.cli import build, cache, demo, evaluate, init, listing, rescore, show, validate
 
     dotted = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command("list")(listing.list_command)
+    app.command("build", context_settings=dotted)(build.build_command)
     app.command("show", context_settings=dotted)(show.show_command)
     app.command("validate", context_settings=dotted)(validate.validate_command)
     app.command("eval", context_settings=dotted)(evaluate.eval_command)
     app.command("rescore")(rescore.rescore_command)
+    app.add_typer(cache.cache_app, name="cache")
     app.command("init")(init.init_command)
     app.command("demo")(demo.demo_command)
 

@@ -34,8 +34,12 @@ def eval_command(
     max_concurrent: Annotated[
         int | None, typer.Option("-c", "--max-concurrent", help="Rollouts under way at once (64).")
     ] = None,
+    split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in -o: only what is missing or failed.")] = False,
+    write_pass_rate: Annotated[
+        Path | None, typer.Option(help="Write the pass rate of each task, for `pass_rates` and `filter`.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the first task.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
@@ -56,7 +60,7 @@ def eval_command(
         if not resume or output is None:
             raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
         target = str(output / "config.yaml")
-    data = read_target(target, overrides)
+    data = read_target(target, overrides, split)
     flags = {
         "model": model,
         "num_tasks": num_tasks,
@@ -69,7 +73,12 @@ def eval_command(
     evaluation = read_evaluation(data, overrides, source=target)
     if dry_run:
         return _dry_run(evaluation, json)
-    return _run(evaluation, output, resume, json)
+    code, path = _run(evaluation, output, resume, json)
+    if write_pass_rate is not None and code in (0, 1):
+        from treetune.evaluate.pass_rates import write_pass_rates
+
+        write_pass_rates(path, write_pass_rate, evaluation.config.pass_threshold)
+    return code
 
 
 def _dry_run(evaluation: Evaluation, json: bool) -> int:
@@ -89,7 +98,7 @@ def _dry_run(evaluation: Evaluation, json: bool) -> int:
     return 0
 
 
-def _run(evaluation: Evaluation, output: Path | None, resume: bool, json: bool) -> int:
+def _run(evaluation: Evaluation, output: Path | None, resume: bool, json: bool) -> tuple[int, Path]:
     import asyncio
     import warnings
 
@@ -131,13 +140,13 @@ def _run(evaluation: Evaluation, output: Path | None, resume: bool, json: bool) 
             summary = asyncio.run(evaluate())
         except KeyboardInterrupt:
             console.print(f"interrupted; go on with: treetune eval --resume -o {path}", markup=False, soft_wrap=True)
-            return 130
+            return 130, path
     if json:
         print_json(report(summary, path))
     else:
         console.print(summary_table(summary))
         console.print(f"run folder: {path}", markup=False, soft_wrap=True)
-    return 1 if summary.errors else 0
+    return 1 if summary.errors else 0, path
 
 
 def report(summary: Summary, path: Path) -> dict[str, Any]:

@@ -58,13 +58,17 @@ def _about(registry: Any, id: str) -> str:
 
 def _describe(name: str, json: bool) -> None:
     from treetune.cli.output import console_for, print_json
-    from treetune.config import field_docs, to_plain
+    from treetune.config import defaults_of, field_docs
     from treetune.plugins import tasksets
 
     cls: Any = tasksets.resolve(name)
     docs = field_docs(cls.config_type)
-    defaults = to_plain(cls.config_type())
-    keys = {key: {"default": value, "about": docs.get(key, "")} for key, value in defaults.items() if key != "extra"}
+    defaults = defaults_of(cls.config_type)
+    keys: dict[str, dict[str, Any]] = {
+        key: {"default": defaults.get(key), "required": key not in defaults, "about": docs.get(key, "")}
+        for key in cls.config_type.__struct_fields__
+        if key != "extra"
+    }
     flags = {flag: getattr(cls, flag) for flag in ("INFINITE", "NEEDS_CONTAINER")}
     if json:
         return print_json({"id": name, "about": _about(tasksets, name), "flags": flags, "config": keys})
@@ -79,6 +83,8 @@ def _describe(name: str, json: bool) -> None:
         table.add_column(heading)
     for key, entry in keys.items():
         name = "shuffle.seed" if key == "shuffle" else key
-        table.add_row(f"--taskset.{name}", Text(str(entry["default"])), Text(entry["about"]))
+        table.add_row(
+            f"--taskset.{name}", Text("required" if entry["required"] else str(entry["default"])), Text(entry["about"])
+        )
     console.print(table)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import typer
@@ -16,7 +17,7 @@ def read_overrides(context: typer.Context, prefixes: Sequence[str]) -> dict[str,
     while waiting:
         argument = waiting.pop(0)
         key, equals, value = argument.removeprefix("--").partition("=")
-        head = key.partition(".")[0]
+        head = re.split(r"[.\[]", key)[0]
         if not argument.startswith("--") or "." not in key or head not in prefixes:
             options = [option for parameter in context.command.params for option in parameter.opts]
             dotted = [f"--{prefix}.{key.partition('.')[2] or 'KEY'}" for prefix in prefixes]

@@ -11,6 +11,7 @@ def show_command(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
     num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks.")] = 5,
+    split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
     tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer folder or name: render and count prompts (extra `local`).")
     ] = None,
@@ -24,7 +25,7 @@ def show_command(
     from treetune.cli.overrides import read_overrides
     from treetune.target import load_taskset
 
-    taskset = load_taskset(target, read_overrides(context, ["taskset"]))
+    taskset = load_taskset(target, read_overrides(context, ["taskset"]), split)
     render = _renderer(tokenizer) if tokenizer else None
     shown = [_entry(taskset, task, render) for task in taskset.draw(num_tasks)]
     if json:

@@ -15,6 +15,7 @@ def validate_command(
         int | None, typer.Option("-n", "--num-tasks", help="How many tasks; all unless given.")
     ] = None,
     max_concurrent: Annotated[int | None, typer.Option("-c", "--max-concurrent", help="Checks at once (64).")] = None,
+    split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
     gold: Annotated[bool, typer.Option(help="Run each task with its gold answer too.")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder for the results.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the results in -o.")] = False,
@@ -40,7 +41,7 @@ def validate_command(
     overrides = read_overrides(context, ("taskset", "limits"))
     if resume and output is None:
         raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
-    data = read_target(target, overrides)
+    data = read_target(target, overrides, split)
     own = {key: value for key, value in data.items() if key in ValidateConfig.__struct_fields__}
     flags = {"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold}
     own.update({key: value for key, value in flags.items() if value is not None})

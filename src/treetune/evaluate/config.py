@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.config import collect, to_plain
+from treetune.config import collect, defaults_of, to_plain
 from treetune.errors import ConfigError
 from treetune.policies.endpoint import EndpointConfig
 from treetune.policy import Sampling
@@ -56,8 +56,7 @@ class Evaluation(msgspec.Struct):
 
     def overridden(self) -> dict[str, Any]:
         """Only what differs from the defaults, by dotted path."""
-        defaults = to_plain(EvalConfig(taskset={}, model=""))
-        defaults["taskset"] = to_plain(self.taskset.config_type())
+        defaults = {**defaults_of(EvalConfig), "taskset": defaults_of(self.taskset.config_type)}
         return dict(_differing(self.resolved(), defaults))
 
 

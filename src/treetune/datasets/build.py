@@ -1,0 +1,178 @@
+"""Building a dataset task: source tables in, canonical rows out, streamed into one parquet file.
+
+    built = build(taskset, path, "verl", on_rows=progress)
+
+Memory stays bounded by a few tables, whatever the size of the source. Tables can be built by other processes
+(`num_proc`) or by a Ray cluster (`engine="ray"`); rows and their order are the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from treetune.datasets.config import Format
+from treetune.datasets.rows import RowBuilder
+from treetune.datasets.source import Batch, Source
+from treetune.datasets.writer import GrowingParquet
+from treetune.errors import EmptyTasksetError, MissingExtraError
+from treetune.formats.layouts import laid_out
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from treetune.datasets.taskset import DatasetTaskset
+
+Engine = Literal["local", "ray"]
+Progress = Callable[[int, int | None], None]
+"""Told the source rows done, and how many there are where that is known."""
+
+Built = tuple["pa.Table | None", Counter[str]]
+Work = tuple[Batch, int]
+
+
+class BuildReport(msgspec.Struct):
+    rows: int
+    dropped: dict[str, int]
+    schema: Any
+    source: str
+    revision: str | None
+    fingerprint: str
+
+
+def build(
+    taskset: DatasetTaskset,
+    path: Path,
+    format: Format,
+    *,
+    engine: Engine = "local",
+    on_rows: Progress | None = None,
+) -> BuildReport:
+    """Write the rows of a taskset to `path` in a trainer's format."""
+    from treetune.datasets.lengths import PromptLengths
+    from treetune.datasets.schema import tree
+
+    config = taskset.config
+    opened = taskset.open_source()
+    dropped: Counter[str] = Counter()
+    lengths = PromptLengths.of(config)
+    with GrowingParquet(path) as writer:
+        for _ in range(config.repeat):
+            left = config.max_rows
+            for table, missing in built_tables(taskset, opened, taskset.overrides_build, engine, on_rows):
+                dropped.update(missing)
+                if table is not None and lengths is not None:
+                    table = lengths.kept(table, dropped)
+                if table is None or not table.num_rows:
+                    continue
+                table = table.slice(0, left) if left is not None else table
+                writer.write(laid_out(table, format))
+                if left is not None and (left := left - table.num_rows) <= 0:
+                    break
+        if writer.schema is None:
+            raise EmptyTasksetError(
+                f"{taskset.name} has no rows: "
+                + (
+                    ", ".join(f"{count} dropped ({reason})" for reason, count in dropped.items())
+                    or "its source is empty"
+                ),
+                remedy="look at filter, ground_truth and loading_params",
+            )
+    return BuildReport(
+        rows=writer.rows,
+        dropped=dict(dropped),
+        schema=tree(writer.schema),
+        source=" ".join(map(str, config.loading_params.args)),
+        revision=opened.revision,
+        fingerprint=opened.fingerprint,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what had a hand in it."""
+    from importlib.metadata import version
+
+    import treetune
+
+    return {"treetune": treetune.__version__, "datasets": version("datasets"), "pyarrow": version("pyarrow")}
+
+
+def built_tables(
+    taskset: DatasetTaskset,
+    opened: Source,
+    made: bool,
+    engine: Engine = "local",
+    on_rows: Progress | None = None,
+) -> Iterator[Built]:
+    """Canonical rows, batch by batch, in order; `made` where the source has a trainer's rows already."""
+    builder = RowBuilder(taskset, opened.columns, made=made)
+    work = _numbered(opened, on_rows)
+    if engine == "ray":
+        return _on_ray(builder, work)
+    if taskset.config.num_proc > 1:
+        return _in_processes(builder, work, taskset.config.num_proc)
+    return (builder.build(batch, first) for batch, first in work)
+
+
+def _numbered(opened: Source, on_rows: Progress | None) -> Iterator[Work]:
+    first = 0
+    for batch in opened.batches():
+        yield batch, first
+        first += len(batch)
+        if on_rows is not None:
+            on_rows(first, opened.rows)
+
+
+_builder: RowBuilder | None = None
+
+
+def _remember(builder: RowBuilder) -> None:
+    global _builder
+    _builder = builder
+
+
+def _build(work: Work) -> Built:
+    assert _builder is not None
+    return _builder.build(*work)
+
+
+def _in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -> Iterator[Built]:
+    from concurrent.futures import Future, ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    # Spawned: a fork of a process that has threads (pyarrow's, the library's) may hang.
+    with ProcessPoolExecutor(count, get_context("spawn"), _remember, (builder,)) as pool:
+        waiting: deque[Future[Built]] = deque()
+        for item in work:
+            waiting.append(pool.submit(_build, item))
+            if len(waiting) > 2 * count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError.of("ray", "ray") from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False)
+    shared = ray.put(builder)  # once per node, not once per table
+    remote = ray.remote(num_cpus=1)(_build_there)
+    slots = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
+    waiting: deque[Any] = deque()
+    for item in work:
+        waiting.append(remote.remote(shared, *item))
+        if len(waiting) > slots:
+            yield ray.get(waiting.popleft())
+    while waiting:
+        yield ray.get(waiting.popleft())
+
+
+def _build_there(builder: RowBuilder, batch: Batch, first: int) -> Built:
+    return builder.build(batch, first)

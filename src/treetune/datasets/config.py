@@ -1,0 +1,75 @@
+"""The config of a dataset task: what to load, how prompts are made, what the right answer is, which rows to keep."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from treetune.taskset import TasksetConfig
+
+Format = Literal["verl", "skyrl", "trl"]
+
+
+class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    args: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    """Positional arguments of `datasets.load_dataset`; the dataset's name or path at the least."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments: `name`, `split`, `revision`, `data_dir`, `data_files` and so on."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+
+class GroundTruthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    column: str
+    """The column that holds it."""
+    pattern: str | None = None
+    """A regular expression searched in the column's text; its group (the last match's) is the ground truth."""
+
+
+class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
+    loading_params: LoadingParams
+    """Passed to `datasets.load_dataset(*args, **kwargs)` as they are."""
+    prompt_format: Literal["template", "chat_messages"] = "template"
+    """`template` makes one user message from columns; `chat_messages` takes a column of messages."""
+    prompt_template: str = "{}"
+    """A Python format string over the columns, such as `"{question}"`; `"{}"` is the only text column."""
+    system_prompt: str | None = None
+    """A system message put first; with `chat_messages` only where there is none yet."""
+    chat_messages_field: str = "messages"
+    """The column with the message list, for `chat_messages`."""
+    data_source: str = "unknown"
+    """Names the data, for reward dispatch and for reports."""
+    extra_fields: list[str] = []
+    """Columns to carry along in `extra_info`."""
+    ground_truth: str | GroundTruthConfig | None = None
+    """The right answer: a column, or `{column, pattern}` with a regular expression such as `"#### (.+)"`."""
+    reward_method: str = "rule"
+    """How the reward is found; `rule` compares with the ground truth."""
+    ability: str | None = None
+    """A category such as `math`."""
+    env_class: str | None = None
+    """The environment that runs and scores the rows."""
+    filter: str | None = None
+    """Rows to keep: an expression over columns (`len(question) < 500`), or `file.py:function` given the row."""
+    pass_rates: str | None = None
+    """A file that `treetune eval --write-pass-rate` wrote; gives `filter` the name `pass_rate`."""
+    max_rows: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """At most this many rows, the first that pass the filter."""
+    repeat: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """How many times the rows are written, one pass after another."""
+    max_prompt_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Drop rows whose prompt has more tokens; needs `tokenizer`."""
+    tokenizer: str | None = None
+    """The tokenizer that counts: a folder or a name."""
+    weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The share of these tasks where several entries form a mixture."""
+    num_proc: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Processes that build rows; never changes the result."""
+
+    def for_key(self) -> dict[str, Any]:
+        """Every value that can change what is built."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        del plain["num_proc"]
+        return plain

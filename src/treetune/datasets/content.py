@@ -1,0 +1,176 @@
+"""What local data contains, so that a cache key follows the bytes and not the names.
+
+    for path in local_sources(["json"], {"data_files": "train.jsonl"}):
+        content_hash(path, memory=cache_dir / "contents")
+
+Reading gigabytes to find that nothing changed would cost more than a cache hit: the hash of a large file is
+remembered for as long as its size, times and inode stay the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+REMEMBERED_FROM = 1 << 20
+"""Bytes from which a file's hash is remembered; a smaller one is read faster than its memory is kept."""
+
+SETTLED_NS = 2_000_000_000
+"""How long a file must have been left alone: within one tick of the clock two versions can carry one time."""
+
+FORMATS = frozenset(
+    "arrow audiofolder conll csv eval fasta fastq genbank harbor hdf5 iceberg imagefolder json lance meshfolder mmcif "
+    "niftifolder pandas parquet pdb pdffolder text tsfile videofolder vortex webdataset xml".split()
+)
+"""Names that `load_dataset` takes for a format, even where a folder of that name exists."""
+
+_CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
+"""What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    hash: str
+
+
+def content_hash(path: Path, memory: Path | None) -> str:
+    """Of a file, its bytes; of a folder, the names in it and what they contain.
+
+    `memory` is a folder in which the hashes of large files are remembered; None remembers nothing.
+    """
+    if not path.is_dir():
+        return _remembered_hash(path, memory)
+    total = hashlib.blake2b(digest_size=20)
+    for name in sorted(_names_in(path)):
+        total.update(f"{name}\0{_remembered_hash(path / name, memory)}\n".encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def file_hash(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
+
+
+def local_sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path]:
+    """The local files and folders that `load_dataset(*args, **kwargs)` would read; none for the hub and for URLs.
+
+    Where `data_files` names files, the folder is only where they lie and is not read as a whole.
+    """
+    given = {**dict(zip(("path", "name", "data_dir", "data_files"), args, strict=False)), **kwargs}
+    path, data_dir, data_files = str(given.get("path") or ""), given.get("data_dir"), given.get("data_files")
+    place = Path(path).expanduser()
+    # A name that is neither known nor here is a format of a newer release, or a hub name that gives nothing.
+    is_format = path in FORMATS or not path or ("/" not in path and not place.exists())
+    is_folder = not is_format and place.is_dir()
+    base = Path(data_dir or "").expanduser() if is_format else place / (data_dir or "") if is_folder else None
+
+    found: list[Path] = []
+    if data_files is not None:
+        found += [file for pattern in _patterns(data_files) for file in _matches(pattern, base)]
+    elif base is not None and (is_folder or data_dir):
+        found.append(base)
+    if is_folder:
+        # A folder that is hashed as a whole covers all of these but the hidden one.
+        found += [place / card for card in _CARDS if place not in found or card.startswith(".")]
+    elif not is_format and place.is_file():
+        found.append(place)
+    return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """The files below a folder, by relative name. Hidden ones stay out, as `load_dataset` does not read them."""
+    seen = {os.path.realpath(folder)}
+    for here, folders, names in os.walk(folder, followlinks=True):
+        entered = []
+        for name in sorted(folders):
+            # Links can lead back to a folder above: each is entered once.
+            target = os.path.realpath(os.path.join(here, name))
+            if not name.startswith(".") and target not in seen:
+                seen.add(target)
+                entered.append(name)
+        folders[:] = entered
+        for name in names:
+            if not name.startswith(".") and os.path.isfile(os.path.join(here, name)):
+                yield os.path.relpath(os.path.join(here, name), folder)
+
+
+def _remembered_hash(path: Path, memory: Path | None) -> str:
+    now = time.time_ns()
+    with open(path, "rb") as file:
+        before = _state(file)
+        if memory is None or before.st_size < REMEMBERED_FROM:
+            return file_hash(file)
+        name = os.path.abspath(path)
+        note = memory / f"{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}.json"
+        known = _Memory(name, before.st_size, before.st_mtime_ns, before.st_ctime_ns, before.st_ino, "")
+        with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # absent, or damaged
+            remembered = msgspec.json.decode(note.read_bytes(), type=_Memory)
+            if msgspec.structs.replace(remembered, hash="") == known:
+                return remembered.hash
+        found = file_hash(file)
+        settled = now - max(before.st_mtime_ns, before.st_ctime_ns) >= SETTLED_NS
+        if settled and _unchanged(before, _state(file)):
+            with contextlib.suppress(OSError):
+                memory.mkdir(parents=True, exist_ok=True)
+                write_atomically(note, msgspec.json.encode(msgspec.structs.replace(known, hash=found)))
+        return found
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The old file or the new one, never half of it; two writers do not disturb each other."""
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _state(file: BufferedReader) -> os.stat_result:
+    return os.fstat(file.fileno())
+
+
+def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:
+    return (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )
+
+
+def _patterns(data_files: Any) -> Iterator[str]:
+    """The names in `data_files`, which may be one, a list, splits, or a list of `{split:, path:}`."""
+    if isinstance(data_files, str | os.PathLike):
+        yield str(data_files)
+    elif isinstance(data_files, Mapping):
+        entry = set(data_files) == {"split", "path"}
+        yield from _patterns(data_files["path"] if entry else list(data_files.values()))
+    else:
+        for item in data_files:
+            yield from _patterns(item)
+
+
+def _matches(pattern: str, base: Path | None) -> list[Path]:
+    """The files that one name or glob means, relative names below `base`."""
+    # `zip://*.csv::archive.zip` reads the archive.
+    pattern = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://"))
+    if "://" in pattern or (base is None and not os.path.isabs(pattern)):
+        return []
+    place = (base or Path()) / pattern
+    if place.exists():
+        return [place]
+    return [Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name)]

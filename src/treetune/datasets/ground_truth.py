@@ -1,0 +1,52 @@
+"""The right answer of a row: a column, or what a regular expression finds in one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treetune.datasets.config import GroundTruthConfig
+from treetune.errors import ConfigError, did_you_mean
+
+
+class GroundTruth:
+    """Compiled from the config; checks its column and its expression at once."""
+
+    def __init__(self, config: str | GroundTruthConfig, columns: Sequence[str]) -> None:
+        given = GroundTruthConfig(column=config) if isinstance(config, str) else config
+        if given.column not in columns:
+            raise ConfigError(
+                [("ground_truth", f"no column {given.column!r}{did_you_mean(given.column, columns)}; there are: "
+                  + ", ".join(columns))]
+            )  # fmt: skip
+        self.column = given.column
+        self._pattern: re.Pattern[str] | None = None
+        if given.pattern is not None:
+            try:
+                self._pattern = re.compile(given.pattern)
+            except re.error as error:
+                raise ConfigError([("ground_truth.pattern", f"no regular expression: {error}")]) from None
+            if self._pattern.groups > 1:
+                raise ConfigError([("ground_truth.pattern", "has several groups; use (?:...) for all but the answer")])
+
+    def of(self, row: Mapping[str, Any]) -> Any:
+        """The ground truth as it is stored, or None where there is none."""
+        return self.found(row[self.column])
+
+    def found(self, value: Any) -> Any:
+        if self._pattern is not None:
+            # The last one counts: a solution may quote the marker before it ends.
+            matches = self._pattern.findall(value) if isinstance(value, str) else []
+            value = matches[-1].strip() if matches else None
+        return stored(value)
+
+
+def stored(value: Any) -> Any:
+    """Scalars as text, since that is what scorers compare and what lets any two files be joined; structures as
+    they are."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str | list | dict):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

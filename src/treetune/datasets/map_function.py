@@ -1,0 +1,60 @@
+"""The map function of a dataset task as its config describes it: one source row in, one trainer's row out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from treetune.datasets.ground_truth import GroundTruth
+from treetune.datasets.messages import chat_messages
+from treetune.datasets.rows import RowDropped
+from treetune.datasets.template import Template
+from treetune.errors import ConfigError, TasksetError, did_you_mean
+
+if TYPE_CHECKING:
+    from treetune.datasets.taskset import DatasetTaskset
+
+Row = dict[str, Any]
+
+
+def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
+    """Compiled at the first row, which shows the columns."""
+    config = taskset.config
+    compiled: list[tuple[Callable[[Row], list[Row]], GroundTruth | None]] = []
+
+    def compile_for(row: Row) -> tuple[Callable[[Row], list[Row]], GroundTruth | None]:
+        columns = list(row)
+        truth = GroundTruth(config.ground_truth, columns) if config.ground_truth is not None else None
+        if config.prompt_format == "chat_messages":
+            field = config.chat_messages_field
+            if field not in columns:
+                raise ConfigError([("chat_messages_field", f"no column {field!r}{did_you_mean(field, columns)}; "
+                                    f"there are: {', '.join(columns)}")])  # fmt: skip
+            return lambda row: chat_messages(row[field], config.system_prompt), truth
+        template = Template(config.prompt_template, columns, [name for name in columns if isinstance(row[name], str)])
+        system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt is not None else []
+        return lambda row: [*system, {"role": "user", "content": template.format(row)}], truth
+
+    def make_row(row: Row, index: int = 0) -> Row:
+        if not compiled:
+            compiled.append(compile_for(row))
+        prompt_of, truth = compiled[0]
+        try:
+            prompt = prompt_of(row)
+        except ValueError as error:
+            raise TasksetError(f"row {index}: {error}") from None
+        made: Row = {
+            "data_source": config.data_source,
+            "prompt": prompt,
+            "extra_info": {"index": index, **{field: row[field] for field in config.extra_fields}},
+        }
+        if config.ability is not None:
+            made["ability"] = config.ability
+        if truth is not None:
+            found = truth.of(row)
+            if found is None:
+                raise RowDropped("no ground truth")
+            made["reward_model"] = {"style": config.reward_method, "ground_truth": found}
+        return made
+
+    return make_row

@@ -1,0 +1,145 @@
+"""Where a dataset task's rows come from: `datasets.load_dataset`, read as a stream.
+
+source = open_source(config.loading_params)
+for batch in source.batches(): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from treetune.datasets.config import LoadingParams
+from treetune.errors import TreetuneError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Batch = Union["pa.Table", list[dict[str, Any]]]
+
+ROWS = 10_000
+"""Rows of one batch: enough to be worth vectorising, little enough to stay small."""
+
+
+class Source:
+    """An opened dataset."""
+
+    def __init__(self, dataset: Any, *, fresh: bool = False) -> None:
+        self._dataset = dataset
+        # Straight from load_dataset; one that was transformed may list files it no longer equals.
+        self._fresh = fresh
+
+    @property
+    def columns(self) -> dict[str, pa.DataType]:
+        features = self._dataset.features
+        if features is None:  # a stream does not know its columns before its first rows
+            first = next(self._dataset.with_format("arrow").iter(batch_size=1))
+            return {field.name: field.type for field in first.schema}
+        return {field.name: field.type for field in features.arrow_schema}
+
+    @property
+    def rows(self) -> int | None:
+        return getattr(self._dataset, "num_rows", None)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the library says identifies the data."""
+        return str(getattr(self._dataset, "_fingerprint", ""))
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of the hub that was read: the library names the folder of its cache after it."""
+        for name in self._cache_files:
+            folder = Path(name).parent.name
+            if len(folder) == 40 and set(folder) <= set("0123456789abcdef"):
+                return folder
+        return None
+
+    def batches(self) -> Iterator[Batch]:
+        """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
+        ones (the library keeps columns of mixed types as JSON)."""
+        if self._decodes:
+            return self._rows()
+        files = self._whole_files()
+        return _rechunked(_streamed(files)) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
+
+    def _rows(self) -> Iterator[list[dict[str, Any]]]:
+        for batch in self._dataset.iter(batch_size=ROWS):
+            yield [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+
+    @property
+    def _decodes(self) -> bool:
+        from datasets.features.features import require_decoding
+
+        return any(require_decoding(feature) for feature in (self._dataset.features or {}).values())
+
+    @property
+    def _cache_files(self) -> list[str]:
+        return [file["filename"] for file in getattr(self._dataset, "cache_files", [])]
+
+    def _whole_files(self) -> list[str]:
+        """The library's Arrow files, where the dataset is exactly their rows: reading them as a stream keeps the
+        memory flat, where the library's memory map counts every page it touched."""
+        files = self._cache_files
+        if not self._fresh or not files:
+            return []
+        return files if sum(map(_count, files)) == self._dataset.num_rows else []
+
+
+def open_source(params: LoadingParams) -> Source:
+    """Load what `loading_params` names; with no split given, the only one there is."""
+    import datasets
+
+    were_disabled = datasets.are_progress_bars_disabled()
+    try:
+        datasets.disable_progress_bars()
+        dataset = datasets.load_dataset(*params.args, **params.kwargs)
+    except TreetuneError:
+        raise
+    except Exception as error:
+        raise TreetuneError(
+            f"load_dataset could not load {params.args[0]!r}: {type(error).__name__}: {error}",
+            remedy="check loading_params.args and loading_params.kwargs (name, split, data_files)",
+        ) from error
+    finally:
+        if not were_disabled:
+            datasets.enable_progress_bars()
+    if isinstance(dataset, dict):
+        if len(dataset) != 1:
+            raise UsageError(
+                f"{params.args[0]!r} has several splits: {', '.join(dataset)}", remedy="set loading_params.kwargs.split"
+            )
+        (dataset,) = dataset.values()
+    return Source(dataset, fresh=True)
+
+
+def _streamed(files: list[str]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for name in files:
+        with pa.OSFile(name, "rb") as file, pa.ipc.open_stream(file) as reader:
+            yield from reader
+
+
+def _count(name: str) -> int:
+    import pyarrow as pa
+
+    # Mapped, so that only the few bytes of each batch's header are read.
+    with pa.memory_map(name, "rb") as file, pa.ipc.open_stream(file) as reader:
+        return sum(batch.num_rows for batch in reader)
+
+
+def _rechunked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS:
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()

@@ -1,0 +1,246 @@
+"""A DatasetTaskset is declared in config over a Hugging Face dataset or files, and builds cached parquet.
+
+    source = {"args": ["openai/gsm8k"], "kwargs": {"name": "main", "split": "train"}}
+    taskset = DatasetTaskset({"loading_params": source, "prompt_template": "{question}"})
+    taskset.get_parquet_path()      # builds once; afterwards a look at the cache
+
+Subclass it to parse answers or add columns: override `_make_map_fn`, or `build_dataset` for full control.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
+from treetune.datasets.config import DatasetConfig, Format
+from treetune.datasets.content import content_hash, local_sources
+from treetune.score import UNCHECKED, VALID, Score, Verdict
+from treetune.task import Task
+from treetune.taskset import Taskset
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+    from treetune.datasets.build import Engine, Progress
+    from treetune.datasets.source import Source
+
+BUILDER_VERSION = 1
+"""Part of every cache key: raise it when the same config begins to give other rows."""
+
+RULE = "rule"
+"""The scorer of rows with a ground truth whose taskset has no `reward` of its own."""
+
+
+class DatasetTaskset(Taskset[Task, DatasetConfig]):
+    OPEN_KEYS: ClassVar[bool] = False
+    """Whether the config takes any key; so for a subclass that declares no config type of its own."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.OPEN_KEYS = "config_type" not in vars(cls)
+
+    def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
+        self.node: dict[str, Any] | None = None
+        if not isinstance(config, DatasetConfig):
+            self.node = _plain(config)
+            config = read_config(type(self), self.node)
+        super().__init__(config)
+        if config.data_source != "unknown":
+            self.name = config.data_source
+        self.cache_dir = default_cache_dir(cache_dir)
+
+    # What seed and subclass know
+
+    def build_dataset(self) -> datasets.Dataset:
+        """The rows as a Hugging Face dataset: every row of the source through `_make_map_fn()`."""
+        import datasets
+        import pyarrow as pa
+
+        from treetune.datasets.build import built_tables
+
+        tables = [table for table, _ in built_tables(self, self._loaded_source(), made=False) if table is not None]
+        return datasets.Dataset(pa.concat_tables(tables, promote_options="permissive"))
+
+    def _make_map_fn(self) -> Callable[..., Any]:
+        """The function that makes a trainer's row of a source row and its index."""
+        from treetune.datasets.map_function import map_function
+
+        return map_function(self)
+
+    def get_parquet_path(self, format: Format = "verl") -> str:
+        """The cached parquet file, built if it is not there."""
+        return str(self.built(format)[1])
+
+    # The cache
+
+    def built(
+        self,
+        format: Format = "verl",
+        *,
+        force: bool = False,
+        engine: Engine = "local",
+        on_rows: Progress | None = None,
+    ) -> tuple[Sidecar, Path, bool]:
+        """What is in the cache (building it if need be), where, and whether it was there already."""
+        cache, key = Cache(self.cache_dir), self.cache_key(format)
+        if not force and (found := cache.hit(key)) is not None:
+            return found, cache.path(key), True
+        sidecar, hit = cache.get_or_build(key, lambda path: self._build(path, format, engine, on_rows), force=force)
+        return sidecar, cache.path(key), hit
+
+    def cache_key(self, format: Format = "verl") -> str:
+        """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
+        config = self.config
+        further = [filter_file(config.filter)] if config.filter is not None and names_file(config.filter) else []
+        memory = self.cache_dir / ".content"
+        local = local_sources(config.loading_params.args, config.loading_params.kwargs)
+        for named in (config.pass_rates, config.tokenizer):
+            if named is not None and Path(named).expanduser().exists():
+                local.append(Path(named).expanduser())
+        contents = {str(path): content_hash(path, memory) for path in local}
+        asked = {**config.for_key(), "format": format}
+        return "_".join(
+            (
+                impl_hash(type(self), DatasetTaskset, further, BUILDER_VERSION),
+                config_hash(asked, contents),
+            )
+        )
+
+    def _build(self, path: Path, format: Format, engine: Engine, on_rows: Progress | None) -> Sidecar:
+        from treetune.datasets.build import build, versions
+
+        began = time.perf_counter()
+        report = build(self, path, format, engine=engine, on_rows=on_rows)
+        return Sidecar(
+            config={**self.config.for_key(), "format": format},
+            source=report.source,
+            revision=report.revision,
+            rows=report.rows,
+            dropped=report.dropped,
+            fingerprint=report.fingerprint,
+            schema=report.schema,
+            versions=versions(),
+            seconds=time.perf_counter() - began,
+        )
+
+    def open_source(self) -> Source:
+        """Where the rows come from: the dataset, or what an overridden `build_dataset` gives."""
+        from treetune.datasets.source import Source
+
+        return Source(self.build_dataset()) if self.overrides_build else self._loaded_source()
+
+    def _loaded_source(self) -> Source:
+        from treetune.datasets.source import open_source
+
+        return open_source(self.config.loading_params)
+
+    @property
+    def overrides_rows(self) -> bool:
+        return type(self)._make_map_fn is not DatasetTaskset._make_map_fn
+
+    @property
+    def overrides_build(self) -> bool:
+        return type(self).build_dataset is not DatasetTaskset.build_dataset
+
+    @property
+    def scorer(self) -> str | None:
+        """How a row can be scored from itself alone, in any process: by the rule, by its environment, or by this
+        taskset, described as JSON. None where nothing here can."""
+        if self.config.env_class is not None:
+            return f"env:{self.config.env_class}"
+        if type(self).reward is not DatasetTaskset.reward:
+            return self._described
+        if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
+            return RULE
+        return None
+
+    @cached_property
+    def _described(self) -> str | None:
+        import inspect
+
+        file = Path(inspect.getfile(type(self))).resolve()
+        config = {key: value for key, value in self.config.for_key().items() if key != "extra"}
+        node = {"custom_cls": {"path": str(file), "name": type(self).__qualname__}, **config, **self.config.extra}
+        return msgspec.json.encode({key: value for key, value in node.items() if value is not None}).decode()
+
+    # What a taskset does
+
+    def count(self) -> int:
+        return self.built()[0].rows
+
+    def task_at(self, index: int) -> Task:
+        from treetune.formats.verl import task_of
+
+        return task_of(self._table.slice(index, 1).to_pylist()[0], self._json_fields)
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        import pyarrow.parquet as pq
+
+        return pq.read_table(self.get_parquet_path())
+
+    @cached_property
+    def _json_fields(self) -> list[str]:
+        from treetune.datasets.schema import JSON_FIELDS
+
+        fields: list[str] = msgspec.json.decode((self._table.schema.metadata or {}).get(JSON_FIELDS, b"[]"))
+        return fields
+
+    def reward(self, task: Task, answer: str) -> Any:
+        """The rule: does the answer say what the ground truth says?"""
+        if task.ground_truth is None:
+            return super().reward(task, answer)
+        from treetune.datasets.rule import score
+
+        result: Score = score(answer, task.ground_truth)
+        return result
+
+    def gold(self, task: Task) -> str | None:
+        truth = task.ground_truth
+        return str(truth[0] if isinstance(truth, list) and truth else truth) if truth is not None else None
+
+    def validate(self, task: Task) -> Verdict:
+        return VALID if task.ground_truth is not None and task.messages else UNCHECKED
+
+    def source(self) -> str | None:
+        return self.cache_key()
+
+
+def read_config(cls: type[DatasetTaskset], node: Mapping[str, Any]) -> DatasetConfig:
+    """The typed config of a class from plain values; further keys are kept where the class takes them."""
+    from treetune.config import convert
+
+    keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
+    if cls.OPEN_KEYS:
+        known = set(cls.config_type.__struct_fields__)
+        further = {key: keys.pop(key) for key in list(keys) if key not in known}
+        keys["extra"] = {**(keys.get("extra") or {}), **further}
+    converted = convert(keys, cls.config_type)
+    assert isinstance(converted, DatasetConfig)
+    return converted
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """A mapping or an OmegaConf node as plain values."""
+    if type(config).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    return dict(config)
+
+
+def names_file(spec: str) -> bool:
+    """Whether a filter is `file.py:function` rather than an expression."""
+    place, _, name = spec.rpartition(":")
+    return place.endswith(".py") and name.isidentifier()
+
+
+def filter_file(spec: str) -> Path:
+    return Path(spec.rpartition(":")[0]).expanduser()

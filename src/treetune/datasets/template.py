@@ -1,0 +1,207 @@
+r"""A Template makes prompts from rows: a Python format string over the columns of a dataset.
+
+    template = Template("Q: {question}\nA:", columns=["question", "answer"])
+    template.format({"question": "1 + 1?", "answer": "2"})  # "Q: 1 + 1?\nA:"
+    template.render(batch)  # the same for a whole Arrow batch, fast
+
+Columns, items (`{options[0]}`, `{meta[level]}`), conversions (`{x!r}`) and format specs (`{score:.2f}`) work as in
+`str.format`. Positional fields and attributes do not: an attribute of a value can lead anywhere in the program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from treetune.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEY = "prompt_template"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One replacement field, such as `{question}` or `{score:.{digits}f}`."""
+
+    source: str
+    columns: tuple[str, ...]
+    """The column shown, then those that its format spec names."""
+    plain: bool
+    """The whole value: no item, no conversion, no format spec."""
+
+    def format(self, row: Mapping[str, Any]) -> str:
+        # The name of a plain field is a key, not syntax: `{}` may stand for a column that no field could spell.
+        return format(row[self.columns[0]]) if self.plain else self.source.format_map(row)
+
+
+class Template:
+    """A format string, checked against the columns there are when it is made."""
+
+    def __init__(self, text: str, columns: Sequence[str], text_columns: Sequence[str] | None = None) -> None:
+        self.text = text
+        if text == "{}":
+            self._pieces: list[str | Field] = [Field("{}", (_only(text_columns or columns),), plain=True)]
+        else:
+            self._pieces, faults = _parse(text, columns)
+            if faults:
+                problems = list(faults)
+                if any(faults.values()):
+                    problems[-1] += _brace_advice(text, columns)
+                raise ConfigError([(KEY, problem) for problem in problems])
+        self._fields = [piece for piece in self._pieces if isinstance(piece, Field)]
+        self.columns = tuple(dict.fromkeys(column for field in self._fields for column in field.columns))
+        """The columns it uses, in order of first use."""
+
+    def __repr__(self) -> str:
+        return f"Template({self.text!r})"
+
+    def format(self, row: Mapping[str, Any]) -> str:
+        """Exactly `text.format(**row)`; a `ValueError` that names the field where a value does not fit it."""
+        try:
+            return self._fields[0].format(row) if self.text == "{}" else self.text.format_map(row)
+        except Exception:
+            for field in self._fields:
+                self._filled(field, row)  # raises for the field at fault, and names it
+            raise
+
+    def render(self, batch: pa.RecordBatch) -> pa.Array:
+        """`format` of every row, as a `string` array; one batch holds at most 2 GB of text."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not self._fields:
+            return pa.repeat(pa.scalar(self.text.format(), pa.string()), batch.num_rows)
+        pieces = [
+            pa.scalar(piece, pa.string()) if isinstance(piece, str) else self._rendered(piece, batch)
+            for piece in self._pieces
+        ]
+        return pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, "")
+
+    def _rendered(self, field: Field, batch: pa.RecordBatch) -> pa.Array:
+        import pyarrow as pa
+
+        array = _as_text(batch.column(field.columns[0])) if field.plain else None
+        if array is not None:
+            return array
+        rows = batch.select(list(dict.fromkeys(field.columns))).to_pylist()
+        return pa.array([self._filled(field, row) for row in rows], pa.string())
+
+    def _filled(self, field: Field, row: Mapping[str, Any]) -> str:
+        try:
+            return field.format(row)
+        except Exception as error:
+            for column in field.columns:
+                if column not in row:
+                    raise ValueError(f"the row has no {column!r}, which {KEY} {self.text!r} uses") from None
+            kinds = ", ".join(f"{column} is {_kind(row[column])}" for column in field.columns)
+            problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+            fault = f"{field.source} of {KEY} {self.text!r} does not fit a row: {problem} ({kinds})"
+            raise ValueError(fault) from error
+
+
+def _as_text(array: pa.Array) -> pa.Array | None:
+    """The array as `str` shows its values, or None where Arrow spells them differently (floats, dates, lists...)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    types, type_ = pa.types, array.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return None
+    if types.is_dictionary(type_):
+        return _as_text(array.dictionary_decode())
+    if types.is_null(type_):
+        return pa.repeat(pa.scalar("None", pa.string()), len(array))
+    if types.is_boolean(type_):
+        array = pc.if_else(array, "True", "False")
+    elif types.is_integer(type_) or types.is_large_string(type_) or types.is_string_view(type_):
+        array = array.cast(pa.string())
+    elif not types.is_string(type_):
+        return None
+    return pc.fill_null(array, "None") if array.null_count else array
+
+
+def _only(candidates: Sequence[str]) -> str:
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
+        raise ConfigError([(KEY, 'the default "{}" takes the only text column, but the dataset has no columns')])
+    listing = ", ".join(candidates)
+    problem = f'the default "{{}}" takes the only text column, but there are {len(candidates)} candidates: {listing}'
+    raise ConfigError([(KEY, f'{problem}; set {KEY}, for example to "{{{candidates[0]}}}"')])
+
+
+def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], dict[str, bool]]:
+    """The literals and fields of a template; and each fault, with whether literal braces may be the cause of it."""
+    pieces: list[str | Field] = []
+    faults: dict[str, bool] = {}
+    try:
+        for literal, name, spec, conversion in Formatter().parse(text):
+            if literal and pieces and isinstance(pieces[-1], str):
+                pieces[-1] += literal  # the parser ends a literal at each doubled brace
+            elif literal:
+                pieces.append(literal)
+            if name is not None:
+                names = list(_names(name, spec or "", conversion))
+                faults.update(fault for used in names if (fault := _name_fault(used, columns)))
+                source = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
+                plain = not spec and not conversion and "[" not in name
+                pieces.append(Field(source, tuple(_column(used) for used in names), plain))
+    except ValueError as error:
+        faults[f"{text!r} is no format string: {error}"] = True
+    return pieces, faults
+
+
+def _names(name: str, spec: str, conversion: str | None, *, nested: bool = False) -> Iterator[str]:
+    """The name of a field and those of the fields inside its format spec."""
+    if conversion is not None and conversion not in ("r", "s", "a"):
+        raise ValueError(f"unknown conversion !{conversion} (there are !r, !s and !a)")
+    yield name
+    if "{" in spec:  # only then does str.format look inside
+        if nested:
+            raise ValueError("fields are nested too deeply")
+        for _, inner, inner_spec, inner_conversion in Formatter().parse(spec):
+            if inner is not None:
+                yield from _names(inner, inner_spec or "", inner_conversion, nested=True)
+
+
+def _column(name: str) -> str:
+    return re.split(r"[.\[]", name, maxsplit=1)[0]
+
+
+def _name_fault(name: str, columns: Sequence[str]) -> tuple[str, bool] | None:
+    column, there_are = _column(name), f"; there are: {', '.join(columns)}"
+    if name != column and name in columns:
+        return f"a template cannot name the column {name!r} because of its dot or bracket; rename the column", False
+    if column == "" or column.isdecimal():
+        return f"{{{name}}} names no column{there_are}", True
+    if column not in columns:
+        nearest = did_you_mean(column, columns)
+        return f"no column {column!r}{nearest}{there_are}", not nearest
+    items = name[len(column) :]
+    if re.fullmatch(r"(\[[^\]]+\])*", items):
+        return None
+    problem = "asks for an attribute, which a template may not" if "." in items else "is malformed"
+    return f"{{{name}}} {problem}; an item is written {{{column}[key]}}", False
+
+
+def _brace_advice(text: str, columns: Sequence[str]) -> str:
+    """How to write the template if the braces that are not columns were meant literally."""
+    named = "|".join(map(re.escape, columns)) or "(?!)"
+    field = rf"\{{(?:{named})(?:\[[^\]{{}}]+\])*(?:![rsa])?(?::[^{{}}]*)?\}}"
+    # Without a "{{" nothing was doubled yet, and a "}}" closes two braces, as in \frac{1}{\sqrt{2}}.
+    doubled = r"\{\{|\}\}|" if "{{" in text else ""
+    corrected = re.sub(
+        rf"({doubled}{field})|[{{}}]", lambda match: match[1] if match[1] is not None else match[0] * 2, text
+    )
+    if corrected == text or _parse(corrected, columns)[1]:
+        return ""
+    return f"; if the braces are meant literally, double them: {corrected}"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

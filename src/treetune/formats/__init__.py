@@ -1,0 +1,1 @@
+"""Trainers' row formats."""

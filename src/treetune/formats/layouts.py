@@ -1,0 +1,50 @@
+"""The same rows as each trainer wants them. The canonical layout is verl's.
+
+| format | columns |
+|---|---|
+| verl | data_source, prompt, ability, reward_model {style, ground_truth}, extra_info {index, uid, ...} |
+| skyrl | data_source, prompt, env_class, reward_spec {method, ground_truth}, ability, extra_info |
+| trl | data_source, prompt, ground_truth, ability, extra_info |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treetune.datasets.config import Format
+from treetune.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def laid_out(table: pa.Table, format: Format) -> pa.Table:
+    """Canonical rows in a trainer's columns."""
+    if format == "skyrl":
+        return _skyrl(table)
+    return _trl(table) if format == "trl" else table
+
+
+def _skyrl(table: pa.Table) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    extra = table["extra_info"].combine_chunks()
+    if extra.type.get_field_index("env_class") < 0:
+        raise UsageError("SkyRL rows need an environment", remedy="set env_class, such as env_class: gsm8k")
+    columns = {name: table[name] for name in table.column_names if name != "reward_model"}
+    columns["env_class"] = pc.struct_field(extra, "env_class")
+    if "reward_model" in table.column_names:
+        reward = table["reward_model"].combine_chunks()
+        names = ["method" if field.name == "style" else field.name for field in reward.type]
+        columns["reward_spec"] = pa.StructArray.from_arrays(reward.flatten(), names)
+    return pa.table(columns)
+
+
+def _trl(table: pa.Table) -> pa.Table:
+    import pyarrow.compute as pc
+
+    if "reward_model" not in table.column_names:
+        return table
+    truths = pc.struct_field(table["reward_model"].combine_chunks(), "ground_truth")
+    return table.drop_columns(["reward_model"]).append_column("ground_truth", truths)

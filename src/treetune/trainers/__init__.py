@@ -1,0 +1,1 @@
+"""Bridges to trainers, one file each."""

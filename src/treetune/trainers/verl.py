@@ -1,0 +1,135 @@
+"""verl: tasks into its config, and rewards for its rows.
+
+    run_with_tasks(config)      # train_tasks and val_tasks become parquet, then verl runs
+
+In a verl config, `reward.custom_reward_function: {path: pkg://treetune.trainers.verl, name: compute_score}` scores each
+row by its own task: the taskset's `reward`, the row's environment, or the rule. verl itself is never changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from treetune.datasets.resolve import resolve_tasks_into_config
+from treetune.datasets.taskset import RULE
+from treetune.errors import MissingExtraError, TasksetError
+
+KNOWN = frozenset(
+    "openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500 math_dapo math "
+    "math_dapo_reasoning numina_aops_forum numina_synthetic_math numina_amc_aime numina_synthetic_amc numina_cn_k12 "
+    "numina_olympiads codecontests apps codeforces taco hiyouga/geometry3k searchR1_nq searchR1_triviaqa "
+    "searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique searchR1_bamboogle".split()
+)
+"""The data sources that verl 0.9.1 scores by itself; besides these, every name that begins with `aime`."""
+
+
+def run_with_tasks(config: Any) -> Any:
+    """Resolve the tasks of a verl config and start verl's own training with it."""
+    resolve_tasks_into_config(config)
+    try:
+        from verl.trainer import main_ppo
+    except ImportError as error:
+        raise MissingExtraError(f"verl cannot be imported: {error}", remedy="install verl") from error
+    runner = inspect.signature(main_ppo.run_ppo).parameters.get("task_runner_class")
+    if runner is not None and runner.default is inspect.Parameter.empty:
+        # From 0.9 on only main() knows which runner belongs to the config; given a config, hydra hands it on.
+        return main_ppo.main(config)
+    return main_ppo.run_ppo(config)
+
+
+def knows_data_source(data_source: str) -> bool:
+    return data_source in KNOWN or data_source.startswith("aime")
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **rest: Any
+) -> dict[str, Any]:
+    """The reward of one row. The same keys for every row: verl takes those of the first for all."""
+    scorer = (extra_info or {}).get("scorer")
+    if scorer is None:
+        raise TasksetError(
+            f"a row of data_source {str(data_source)!r} does not say how it is scored",
+            remedy="build it with Treetune, with ground_truth, env_class or a custom_cls that has reward()",
+        )
+    if scorer == RULE:
+        from treetune.datasets.rule import score
+
+        result = score(solution_str, ground_truth)
+        return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
+    task = _task(str(data_source), ground_truth, dict(extra_info or {}))
+    trace = _loop().run(_answered(scorer, task, solution_str))
+    if not trace.outcome.scored:
+        raise TasksetError(
+            f"row {task.extra_info.get('index')} of {data_source!s} could not be scored: "
+            f"{trace.failure.message if trace.failure else trace.outcome.value}"
+        )
+    return {"score": trace.reward, "acc": float(trace.passed()), "answer": trace.answer or ""}
+
+
+def _task(data_source: str, ground_truth: Any, extra: dict[str, Any]) -> Any:
+    from treetune.formats.verl import task_of
+
+    return task_of(
+        {
+            "data_source": data_source,
+            "prompt": extra.pop("prompt", None) or [],
+            "reward_model": {"ground_truth": ground_truth},
+            "extra_info": extra,
+        }
+    )
+
+
+async def _answered(scorer: str, task: Any, answer: str) -> Any:
+    from treetune.policies.scripted import Replay
+    from treetune.policy import Completion
+    from treetune.rollout import Limits, run_rollout
+
+    taskset = _taskset(scorer)
+    return await run_rollout(taskset, task, Replay([Completion(text=answer)]), limits=Limits(max_turns=1))
+
+
+@lru_cache(maxsize=64)
+def _taskset(scorer: str) -> Any:
+    """The taskset that a row's scorer describes, made once per process."""
+    import msgspec
+
+    from treetune.datasets.resolve import load_task
+
+    if scorer.startswith("env:"):
+        return _ByEnvironment()
+    return load_task(msgspec.json.decode(scorer))
+
+
+class _Loop:
+    """An event loop in a thread of its own: verl calls rewards from many threads, environments are async."""
+
+    def __init__(self) -> None:
+        import asyncio
+
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="treetune-rewards", daemon=True).start()
+
+    def run(self, work: Any) -> Any:
+        import asyncio
+
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+@lru_cache(maxsize=1)
+def _loop() -> _Loop:
+    return _Loop()
+
+
+class _ByEnvironment:
+    """Scores by the environment that a task names."""
+
+    name = "environment"
+
+    def environment(self, task: Any) -> Any:
+        from treetune.environment import make
+
+        return make(task.env_class, task)

@@ -1,0 +1,1 @@
+"""The import paths under which verl recipes know dataset tasks."""

@@ -1,0 +1,184 @@
+"""A Hugging Face hub on this machine: datasets by their hub name, without a network.
+
+    make_gsm8k(folder, rows_train, rows_test)
+    with Hub(folder) as hub:
+        subprocess.run(command, env={**os.environ, **hub.environment(home)})
+
+It speaks the part of the hub's API that `datasets.load_dataset` uses: a file at a revision, whole or in ranges; the
+files of a folder; the commit behind a revision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import unquote
+
+ROUTE = re.compile(
+    r"(?:/api)?/datasets/(?P<repo>[^/]+/[^/]+)"
+    r"(?:/(?P<kind>resolve|tree|revision)/(?P<revision>[^/]+)(?:/(?P<path>.+))?)?"
+)
+RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+class Hub:
+    """Serves the repositories `folder/<org>/<name>/` as they were at the last `push`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.requests: list[tuple[str, str]] = []
+        """Every (method, path) asked of this hub; a request meant for another host has its whole URL as path."""
+        self.commits: dict[str, dict[str, bytes]] = {}
+        self.commit = self.push()
+        """What `main` is: one sha for all repositories, a function of their content."""
+
+    def push(self) -> str:
+        """Makes the folder, as it is now, the new `main`; earlier commits stay to be had by their sha."""
+        paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        files = {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in paths}
+        self.commit = digest(json.dumps({name: digest(content) for name, content in files.items()}).encode())
+        self.commits[self.commit] = files
+        return self.commit
+
+    def __enter__(self) -> Hub:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, self))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """What a process needs to take this for the hub and `home` for its caches, whatever its user has set."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "HF_HUB_CACHE": str(home / "hub"),
+            "HF_DATASETS_CACHE": str(home / "datasets"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_DATASETS_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+            "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+            # datasets also asks `datasets-server.<endpoint>`: as a proxy the hub refuses it at once, no resolver asked.
+            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), self.url),
+            **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
+        }
+
+    def answer(self, url: str) -> tuple[str, str, bytes]:
+        """The content type, the commit and the body behind a URL; LookupError with the hub's code if there is none."""
+        path, _, query = url.partition("?")
+        if not (route := ROUTE.fullmatch(path)):
+            raise LookupError("EntryNotFound")
+        repo, kind, revision, inside = map(unquote, route.groups(default=""))
+        commit = self.commit if revision in ("", "main") else revision
+        if not any(name.startswith(f"{repo}/") for files in self.commits.values() for name in files):
+            raise LookupError("RepoNotFound")
+        if commit not in self.commits:
+            raise LookupError("RevisionNotFound")
+        prefix = f"{repo}/"
+        files = {n.removeprefix(prefix): body for n, body in self.commits[commit].items() if n.startswith(prefix)}
+        if kind == "resolve":
+            if inside not in files:
+                raise LookupError("EntryNotFound")
+            return "application/octet-stream", commit, files[inside]
+        if kind == "tree":
+            found = tree(files, inside, recursive="recursive=true" in query.lower())
+            if not found:
+                raise LookupError("EntryNotFound")
+            return "application/json", commit, json.dumps(found).encode()
+        siblings = [{"rfilename": name} for name in files]
+        return "application/json", commit, json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def __init__(self, hub: Hub, *arguments: Any) -> None:
+        self.hub = hub
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        self.hub.requests.append((self.command, self.path))
+        try:
+            kind, commit, body = self.hub.answer(self.path)
+        except LookupError as error:
+            return self.reply(404, b"", {"X-Error-Code": str(error), "X-Error-Message": f"{error}: {self.path}"})
+        headers = {
+            "Content-Type": kind,
+            "ETag": f'"{digest(body)}"',
+            "X-Repo-Commit": commit,
+            "Accept-Ranges": "bytes",
+        }
+        if not (asked := RANGE.fullmatch(self.headers.get("Range", ""))):
+            return self.reply(200, body, headers)
+        first, last = asked.groups()
+        start = int(first) if first else max(0, len(body) - int(last or 0))
+        stop = min(len(body), int(last) + 1) if first and last else len(body)
+        if start >= stop:
+            return self.reply(416, b"", {"Content-Range": f"bytes */{len(body)}"})
+        return self.reply(206, body[start:stop], {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"})
+
+    do_HEAD = do_GET
+
+    def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: `Hub.requests` is the log."""
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
+
+
+def tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """What lies in a folder, as the hub lists it."""
+    prefix = f"{folder}/" if folder else ""
+    found: dict[str, dict[str, Any]] = {}
+    for name, body in files.items():
+        if name.startswith(prefix):
+            parts = name.removeprefix(prefix).split("/")
+            for depth in range(1, len(parts)):
+                path = prefix + "/".join(parts[:depth])
+                found[path] = {"type": "directory", "path": path, "oid": digest(path.encode()), "size": 0}
+            found[name] = {"type": "file", "path": name, "oid": digest(body), "size": len(body)}
+    return [entry for path, entry in found.items() if recursive or "/" not in path.removeprefix(prefix)]
+
+
+def make_gsm8k(folder: Path, rows_train: list[dict[str, str]], rows_test: list[dict[str, str]]) -> None:
+    """Writes `openai/gsm8k` with its config `main` below the folder, laid out as on the hub."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    repo = folder / "openai" / "gsm8k"
+    (repo / "main").mkdir(parents=True, exist_ok=True)
+    card = ["---", "configs:", "- config_name: main", "  data_files:"]
+    for split, rows in {"train": rows_train, "test": rows_test}.items():
+        schema = pa.schema({"question": pa.string(), "answer": pa.string()})
+        file = repo / "main" / f"{split}-00000-of-00001.parquet"
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), file)
+        card += [f"  - split: {split}", f"    path: main/{split}-*"]
+    (repo / "README.md").write_text("\n".join([*card, "---", ""]))

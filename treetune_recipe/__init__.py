@@ -1,0 +1,1 @@
+"""Recipes: a task, its config and its entry point."""
