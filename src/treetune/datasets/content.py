@@ -10,7 +10,6 @@ remembered for as long as its size, times and inode stay the same.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import os
 import time
@@ -173,4 +172,6 @@ def _matches(pattern: str, base: Path | None) -> list[Path]:
     place = (base or Path()) / pattern
     if place.exists():
         return [place]
+    import glob
+
     return [Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name)]

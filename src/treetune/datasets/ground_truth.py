@@ -32,14 +32,22 @@ class GroundTruth:
 
     def of(self, row: Mapping[str, Any]) -> Any:
         """The ground truth as it is stored, or None where there is none."""
-        return self.found(row[self.column])
+        value = row[self.column]
+        if self._pattern is None:
+            return stored(value)
+        matches = self._pattern.findall(value) if isinstance(value, str) else None
+        return (matches[-1].strip() or None) if matches else None
 
-    def found(self, value: Any) -> Any:
-        if self._pattern is not None:
-            # The last one counts: a solution may quote the marker before it ends.
-            matches = self._pattern.findall(value) if isinstance(value, str) else []
-            value = matches[-1].strip() if matches else None
-        return stored(value)
+    def of_column(self, values: list[Any]) -> list[Any]:
+        """The ground truths of a column's values."""
+        if self._pattern is None:
+            return [stored(value) for value in values]
+        # The last match counts: a solution may quote the marker before it ends.
+        find = self._pattern.findall
+        return [
+            (matches[-1].strip() or None) if isinstance(value, str) and (matches := find(value)) else None
+            for value in values
+        ]
 
 
 def stored(value: Any) -> Any:

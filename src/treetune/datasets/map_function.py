@@ -20,6 +20,8 @@ Row = dict[str, Any]
 def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
     """Compiled at the first row, which shows the columns."""
     config = taskset.config
+    data_source, ability, reward_method = config.data_source, config.ability, config.reward_method
+    extra_fields = config.extra_fields
     compiled: list[tuple[Callable[[Row], list[Row]], GroundTruth | None]] = []
 
     def compile_for(row: Row) -> tuple[Callable[[Row], list[Row]], GroundTruth | None]:
@@ -43,18 +45,17 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
             prompt = prompt_of(row)
         except ValueError as error:
             raise TasksetError(f"row {index}: {error}") from None
-        made: Row = {
-            "data_source": config.data_source,
-            "prompt": prompt,
-            "extra_info": {"index": index, **{field: row[field] for field in config.extra_fields}},
-        }
-        if config.ability is not None:
-            made["ability"] = config.ability
+        extra = {"index": index}
+        for field in extra_fields:
+            extra[field] = row[field]
+        made: Row = {"data_source": data_source, "prompt": prompt, "extra_info": extra}
+        if ability is not None:
+            made["ability"] = ability
         if truth is not None:
             found = truth.of(row)
             if found is None:
                 raise RowDropped("no ground truth")
-            made["reward_model"] = {"style": config.reward_method, "ground_truth": found}
+            made["reward_model"] = {"style": reward_method, "ground_truth": found}
         return made
 
     return make_row

@@ -8,23 +8,26 @@ Template tasks are built column by column; a taskset that overrides `_make_map_f
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from treetune.canonical import canonical
 from treetune.datasets.expression import Filter
 from treetune.datasets.ground_truth import GroundTruth, stored
-from treetune.datasets.schema import JSON_FIELDS, SPLIT, canonical_type, conform, json_array, refuse_mixed_truths
+from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform, json_array, refuse_mixed_truths
 from treetune.datasets.source import Batch
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, did_you_mean
 from treetune.formats.verl import reward_spec
 from treetune.plugins import load_object
-from treetune.task import Task
+from treetune.task import problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 RESERVED = ("index", "uid", "scorer", "env_class")
 """Keys of `extra_info` that Treetune itself fills in."""
+
+_FINISHED = ("data_source", "reward_model", "extra_info", "env_class")
 
 Row = dict[str, Any]
 
@@ -84,7 +89,8 @@ class RowBuilder:
         if self._by_column and not isinstance(batch, list):
             built = self._columns(batch, indices, dropped)
         else:
-            built = self._rows(_pylist(batch), indices, dropped)
+            with _no_collection():
+                built = self._rows(_pylist(batch), indices, dropped)
         if built is not None and self._filter is not None and self._filter_late:
             built = self._filtered_late(_pylist(batch), indices, built, dropped)
         return built, dropped
@@ -117,11 +123,11 @@ class RowBuilder:
         config = self.taskset.config
         truths: list[Any] | None = None
         if self._truth is not None:
-            truths = [self._truth.found(value) for value in table[self._truth.column].to_pylist()]
+            truths = self._truth.of_column(table[self._truth.column].to_pylist())
             if None in truths:
                 kept = [number for number, truth in enumerate(truths) if truth is not None]
                 dropped["no ground truth"] += len(truths) - len(kept)
-                table, indices = table.take(kept), [indices[number] for number in kept]
+                table, indices = table.take(pa.array(kept, pa.int64())), [indices[number] for number in kept]
                 truths = [truths[number] for number in kept]
                 if not truths:
                     return None
@@ -153,40 +159,32 @@ class RowBuilder:
     def _uids(self, contents: list[str], truths: list[Any] | None) -> list[str]:
         """`Task.uid` of each row, by putting together the canonical JSON it hashes."""
         config = self.taskset.config
-        encode = msgspec.json.Encoder(order="sorted").encode
-        environment = b'"env_class":' + encode(config.env_class) + b"," if config.env_class is not None else b""
-        system = (
-            b'{"content":' + encode(config.system_prompt) + b',"role":"system"},'
-            if config.system_prompt is not None
-            else b""
-        )
-        head = b"{" + environment + b'"prompt":[' + system + b'{"content":'
+        encode, blake = msgspec.json.Encoder(order="sorted").encode, hashlib.blake2b
+        head = b"{"
+        if config.env_class is not None:
+            head += b'"env_class":' + encode(config.env_class) + b","
+        head += b'"prompt":['
+        if config.system_prompt is not None:
+            head += b'{"content":' + encode(config.system_prompt) + b',"role":"system"},'
+        head += b'{"content":'
         middle = b',"role":"user"}],"reward_spec":{'
-        tail = b',"method":' + encode(config.reward_method) + b"}}"
         if truths is None:
-            return [_hash(head + encode(content) + middle + b"}}") for content in contents]
+            return [blake(head + encode(text) + middle + b"}}", digest_size=16).hexdigest() for text in contents]
         middle += b'"ground_truth":'
+        tail = b',"method":' + encode(config.reward_method) + b"}}"
+        encoded = [encode(truth) if isinstance(truth, str) else canonical(truth) for truth in truths]
         return [
-            _hash(head + encode(content) + middle + encode(truth) + tail)
-            if isinstance(truth, str)
-            else self._task(content, truth).uid
-            for content, truth in zip(contents, truths, strict=True)
+            blake(head + encode(text) + middle + truth + tail, digest_size=16).hexdigest()
+            for text, truth in zip(contents, encoded, strict=True)
         ]
-
-    def _task(self, content: str, truth: Any) -> Task:
-        config = self.taskset.config
-        system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt is not None else []
-        return Task(
-            prompt=[*system, {"role": "user", "content": content}],
-            env_class=config.env_class,
-            reward_spec={"method": config.reward_method, "ground_truth": truth},
-        )
 
     def _rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> pa.Table | None:
         rows: list[Row] = []
+        kept: list[int] = []
+        make_row = self._make_row
         for row, index in zip(source, indices, strict=True):
             try:
-                made = self._make_row(row, index)
+                made = make_row(row, index)
             except RowDropped as reason:
                 dropped[str(reason)] += 1
                 continue
@@ -196,30 +194,84 @@ class RowBuilder:
                 raise TasksetError(f"row {index} could not be made: {type(error).__name__}: {error}") from error
             if made is None:
                 dropped["map function"] += 1
-            else:
-                rows.append(self.finished(made, index))
-        return rows_table(rows) if rows else None
+                continue
+            if type(made) is not dict or type(made.get("prompt")) is not list:
+                raise TasksetError(
+                    f"row {index} has no prompt (a list of messages): {made!r:.200}",
+                    remedy="the function of _make_map_fn() returns data_source, prompt and extra_info at the least",
+                )
+            rows.append(made)
+            kept.append(index)
+        return self._table(rows, kept) if rows else None
 
-    def finished(self, row: Mapping[str, Any], index: int) -> Row:
-        """A row with everything that a canonical one has."""
-        taskset, config = self.taskset, self.taskset.config
-        if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), list):
-            raise TasksetError(
-                f"row {index} has no prompt (a list of messages): {row!r:.200}",
-                remedy="the function of _make_map_fn() returns data_source, prompt and extra_info at the least",
-            )
-        row = {"data_source": config.data_source, **row}
-        reward = dict(row.get("reward_model") or {})
-        if "ground_truth" in reward:
-            reward["ground_truth"] = stored(_plain(reward["ground_truth"]))
-            row["reward_model"] = {"style": config.reward_method, **reward}
-        extra = {"index": index, **{key: _plain(value) for key, value in dict(row.get("extra_info") or {}).items()}}
-        env_class = row.pop("env_class", None) or extra.get("env_class") or config.env_class
-        task = Task(prompt=row["prompt"], env_class=env_class, reward_spec=reward_spec(row.get("reward_model")))
-        extra = {"index": extra.pop("index"), "uid": task.uid, "scorer": taskset.scorer, **_without(extra, RESERVED)}
-        if env_class is not None:
-            extra["env_class"] = env_class
-        return {**row, "extra_info": extra}
+    def _table(self, rows: list[Row], indices: list[int]) -> pa.Table:
+        """Made rows as canonical columns, with everything that a canonical row has.
+
+        Column by column: putting each row together and taking it apart again would cost as much as making it. A key
+        whose values are of mixed types becomes JSON, and the table says which.
+        """
+        import pyarrow as pa
+
+        config, mixed = self.taskset.config, list[str]()
+        names = _keys(rows)
+        columns: dict[str, Any] = {
+            name: _inferred([row.get(name) for row in rows], name, mixed) for name in names if name not in _FINISHED
+        }
+        columns["data_source"] = pa.array(
+            [str(row.get("data_source", config.data_source)) for row in rows], pa.string()
+        )
+        specs: list[dict[str, Any]] = [{}] * len(rows)
+        if "reward_model" in names:
+            rewards = [self._reward(row.get("reward_model")) for row in rows]
+            specs = [_spec(reward) for reward in rewards]
+            columns["reward_model"] = _struct(rewards, "reward_model", mixed)
+        given = [row.get("extra_info") or {} for row in rows]
+        keys = _keys(given)
+        extra: dict[str, Any] = {"index": indices, "uid": None, "scorer": [self.taskset.scorer] * len(rows)}
+        if "index" in keys:
+            extra["index"] = [int(info.get("index", index)) for info, index in zip(given, indices, strict=True)]
+        environments = [config.env_class] * len(rows)
+        if "env_class" in names or "env_class" in keys:
+            environments = [
+                row.get("env_class") or info.get("env_class") or config.env_class
+                for row, info in zip(rows, given, strict=True)
+            ]
+        if any(environments):
+            extra["env_class"] = environments
+        extra["uid"] = _uids(rows, environments, specs)
+        extra.update({key: [_plain(info.get(key)) for info in given] for key in keys if key not in RESERVED})
+        arrays = [_inferred(values, f"extra_info.{key}", mixed) for key, values in extra.items()]
+        columns["extra_info"] = pa.StructArray.from_arrays(arrays, list(extra))
+        ordered = dict.fromkeys(["data_source", "prompt", *names, "extra_info"])
+        table = pa.table({name: columns[name] for name in ordered if name in columns})
+        return table.replace_schema_metadata({JSON_FIELDS: msgspec.json.encode(mixed)} if mixed else None)
+
+    def _reward(self, reward: Any) -> dict[str, Any] | None:
+        if not reward or "ground_truth" not in reward:
+            return reward or None
+        if type(reward["ground_truth"]) is str and reward["ground_truth"] and "style" in reward:
+            return dict(reward)
+        truth = stored(_plain(reward["ground_truth"]))
+        return {"style": self.taskset.config.reward_method, **reward, "ground_truth": truth}
+
+
+def _uids(rows: list[Row], environments: list[str | None], specs: list[dict[str, Any]]) -> list[str]:
+    """`Task.uid` of each row; spelled out, because there are many."""
+    encode, blake = msgspec.json.Encoder(order="sorted").encode, hashlib.blake2b
+    uids = []
+    for row, env_class, spec in zip(rows, environments, specs, strict=True):
+        content = problem(row["prompt"], env_class, spec)
+        encoded = encode(content)
+        if b"null" in encoded:
+            encoded = canonical(content)
+        uids.append(blake(encoded, digest_size=16).hexdigest())
+    return uids
+
+
+def _spec(reward: dict[str, Any] | None) -> dict[str, Any]:
+    if reward is not None and len(reward) == 2 and type(reward.get("ground_truth")) is str and "style" in reward:
+        return {"ground_truth": reward["ground_truth"], "method": reward["style"]}
+    return reward_spec(reward)
 
 
 def _remade(taskset: DatasetTaskset, columns: Mapping[str, pa.DataType], made: bool) -> RowBuilder:
@@ -246,32 +298,48 @@ def read_pass_rates(path: str) -> dict[str, float]:
         raise ConfigError([("pass_rates", f"{path} is no pass-rate file: {error}")]) from None
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the cycle collector, which would look through a batch of rows again and again and find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def accepting_index(function: Callable[..., Any]) -> Callable[[Row, int], Any]:
     """A map function takes the row, or the row and its index."""
     parameters = inspect.signature(function).parameters.values()
     several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return function if several or len(positional) > 1 else lambda row, index: function(row)
+    if several or len(positional) > 1:
+        return function
+
+    def with_index(row: Row, index: int) -> Any:
+        made = function(row)
+        if isinstance(made, dict):
+            made["extra_info"] = {**(made.get("extra_info") or {}), "index": index}
+        return made
+
+    return with_index
 
 
-def rows_table(rows: list[Row]) -> pa.Table:
-    """Rows as canonical columns. A key whose values are of mixed types becomes JSON, and the table says which."""
-    import pyarrow as pa
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    mixed: list[str] = []
-    columns = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        columns[name] = _struct(values, name, mixed) if name in SPLIT else _inferred(values, name, mixed)
-    return pa.table(columns).replace_schema_metadata({JSON_FIELDS: msgspec.json.encode(mixed)} if mixed else None)
+def _keys(rows: list[Any]) -> list[str]:
+    """The keys of all rows, in the order of their first appearance; mostly all have those of the first."""
+    first = rows[0] or {}
+    keys = first.keys()
+    same = all([row is not None and row.keys() == keys for row in rows])  # a list: faster than a generator
+    return list(first) if same else list(dict.fromkeys(key for row in rows if row for key in row))
 
 
 def _struct(values: list[Any], name: str, mixed: list[str]) -> pa.Array:
     """Key by key, so that one mixed key does not make JSON of all."""
     import pyarrow as pa
 
-    keys = list(dict.fromkeys(key for value in values if value for key in value))
+    keys = _keys(values)
     if not keys:
         return pa.nulls(len(values))
     arrays = [_inferred([(value or {}).get(key) for value in values], f"{name}.{key}", mixed) for key in keys]
@@ -332,17 +400,16 @@ def _pylist(batch: Batch) -> list[Row]:
 
 
 def _taken(batch: Batch, numbers: list[int]) -> Batch:
-    return [batch[number] for number in numbers] if isinstance(batch, list) else batch.take(numbers)
+    if isinstance(batch, list):
+        return [batch[number] for number in numbers]
+    import pyarrow as pa
+
+    return batch.take(pa.array(numbers, pa.int64()))
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
 
 
 def _plain(value: Any) -> Any:
     """numpy's scalars and arrays as Python's."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _without(values: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in keys}
-
-
-def _hash(encoded: bytes) -> str:
-    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+    return value if type(value) in _PLAIN or not hasattr(value, "tolist") else value.tolist()

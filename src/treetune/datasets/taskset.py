@@ -188,9 +188,12 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
 
     @cached_property
     def _json_fields(self) -> list[str]:
+        import pyarrow.parquet as pq
+
         from treetune.datasets.schema import JSON_FIELDS
 
-        fields: list[str] = msgspec.json.decode((self._table.schema.metadata or {}).get(JSON_FIELDS, b"[]"))
+        metadata = pq.read_metadata(self.get_parquet_path()).metadata or {}
+        fields: list[str] = msgspec.json.decode(metadata.get(JSON_FIELDS, b"[]"))
         return fields
 
     def reward(self, task: Task, answer: str) -> Any:

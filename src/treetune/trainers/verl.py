@@ -98,8 +98,10 @@ def _taskset(scorer: str) -> Any:
     import msgspec
 
     from treetune.datasets.resolve import load_task
+    from treetune.plugins import environments
 
     if scorer.startswith("env:"):
+        environments.resolve(scorer.removeprefix("env:"))  # its file runs now, before many threads ask for it at once
         return _ByEnvironment()
     return load_task(msgspec.json.decode(scorer))
 
