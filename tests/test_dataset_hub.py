@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pyarrow.parquet as pq
+
 from hub import Hub, make_gsm8k
 
 BUILD = """

@@ -15,10 +15,12 @@ LINK = re.compile(r"\]\((?!http)([^)#]+)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_its_examples_run(page, treetune, tmp_path):
+def test_its_examples_run(page, treetune, tmp_path, monkeypatch):
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     for kind, body in BLOCK.findall(page.read_text()):
         if named := re.match(r"# file: (\S+)\n", body):
-            (tmp_path / named[1]).write_text(body)
+            # JSON has no comments: the line that names the file is not part of it.
+            (tmp_path / named[1]).write_text(body if named[1].endswith((".py", ".yaml")) else body.partition("\n")[2])
         if kind == "console":
             for line in body.splitlines():
                 assert line.startswith("$ treetune "), line
@@ -34,6 +36,14 @@ def test_its_links_lead_somewhere(page):
 
 def test_the_example_taskset_is_as_small_as_the_docs_say():
     assert len((ROOT / "src/treetune/tasksets/reverse_text.py").read_text().splitlines()) <= 25
+
+
+def test_every_key_of_a_dataset_task_is_explained():
+    from treetune.datasets.config import DatasetConfig
+
+    text = (ROOT / "docs/dataset-tasks.md").read_text()
+    for key in DatasetConfig.__struct_fields__:
+        assert key == "extra" or f"`{key}" in text, key
 
 
 def test_the_modules_that_architecture_names_exist():

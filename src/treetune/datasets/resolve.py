@@ -1,10 +1,13 @@
 """From `train_tasks` and `val_tasks` in a config to parquet paths.
 
-resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
+    resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
+
+All faults of all tasks are found before the first is built.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +17,21 @@ from treetune.datasets.cache import Sidecar
 from treetune.datasets.schema import clashes
 from treetune.datasets.taskset import DatasetTaskset, _plain, read_config
 from treetune.errors import ConfigError, PluginError, TasksetError
+from treetune.plugins import load_object
+
+OURS = "pkg://treetune.trainers.verl"
+"""How a verl config names our reward function."""
+
+_SCORABLE = "set ground_truth or env_class, or write reward(task, answer) in a custom_cls"
+
+VERL_SOURCES = frozenset(
+    "openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500 math_dapo math "
+    "math_dapo_reasoning numina_aops_forum numina_synthetic_math numina_amc_aime numina_synthetic_amc numina_cn_k12 "
+    "numina_olympiads codecontests apps codeforces taco hiyouga/geometry3k searchR1_nq searchR1_triviaqa "
+    "searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique searchR1_bamboogle".split()
+)
+"""The data sources that verl 0.9 scores by itself; besides these, every name that begins with `aime`."""
+
 
 LISTS = {"train_tasks": "train_files", "val_tasks": "val_files"}
 
@@ -44,6 +62,8 @@ def load_tasks(
 def load_task(node: Mapping[str, Any], cache_dir: str | Path | None = None) -> DatasetTaskset:
     """One entry: the base class, or the one that `custom_cls` names."""
     cls: type = DatasetTaskset
+    if ":" in str(node.get("id", "")):
+        cls = load_object(str(node["id"]))
     if node.get("custom_cls") and node["custom_cls"].get("path"):
         from treetune.target import custom_class
 
@@ -93,22 +113,22 @@ def refuse_clashes(names: Sequence[str], sidecars: Sequence[Sidecar]) -> None:
 def refuse_unscorable(config: Any, tasksets: Sequence[DatasetTaskset]) -> None:
     """A row that nothing can score is found out by the trainer only after the model is loaded."""
     function = _reward_function(config)
-    if function is None:
-        return
     for taskset in tasksets:
-        if function == "":
-            from treetune.trainers.verl import knows_data_source
-
-            if not knows_data_source(taskset.config.data_source):
-                raise TasksetError(
-                    f"verl itself cannot score data_source {taskset.config.data_source!r}",
-                    remedy="set reward.custom_reward_function.path to pkg://treetune.trainers.verl",
-                )
-        elif function.endswith("treetune.trainers.verl") and taskset.scorer is None:
+        source = taskset.config.data_source
+        if taskset.scorer is None and (function == "" or function == OURS):
+            raise TasksetError(f"nothing can score data_source {source!r}: it has no ground truth", remedy=_SCORABLE)
+        if taskset.scorer is None and function is None:
+            warnings.warn(f"nothing here can score data_source {source!r}: {_SCORABLE}", stacklevel=2)
+        if function == "" and not knows_data_source(source):
             raise TasksetError(
-                f"nothing can score data_source {taskset.config.data_source!r}: it has no ground truth",
-                remedy="set ground_truth or env_class, or write reward(task, answer) in a custom_cls",
+                f"verl itself cannot score data_source {source!r}",
+                remedy=f"set reward.custom_reward_function to {{path: {OURS}, name: compute_score}}",
             )
+
+
+def knows_data_source(data_source: str) -> bool:
+    """Whether verl 0.9 scores rows of this source by itself."""
+    return data_source in VERL_SOURCES or data_source.startswith("aime")
 
 
 def _reward_function(config: Any) -> str | None:

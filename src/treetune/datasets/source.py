@@ -1,7 +1,9 @@
 """Where a dataset task's rows come from: `datasets.load_dataset`, read as a stream.
 
-source = open_source(config.loading_params)
-for batch in source.batches(): ...
+    source = open_source(config.loading_params)
+    for batch in source.batches(): ...
+
+Whatever its size, only a batch of it is in memory.
 """
 
 from __future__ import annotations

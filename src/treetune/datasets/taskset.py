@@ -165,9 +165,12 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     def _described(self) -> str | None:
         import inspect
 
-        file = Path(inspect.getfile(type(self))).resolve()
+        cls = type(self)
         config = {key: value for key, value in self.config.for_key().items() if key != "extra"}
-        node = {"custom_cls": {"path": str(file), "name": type(self).__qualname__}, **config, **self.config.extra}
+        node = {"id": f"{cls.__module__}:{cls.__qualname__}", **config, **self.config.extra}
+        if cls.__module__ == "__main__" or cls.__module__.startswith("treetune.files."):
+            node["id"] = None
+            node["custom_cls"] = {"path": str(Path(inspect.getfile(cls)).resolve()), "name": cls.__qualname__}
         return msgspec.json.encode({key: value for key, value in node.items() if value is not None}).decode()
 
     # What a taskset does

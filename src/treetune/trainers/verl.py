@@ -18,14 +18,6 @@ from treetune.datasets.resolve import resolve_tasks_into_config
 from treetune.datasets.taskset import RULE
 from treetune.errors import MissingExtraError, TasksetError
 
-KNOWN = frozenset(
-    "openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500 math_dapo math "
-    "math_dapo_reasoning numina_aops_forum numina_synthetic_math numina_amc_aime numina_synthetic_amc numina_cn_k12 "
-    "numina_olympiads codecontests apps codeforces taco hiyouga/geometry3k searchR1_nq searchR1_triviaqa "
-    "searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique searchR1_bamboogle".split()
-)
-"""The data sources that verl 0.9.1 scores by itself; besides these, every name that begins with `aime`."""
-
 
 def run_with_tasks(config: Any) -> Any:
     """Resolve the tasks of a verl config and start verl's own training with it."""
@@ -39,10 +31,6 @@ def run_with_tasks(config: Any) -> Any:
         # From 0.9 on only main() knows which runner belongs to the config; given a config, hydra hands it on.
         return main_ppo.main(config)
     return main_ppo.run_ppo(config)
-
-
-def knows_data_source(data_source: str) -> bool:
-    return data_source in KNOWN or data_source.startswith("aime")
 
 
 def compute_score(
