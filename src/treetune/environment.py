@@ -13,10 +13,11 @@ Methods may be `async` or not; those that are not run in a thread. The `info` of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
+from treetune.contract import Contract
 from treetune.errors import EnvironmentFault
 from treetune.plugins import environments
 from treetune.task import Message, Task
@@ -92,6 +93,9 @@ class Step(msgspec.Struct):
 
 class Environment:
     """Made for one task, used for one episode."""
+
+    CONTRACT: ClassVar[Contract | None] = None
+    """What it asks of a task; None where it says nothing, and so nothing is checked."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
