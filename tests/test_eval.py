@@ -263,7 +263,8 @@ def test_a_taskset_that_fails_while_giving_tasks_is_named(treetune, tmp_path):
     )
     result = treetune("eval", "broken.py:Broken", "-m", "scripted:echo", "-o", "run")
     assert result.code == 3
-    assert "Broken failed while giving its tasks: KeyError" in result.err
+    assert "Broken.load_tasks() failed: KeyError: 'column'" in result.err
+    assert 'raise KeyError' in result.err, "the author is shown the line"
 
 
 def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(treetune, tmp_path):

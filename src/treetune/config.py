@@ -8,9 +8,10 @@ All faults are collected and reported together, each with the path of its key an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -66,7 +67,16 @@ def with_overrides(
 def dump_yaml(data: Mapping[str, Any]) -> str:
     import yaml
 
-    return str(yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(_escaped(dict(data)), sort_keys=False, allow_unicode=True))
+
+
+def _escaped(value: Any) -> Any:
+    """Text as it must be written for `load_yaml` to read the same: a literal `${` would be an interpolation."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    return [_escaped(item) for item in value] if isinstance(value, list) else value
 
 
 def convert(
@@ -126,7 +136,24 @@ def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: 
 
 def to_plain(config: Any) -> dict[str, Any]:
     """A typed config as plain values that YAML can hold and `convert` takes back."""
-    return cast(dict[str, Any], msgspec.to_builtins(config))
+    return cast(dict[str, Any], _plain(config))
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value, enc_hook=_spelled)
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, PurePath):
+        # Absolute, so that a saved config means the same file from any folder.
+        return str(Path(value).expanduser().absolute())
+    raise NotImplementedError(f"a config cannot hold a {type(value).__name__}")
+
+
+def _read(kind: type, value: Any) -> Any:
+    if issubclass(kind, PurePath) and isinstance(value, str | PurePath):
+        return kind(value)
+    raise msgspec.ValidationError(f"Expected {kind.__name__}, got {type(value).__name__}")
 
 
 def defaults_of(struct: type) -> dict[str, Any]:
@@ -134,7 +161,7 @@ def defaults_of(struct: type) -> dict[str, Any]:
     fields = msgspec.structs.fields(cast(Any, struct))
     found = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
     made = {field.name: field.default_factory() for field in fields if field.default_factory is not msgspec.NODEFAULT}
-    return {name: msgspec.to_builtins(value) for name, value in {**found, **made}.items()}
+    return {name: _plain(value) for name, value in {**found, **made}.items()}
 
 
 def field_docs(struct: type) -> dict[str, str]:
@@ -163,15 +190,15 @@ def field_docs(struct: type) -> dict[str, str]:
 
 def _value(value: Any, hint: Any, raw: str | None) -> Any:
     try:
-        return msgspec.convert(value, hint)
+        return msgspec.convert(value, hint, dec_hook=_read)
     except msgspec.ValidationError:
         if raw is None:
             raise
         try:
-            return msgspec.convert(raw, hint)
+            return msgspec.convert(raw, hint, dec_hook=_read)
         except msgspec.ValidationError:
             pass
-        return msgspec.convert(value, hint)
+        raise
 
 
 def _struct_in(hint: Any) -> type | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -84,6 +84,10 @@ class PolicyError(TreetuneError):
     """A policy that could not answer."""
 
 
+class StorageError(TreetuneError):
+    """A folder or file that cannot be written."""
+
+
 class MissingExtraError(TreetuneError):
     """An optional dependency that is not installed."""
 
@@ -92,7 +96,31 @@ class MissingExtraError(TreetuneError):
         return cls(f"{what} is not installed", remedy=f"pip install 'treetune[{extra}]'")
 
 
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Whatever user code raises becomes a `TasksetError` that says where; errors for the user pass as they are."""
+    try:
+        yield
+    except TreetuneError:
+        raise
+    except Exception as error:
+        raise TasksetError(f"{what} failed: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """`ValueError: why`; only the type where there is no why."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that made a group of tasks fail."""
+    error = group.exceptions[0]
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
+
+
 def closest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    import difflib  # only where something is wrong already
+
     by_folded = {candidate.casefold(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.casefold(), list(by_folded), n=count, cutoff=0.6)
     return [by_folded[match] for match in matches]

@@ -7,6 +7,7 @@ same file without having been told of it. The folder of the file joins `sys.path
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -22,7 +23,7 @@ __path__: list[str] = []  # makes this module a package, whose children the find
 
 def module_name(file: Path) -> str:
     stem = "".join(character if character.isalnum() else "_" for character in file.stem)
-    return f"{__name__}.{stem}_{str(file).encode().hex()}"
+    return f"{__name__}.{stem}_{os.fsencode(file).hex()}"
 
 
 class _FileFinder(MetaPathFinder):
@@ -31,7 +32,7 @@ class _FileFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if not fullname.startswith(f"{__name__}."):
             return None
-        file = Path(bytes.fromhex(fullname.rpartition("_")[2]).decode())
+        file = Path(os.fsdecode(bytes.fromhex(fullname.rpartition("_")[2])))
         if not file.is_file():
             return None
         return spec_from_file_location(fullname, file, loader=_FileLoader(fullname, str(file)))
@@ -42,9 +43,14 @@ class _FileLoader(SourceFileLoader):
         file = Path(self.path)
         _refuse_foreign_siblings(file)
         folder = str(file.parent)
-        if folder not in sys.path:
-            sys.path.append(folder)
-        super().exec_module(module)
+        # First while the file runs, as for a script; afterwards last, so that it shadows nothing for others.
+        sys.path.insert(0, folder)
+        try:
+            super().exec_module(module)
+        finally:
+            sys.path.remove(folder)
+            if folder not in sys.path:
+                sys.path.append(folder)
 
 
 def _refuse_foreign_siblings(file: Path) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from treetune import order
 from treetune.environment import Environment
-from treetune.errors import ConfigError, UsageError
+from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.interleave import Interleave
 from treetune.task import Task
 from treetune.taskset import ConfigT, Taskset, TasksetConfig
@@ -31,8 +31,8 @@ class UnionConfig(TasksetConfig, frozen=True, kw_only=True):
 
 class MixtureConfig(TasksetConfig, frozen=True, kw_only=True):
     sources: list[dict[str, Any]] = []
-    """The tasksets, each with its `id`, own keys, and `weight` (1 unless given). A source without `shuffle` takes
-    the mixture's."""
+    """The tasksets, each with its `id`, own keys, and `weight` (1 unless given). Where the mixture has `shuffle`, a
+    source without one (an infinite one: without `seed` too) is shuffled by a seed of its own, derived from it."""
 
 
 class _Sources(Taskset[Task, ConfigT]):
@@ -69,7 +69,7 @@ class _Sources(Taskset[Task, ConfigT]):
         source, inner = self._owner(task)
         return source.reward(inner, answer)
 
-    def gold(self, task: Task) -> str | list[str] | None:
+    def gold(self, task: Task) -> Any:
         source, inner = self._owner(task)
         return source.gold(inner)
 
@@ -93,6 +93,10 @@ class _Sources(Taskset[Task, ConfigT]):
     def random_access(self) -> bool:
         return all(source.random_access for source in self.sources)
 
+    def _warn_of_unread_seed(self) -> None:
+        for source in self.sources:
+            source._warn_of_unread_seed()
+
 
 class Mixture(_Sources[MixtureConfig]):
     """Several tasksets drawn by weight, without end."""
@@ -104,7 +108,7 @@ class Mixture(_Sources[MixtureConfig]):
         nodes = [dict(node) for node in self.config.sources]
         weights = [_weight(node.pop("weight", None), number) for number, node in enumerate(nodes)]
         if self.config.shuffle is not None:
-            nodes = [{"shuffle": msgspec.to_builtins(self.config.shuffle), **node} for node in nodes]
+            nodes = [_shuffled(node, number, self.config.shuffle.seed) for number, node in enumerate(nodes)]
         self._combine(_built(nodes), weights)
 
     @classmethod
@@ -127,10 +131,10 @@ class Mixture(_Sources[MixtureConfig]):
     def place(self, index: int) -> tuple[int, int]:
         number, within = self._interleave.at(index)
         source = self.sources[number]
-        count = source.count()
+        count = source._size()
         if count is None:
             return number, within
-        return number, order.locate(within, source._nonempty(count), source.order_seed, f"{number}")[1]
+        return number, order.locate(within, count, source.order_seed, f"{number}")[1]
 
     def source(self) -> str | None:
         return f"weights {self.weights}"
@@ -161,8 +165,22 @@ class Union(_Sources[UnionConfig]):
         return self._ends[-1] if self._ends else 0
 
     def place(self, index: int) -> tuple[int, int]:
-        source = bisect_right(self._ends, index)
-        return source, index - (self._ends[source - 1] if source else 0)
+        if not 0 <= index < self.count():
+            raise TasksetError(f"{self.name} has no task {index}", remedy="its sources may have changed")
+        number = bisect_right(self._ends, index)
+        start, source = self._ends[number - 1] if number else 0, self.sources[number]
+        return number, order.locate(index - start, self._ends[number] - start, source.order_seed)[1]
+
+
+def _shuffled(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
+    """The node with a shuffle of its own. Two sources never share a seed: they might be the same taskset."""
+    from treetune.target import taskset_class
+
+    cls = taskset_class(node)
+    if "shuffle" in node or cls is None or (cls.INFINITE and "seed" in node):
+        return node
+    own = int.from_bytes(order.stream_key(seed, f"source {number}", 0)[:4], "little") >> 1
+    return {**node, "shuffle": {"seed": own}}
 
 
 def _built(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,33 @@ def load_file(path: str | Path) -> Any:
     if not file.is_file():
         raise PluginError(f"no such file: {path}", remedy=f"paths are taken from {Path.cwd()}")
     for module in list(sys.modules.values()):
-        if module.__name__ != "__main__" and getattr(module, "__file__", None) == str(file):
+        # Anything may stand in sys.modules, None included.
+        if getattr(module, "__name__", "__main__") != "__main__" and getattr(module, "__file__", None) == str(file):
             return module
     return _import(module_name(file), str(path))
+
+
+def absolute_path(path: str, folders: Iterable[Path]) -> str:
+    """A relative path made absolute by the first of the folders that has it; else as it is, from where we run."""
+    if not Path(path).expanduser().is_absolute():
+        for folder in folders:
+            if (folder / path).exists():
+                return str((folder / path).resolve())
+    return path
+
+
+def absolute_spec(spec: str, folders: Iterable[Path]) -> str:
+    """`file.py:Name` with its path made absolute; any other name as it is."""
+    place, _, name = spec.rpartition(":")
+    return f"{absolute_path(place, folders)}:{name}" if place.endswith(".py") else spec
+
+
+def folders_of(cls: type) -> Iterator[Path]:
+    """Where the files of a class and its bases lie."""
+    for base in cls.__mro__:
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        if file is not None:
+            yield Path(file).resolve().parent
 
 
 def _load_module(name: str) -> Any:

@@ -8,7 +8,7 @@ class Shout:
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -16,11 +16,11 @@ from treetune.task import Message, Task
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    temperature: float | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """Absent: what the model or its server defaults to."""
-    top_p: float | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     """Nucleus sampling: keep the likeliest tokens up to this probability."""
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The most tokens of one completion."""
     stop: list[str] = []
     """Strings at which a completion ends."""

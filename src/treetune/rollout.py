@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from treetune.environment import Action, Environment, Observation, Step
+from treetune.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.errors import EnvironmentFault
 from treetune.offload import call
 from treetune.policy import Completion, Policy, Request, Sampling, Usage
@@ -29,10 +28,14 @@ CLOSE_SECONDS = 30.0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    max_turns: int | None = None
+    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The most answers of one episode; absent: the environment decides."""
-    timeout: float | None = None
-    """The most seconds of one rollout; absent: no limit."""
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The most seconds of one rollout, and of scoring a group; absent: no limit."""
+
+    def passed(self) -> str:
+        """What a failure says of a deadline that passed."""
+        return f"no end after {self.timeout} seconds"
 
 
 async def run_rollout(
@@ -50,19 +53,26 @@ async def run_rollout(
     return await run.run()
 
 
-async def score_together(taskset: Taskset[Any, Any], task: Task, traces: Sequence[Trace]) -> None:
+async def score_together(
+    taskset: Taskset[Any, Any], task: Task, traces: Sequence[Trace], limits: Limits | None = None
+) -> None:
     """Give the traces of one task the rewards that the taskset's `score_group` finds for them."""
     scored = [trace for trace in traces if trace.outcome.scored]
+    limits = limits or Limits()
     try:
-        rewards = [finite(reward, "reward") for reward in await call(taskset.score_group, task, scored)]
+        async with asyncio.timeout(limits.timeout) as deadline:
+            rewards = [finite(reward, "reward") for reward in await call(taskset.score_group, task, scored)]
         if len(rewards) != len(scored):
             raise EnvironmentFault(f"score_group gave {len(rewards)} rewards for {len(scored)} traces")
         for trace, reward in zip(scored, rewards, strict=True):
             trace.reward = reward
     except Exception as error:
+        failure = Failure.of(error, "score_group")
+        outcome = Outcome.ENVIRONMENT_ERROR
+        if deadline.expired():
+            outcome, failure = Outcome.TIMEOUT, Failure("TimeoutError", limits.passed(), "score_group")
         for trace in scored:
-            trace.outcome = Outcome.ENVIRONMENT_ERROR
-            trace.failure = Failure(type(error).__name__, str(error), phase="score_group")
+            trace.outcome, trace.failure = outcome, failure
 
 
 class Rollout:
@@ -91,11 +101,11 @@ class Rollout:
         environment: Environment | None = None
         try:
             async with asyncio.timeout(self._limits.timeout) as deadline:
-                environment = await call(self._taskset.environment, trace.task)
+                environment = await self._open()
                 await self._play(environment)
         except TimeoutError as error:
             if deadline.expired():
-                self._fail(Outcome.TIMEOUT, error, f"no end after {self._limits.timeout} seconds")
+                self._fail(Outcome.TIMEOUT, error, self._limits.passed())
             else:
                 self._fail(self._culprit(), error)
         except asyncio.CancelledError as error:
@@ -109,6 +119,22 @@ class Rollout:
                 await asyncio.shield(self._close(environment))
             trace.timing.total = time.perf_counter() - began
         return trace
+
+    async def _open(self) -> Environment:
+        taskset, task = self._taskset, self.trace.task
+        if task.env_class is None and not taskset.overrides("environment"):
+            return SingleTurn(task, taskset)  # no user code, so no thread
+        loop = asyncio.get_running_loop()
+
+        def close_late(environment: Environment) -> None:
+            # Made after the deadline, so nobody will use it; what it holds is given back all the same.
+            if loop.is_running():
+                asyncio.run_coroutine_threadsafe(self._close(environment), loop)
+            else:
+                asyncio.run(self._close(environment))
+
+        environment: Environment = await call(taskset.environment, task, late=close_late)
+        return environment
 
     async def _play(self, environment: Environment) -> None:
         trace = self.trace
@@ -192,12 +218,10 @@ class Rollout:
 
     def _fail(self, outcome: Outcome, error: BaseException, message: str | None = None) -> None:
         self.trace.outcome = outcome
-        self.trace.failure = Failure(
-            type=type(error).__name__,
-            message=message or str(error) or type(error).__name__,
-            phase=self._phase,
-            traceback="" if message else "".join(traceback.format_exception(error)),
-        )
+        if message is None:
+            self.trace.failure = Failure.of(error, self._phase)
+        else:
+            self.trace.failure = Failure(type(error).__name__, message, self._phase)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

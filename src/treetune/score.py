@@ -37,6 +37,8 @@ class Score(msgspec.Struct, frozen=True):
 def finite(value: Any, what: str) -> float:
     """`value` as a float; a NaN or a wrong type is a fault of the scorer, never a silent 0."""
     try:
+        if isinstance(value, str | bytes):  # which float() would read
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError):
         raise EnvironmentFault(f"{what} must be a number, got {type(value).__name__}: {value!r}") from None

@@ -6,13 +6,13 @@ taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from treetune.config import collect, load_yaml, to_plain, with_overrides
-from treetune.errors import ConfigError, PluginError, UsageError
-from treetune.plugins import load_file, tasksets
+from treetune.errors import ConfigError, PluginError, UsageError, user_code
+from treetune.plugins import absolute_path, absolute_spec, load_file, tasksets
 from treetune.taskset import Taskset
 
 
@@ -20,16 +20,15 @@ def read_target(target: str, overrides: Mapping[str, str] | None = None, split: 
     """The config a target stands for, with the overrides in it: a mapping with a `taskset` node.
 
     Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; several entries form a mixture by
-    their weights, or a union where none has one.
+    their weights, or a union where none has one. Python files that a YAML file names are looked for beside it first.
     """
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
             data = {"taskset": _declared_node(data, target, split)}
+        data["taskset"] = _located(data["taskset"], [Path(target).expanduser().resolve().parent])
     else:
         data = {"taskset": {"id": target}}
-    if isinstance(data["taskset"], str):
-        data["taskset"] = {"id": data["taskset"]}
     return with_overrides(data, overrides or {}, source=target)
 
 
@@ -77,61 +76,93 @@ def collect_taskset(
     if not isinstance(node, Mapping):
         faults.append((path, "expected an id, or keys and values with an id"))
         return None
-    keys = dict(node)
-    if "custom_cls" in keys:
-        cls = custom_class(keys.pop("custom_cls"), f"{path}.custom_cls")
-        open_keys = "config_type" not in vars(cls)
-        keys.pop("id", None)
-    elif "id" in keys:
-        cls = tasksets.resolve(str(keys.pop("id")))
-        open_keys = False
-    else:
-        faults.append((f"{path}.id", "is required: a taskset's name, file.py:Name or module:Name"))
-        return None
-    if not issubclass(cls, Taskset):
-        raise PluginError(f"{cls.__name__} is no Taskset", remedy="subclass treetune.Taskset")
-    if open_keys:
-        own = set(cls.config_type.__struct_fields__)
-        further = {key: keys.pop(key) for key in list(keys) if key not in own}
-        keys["extra"] = {**(keys.get("extra") or {}), **further}
     before = len(faults)
+    cls = _taskset_class(node, path, faults)
+    if cls is None:
+        return None
+    keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
+    if "extra" in keys:
+        faults.append((f"{path}.extra", "is no key of its own: write the further keys beside the others"))
+    elif "custom_cls" in node and cls.OPEN_KEYS:
+        own = set(cls.config_type.__struct_fields__)
+        keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
     config = collect(keys, cls.config_type, path, raw, faults)
     if len(faults) > before:
         return None
-    taskset = cls(config)
+    with user_code(f"making {cls.__name__}"):
+        taskset = cls(config)
     if taskset.name == cls.__name__ and ":" not in str(node.get("id", ":")):
         taskset.name = str(node["id"])
     return taskset
 
 
-def describe(taskset: Taskset[Any, Any], node: Mapping[str, Any]) -> dict[str, Any]:
-    """The node that builds this taskset again, with every key spelled out and file paths made absolute."""
-    resolved = dict(node)
-    if "custom_cls" in resolved:
-        custom = dict(resolved["custom_cls"])
-        resolved["custom_cls"] = {**custom, "path": _absolute(custom["path"])}
-        head = {"custom_cls": resolved["custom_cls"]}
+def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskset[Any, Any]] | None:
+    """The class that a node names; None where it names none that can be used."""
+    return _taskset_class(node, path, [])
+
+
+def _taskset_class(node: Mapping[str, Any], path: str, faults: list[tuple[str, str]]) -> type[Taskset[Any, Any]] | None:
+    if "custom_cls" in node:
+        cls = custom_class(node["custom_cls"], f"{path}.custom_cls")
+    elif "id" in node:
+        cls = tasksets.resolve(str(node["id"]))
     else:
-        place, _, name = str(resolved["id"]).rpartition(":")
-        head = {"id": f"{_absolute(place)}:{name}" if place.endswith(".py") else resolved["id"]}
+        faults.append((f"{path}.id", "is required: a taskset's name, file.py:Name or module:Name"))
+        return None
+    if not issubclass(cls, Taskset):
+        raise PluginError(f"{cls.__name__} is no Taskset", remedy="subclass treetune.Taskset")
+    return cls
+
+
+def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
+    """The node that builds this taskset again, with every key spelled out and file paths made absolute."""
+    node = {"id": node} if isinstance(node, str) else node
+    if "custom_cls" in node:
+        custom = {**node["custom_cls"], "path": str(Path(node["custom_cls"]["path"]).expanduser().resolve())}
+        head: dict[str, Any] = {"custom_cls": custom}
+    else:
+        head = {"id": absolute_spec(str(node["id"]), [Path.cwd()])}
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
-    return {**head, **config, **further} if "custom_cls" in head else {**head, **config}
+    if "sources" in config:
+        built = zip(getattr(taskset, "sources", []), config["sources"], strict=False)
+        config["sources"] = [_with_weight(describe(source, node), node) for source, node in built]
+    return {**head, **config, **further}
+
+
+def _with_weight(described: dict[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
+    return {**described, "weight": node["weight"]} if "weight" in node else described
+
+
+def _located(node: Any, folders: Iterable[Path]) -> Any:
+    """A node whose Python files are looked for in `folders`; a mixture's sources too."""
+    if isinstance(node, str):
+        return {"id": absolute_spec(node, folders)}
+    if not isinstance(node, Mapping):
+        return node
+    found = dict(node)
+    if isinstance(node.get("id"), str):
+        found["id"] = absolute_spec(node["id"], folders)
+    custom = node.get("custom_cls")
+    if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
+        found["custom_cls"] = {**custom, "path": absolute_path(custom["path"], folders)}
+    if isinstance(node.get("sources"), list):
+        found["sources"] = [_located(source, folders) for source in node["sources"]]
+    return found
 
 
 def custom_class(node: Any, path: str) -> type:
     if not isinstance(node, Mapping) or not node.get("path"):
         raise ConfigError([(f"{path}.path", "is required: the Python file of the class")])
-    unknown = set(node) - {"path", "name"}
-    if unknown:
-        raise ConfigError([(f"{path}.{key}", "unknown key; known: path, name") for key in sorted(unknown)])
+    faults = [(f"{path}.{key}", "unknown key; known: path, name") for key in node if key not in ("path", "name")]
     name = node.get("name") or "Task"
+    for key, value in (("path", node["path"]), ("name", name)):
+        if not isinstance(value, str):
+            faults.append((f"{path}.{key}", f"expected text, got {value!r}"))
+    if faults:
+        raise ConfigError(faults)
     module = load_file(node["path"])
     cls = getattr(module, name, None)
     if not isinstance(cls, type):
         raise UsageError(f"{node['path']} has no class {name!r}", remedy=f"set {path}.name")
     return cls
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count as count_from
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args
@@ -25,7 +25,15 @@ import msgspec
 from typing_extensions import TypeVar
 
 from treetune import order
-from treetune.errors import EmptyTasksetError, InfiniteTasksetError, TasksetError, UsageError
+from treetune.errors import (
+    EmptyTasksetError,
+    InfiniteTasksetError,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    described,
+    user_code,
+)
 from treetune.score import UNCHECKED, Score, Verdict
 from treetune.seeds import mentions_seed
 from treetune.task import Task
@@ -72,6 +80,9 @@ class Taskset(Generic[TaskT, ConfigT]):
     NEEDS_CONTAINER: ClassVar[bool] = False
     """Its tasks run code or commands: refused before the first task where no sandbox can serve it."""
 
+    OPEN_KEYS: ClassVar[bool] = True
+    """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
+
     task_type: ClassVar[type[Task]] = Task
     config_type: ClassVar[type[TasksetConfig]] = TasksetConfig
 
@@ -83,12 +94,14 @@ class Taskset(Generic[TaskT, ConfigT]):
                     cls.task_type = argument
                 elif isinstance(argument, type) and issubclass(argument, TasksetConfig):
                     cls.config_type = argument
+        cls.OPEN_KEYS = cls.config_type is TasksetConfig
 
     def __init__(self, config: ConfigT | None = None) -> None:
         self.config: ConfigT = config if config is not None else self.config_type()  # type: ignore[assignment]
         self.name = type(self).__name__
         self._reader: Iterator[TaskT] | None = None
         self._read = 0
+        self._warned = False
         if not self.overrides("load_tasks") and not self.overrides("task_at"):
             raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
@@ -122,8 +135,8 @@ class Taskset(Generic[TaskT, ConfigT]):
             remedy="write reward(task, answer), or give the task an env_class",
         )
 
-    def gold(self, task: TaskT) -> str | list[str] | None:
-        """The right answer, a list of actions, or None where it is not known."""
+    def gold(self, task: TaskT) -> Any:
+        """The right answer, a list of actions, or None where it is not known. May be async."""
         return None
 
     def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
@@ -133,8 +146,12 @@ class Taskset(Generic[TaskT, ConfigT]):
     def environment(self, task: TaskT) -> Environment:
         """The environment that runs this task."""
         from treetune.environment import SingleTurn, make
+        from treetune.plugins import absolute_spec, folders_of
 
-        return make(task.env_class, task) if task.env_class is not None else SingleTurn(task, self)
+        if task.env_class is None:
+            return SingleTurn(task, self)
+        # A file.py:Name in a task is meant as its author wrote it: beside the taskset's own file.
+        return make(absolute_spec(task.env_class, folders_of(type(self))), task)
 
     def source(self) -> str | None:
         """What identifies the data behind the tasks (a file's hash, a revision), for the fingerprint."""
@@ -144,8 +161,8 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     @property
     def seed(self) -> int:
-        """The seed of generated tasks: `shuffle.seed`, else the config's own `seed`, else 0."""
-        if self.config.shuffle is not None:
+        """The seed of generated tasks: of an infinite taskset `shuffle.seed`, else the config's own `seed`, else 0."""
+        if self.INFINITE and self.config.shuffle is not None:
             return self.config.shuffle.seed
         return int(getattr(self.config, "seed", 0))
 
@@ -175,18 +192,32 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def __getitem__(self, position: int) -> TaskT:
         """The task at a position in load order."""
-        return self._placed(self.task_at(position), position)
+        try:
+            task = self.task_at(position)
+        except (TreetuneError, IndexError):
+            raise
+        except Exception as error:
+            raise TasksetError(f"{self.name}.task_at({position}) failed: {described(error)}") from error
+        return self._placed(task, position)
 
     def __iter__(self) -> Iterator[TaskT]:
         """All tasks in load order, built one by one."""
-        return (self._placed(task, position) for position, task in enumerate(self.load_tasks()))
+        with user_code(f"{self.name}.load_tasks()"):
+            for position, task in enumerate(self.load_tasks()):
+                yield self._placed(task, position)
 
     def at(self, index: int) -> TaskT:
         """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
-        count = self.count()
-        if count is None:
-            return self[index]
-        return self[order.locate(index, self._nonempty(count), self.order_seed)[1]]
+        count = self._size()
+        return self[index if count is None else order.locate(index, count, self.order_seed)[1]]
+
+    def _size(self) -> int | None:
+        """`count`, where an empty taskset is an error."""
+        with user_code(f"{self.name}.count()"):
+            count = self.count()
+        if count is not None and count < 1:
+            raise self._empty()
+        return count
 
     def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
         """The first `num_tasks` of the order, each at most once; only what is taken is built."""
@@ -200,7 +231,7 @@ class Taskset(Generic[TaskT, ConfigT]):
             self._warn_of_unread_seed()
         if self.order_seed is None:
             return self._first(num_tasks)
-        count = self._nonempty(self.count() or 0)
+        count = self._size() or 0
         return (self.at(index) for index in range(count if num_tasks is None else min(num_tasks, count)))
 
     def select_tasks(self, num_tasks: int | None = None) -> list[TaskT]:
@@ -213,16 +244,40 @@ class Taskset(Generic[TaskT, ConfigT]):
 
         return Score.of(await call(self.reward, task, answer))
 
+    async def gold_of(self, task: TaskT) -> str | list[str] | None:
+        """`gold`, off the event loop where it is synchronous, and of a right type."""
+        from treetune.offload import call
+
+        gold = await call(self.gold, task)
+        if gold is None or isinstance(gold, str):
+            return gold
+        if isinstance(gold, list | tuple) and all(isinstance(action, str) for action in gold):
+            return list(gold)
+        raise TasksetError(
+            f"{self.name}.gold() gave a {type(gold).__name__} for task {task.idx}: {gold!r:.80}",
+            remedy="return the answer as text, a list of texts for several turns, or None",
+        )
+
     async def check(self, task: TaskT) -> Verdict:
         """`validate`, off the event loop where it is synchronous."""
         from treetune.offload import call
 
         return Verdict.of(await call(self.validate, task))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be worked out again stays behind: a pickled taskset is small, and holds no open generator."""
+        kept = {
+            key: value
+            for key, value in self.__dict__.items()
+            if not isinstance(getattr(type(self), key, None), cached_property)
+        }
+        return {**kept, "_reader": None, "_read": 0}
+
     @cached_property
     def _loaded(self) -> list[TaskT]:
-        tasks = self.load_tasks()
-        return tasks if isinstance(tasks, list) else list(tasks)
+        with user_code(f"{self.name}.load_tasks()"):
+            tasks = self.load_tasks()
+            return tasks if isinstance(tasks, list) else list(tasks)
 
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
         # Not range(count): a finite generator would have to be built whole to know its count.
@@ -232,7 +287,7 @@ class Taskset(Generic[TaskT, ConfigT]):
             empty = False
             yield task
         if empty:
-            self._nonempty(0)
+            raise self._empty()
 
     def _by_position(self) -> Iterator[TaskT]:
         count = self.count()
@@ -252,24 +307,42 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def _placed(self, task: TaskT, position: int) -> TaskT:
         if type(task) is not self.task_type:
+            kind = type(task).__name__
+            declared = f"declare it: class {type(self).__name__}(Taskset[{kind}, ...])"
             raise TasksetError(
-                f"{self.name} declares tasks of type {self.task_type.__name__}, but gave a {type(task).__name__}",
-                remedy=f"declare it: class {type(self).__name__}(Taskset[{type(task).__name__}, ...])",
+                f"{self.name} declares tasks of type {self.task_type.__name__}, but gave a {kind}",
+                remedy=declared if isinstance(task, Task) else "give Task(prompt=...) objects",
             )
+        try:
+            # A struct does not check its fields when it is made. Here it must hold what its record on disk will hold.
+            _decoder(self.task_type).decode(_encoder.encode(task))
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            raise TasksetError(
+                f"{self.name}: task {position} cannot be saved as JSON and read back: {error}",
+                remedy="give its fields values of their declared types: text, numbers, lists, dicts",
+            ) from None
         return msgspec.structs.replace(task, idx=position, data_source=task.data_source or self.name)
 
-    def _nonempty(self, count: int) -> int:
-        if count < 1:
-            raise EmptyTasksetError(
-                f"{self.name} has no tasks",
-                remedy="load_tasks() must give at least one; look at its filters and files",
-            )
-        return count
+    def _empty(self) -> EmptyTasksetError:
+        return EmptyTasksetError(
+            f"{self.name} has no tasks", remedy="load_tasks() must give at least one; look at its filters and files"
+        )
 
     def _warn_of_unread_seed(self) -> None:
-        if self.config.shuffle is not None and not mentions_seed(type(self), Taskset):
+        if self._warned or not self.INFINITE or self.config.shuffle is None:
+            return
+        if not mentions_seed(type(self), Taskset):
+            self._warned = True
             warnings.warn(
                 f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
                 "Read self.seed where its tasks are generated.",
                 stacklevel=3,
             )
+
+
+_encoder = msgspec.json.Encoder()
+
+
+@lru_cache(maxsize=256)
+def _decoder(task_type: type[Task]) -> msgspec.json.Decoder[Task]:
+    return msgspec.json.Decoder(task_type)

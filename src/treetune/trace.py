@@ -6,6 +6,7 @@ for trace in read_traces(path):
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -45,6 +46,11 @@ class Failure(msgspec.Struct):
     phase: str
     """start, policy, environment or score_group."""
     traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, phase: str) -> Failure:
+        message = str(error) or type(error).__name__
+        return cls(type(error).__name__, message, phase, "".join(traceback.format_exception(error)))
 
 
 class Turn(msgspec.Struct):

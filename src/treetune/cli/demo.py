@@ -51,6 +51,7 @@ def demo_command(
     The task is written to a file and run from there: change the file, run the demo again, see another result.
     """
     import asyncio
+    import shlex
 
     from treetune.cli.output import console_for, print_json
     from treetune.evaluate.config import Evaluation, read_evaluation
@@ -112,15 +113,16 @@ def demo_command(
 
     say("4. Files", "bold")
     for name, about in {
-        "config.yaml": "runs this evaluation again: treetune eval " + str(path / "config.yaml"),
+        "config.yaml": "runs this evaluation again: treetune eval " + shlex.quote(str(path / "config.yaml")),
         "traces.jsonl": "every rollout: messages, reward, answer, timing",
         "summary.json": "mean, standard error, pass@k, per outcome",
     }.items():
         say(f"   {path / name}  {about}")
 
     say("Try next", "bold")
-    say(f"   treetune show {file}:CountLetters -n 3")
-    say(f"   edit {file}, then: treetune eval {file}:CountLetters -m scripted:gold -n 20")
+    name = shlex.quote(f"{file}:CountLetters")
+    say(f"   treetune show {name} -n 3")
+    say(f"   edit {file}, then: treetune eval {name} -m scripted:gold -n 20")
     say("   treetune init my-task")
     if json:
         print_json(

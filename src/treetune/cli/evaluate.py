@@ -34,6 +34,9 @@ def eval_command(
     max_concurrent: Annotated[
         int | None, typer.Option("-c", "--max-concurrent", help="Rollouts under way at once (64).")
     ] = None,
+    pass_threshold: Annotated[
+        float | None, typer.Option(help="The reward from which a rollout counts as solved (1.0).")
+    ] = None,
     split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in -o: only what is missing or failed.")] = False,
@@ -66,6 +69,7 @@ def eval_command(
         "num_tasks": num_tasks,
         "num_rollouts": num_rollouts,
         "max_concurrent": max_concurrent,
+        "pass_threshold": pass_threshold,
     }
     data.update({key: value for key, value in flags.items() if value is not None})
     if "model" not in data:
@@ -73,19 +77,16 @@ def eval_command(
     evaluation = read_evaluation(data, overrides, source=target)
     if dry_run:
         return _dry_run(evaluation, json)
-    code, path = _run(evaluation, output, resume, json)
-    if write_pass_rate is not None and code in (0, 1):
-        from treetune.evaluate.pass_rates import write_pass_rates
-
-        write_pass_rates(path, write_pass_rate, evaluation.config.pass_threshold)
-    return code
+    return _run(evaluation, output, resume, write_pass_rate, json)
 
 
 def _dry_run(evaluation: Evaluation, json: bool) -> int:
     from treetune.cli.output import console_for, print_json
     from treetune.config import dump_yaml, to_plain
+    from treetune.policies import check_policy
 
     config, taskset = evaluation.config, evaluation.taskset
+    check_policy(config.model, taskset, config.endpoint)
     first = next(taskset.draw(config.num_tasks))
     if json:
         print_json({"config": evaluation.resolved(), "first_task": to_plain(first)})
@@ -98,12 +99,13 @@ def _dry_run(evaluation: Evaluation, json: bool) -> int:
     return 0
 
 
-def _run(evaluation: Evaluation, output: Path | None, resume: bool, json: bool) -> tuple[int, Path]:
+def _run(evaluation: Evaluation, output: Path | None, resume: bool, write_pass_rate: Path | None, json: bool) -> int:
     import asyncio
-    import warnings
+    import shlex
 
     from treetune.cli.output import console_for, print_json
     from treetune.evaluate.display import display_for, summary_table
+    from treetune.evaluate.pass_rates import write_pass_rates
     from treetune.evaluate.run_folder import TRACES, RunFolder
     from treetune.evaluate.runner import Runner
     from treetune.fingerprint import taskset_fingerprint
@@ -115,15 +117,12 @@ def _run(evaluation: Evaluation, output: Path | None, resume: bool, json: bool) 
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
     policy = load_policy(config.model, taskset, config.endpoint)
     path = output or _default_folder(evaluation)
-    fingerprint = taskset_fingerprint(taskset)
-    if resume:
-        run = RunFolder.resume(path, TRACES, evaluation.resolved())
-    else:
-        run = RunFolder.create(path, TRACES, evaluation.resolved(), fingerprint)
+    opened = RunFolder.resume if resume else RunFolder.create
+    run = opened(path, TRACES, evaluation.resolved(), taskset_fingerprint(taskset))
     console = console_for(json)
+    runner = Runner(evaluation, policy, run)
 
     async def evaluate() -> Summary:
-        runner = Runner(evaluation, policy, run)
         done = runner.resume() if resume else 0
         with display_for(console, evaluation, total_rollouts(evaluation), done) as display:
             runner.on_trace = display.on_trace
@@ -132,21 +131,24 @@ def _run(evaluation: Evaluation, output: Path | None, resume: bool, json: bool) 
             finally:
                 await policy.close()
 
+    interrupted = False
     with run:
-        before = run.fingerprint()
-        if resume and before is not None and (changes := before.differences(fingerprint)):
-            warnings.warn(f"the taskset changed since the run began: {'; '.join(changes)}", stacklevel=1)
         try:
             summary = asyncio.run(evaluate())
         except KeyboardInterrupt:
-            console.print(f"interrupted; go on with: treetune eval --resume -o {path}", markup=False, soft_wrap=True)
-            return 130, path
+            interrupted, summary = True, runner.tally.summary()
+    if write_pass_rate is not None and not interrupted:
+        write_pass_rates(path, write_pass_rate, config.pass_threshold)
     if json:
-        print_json(report(summary, path))
-    else:
+        print_json({**report(summary, path), "interrupted": interrupted})
+    elif not interrupted:
         console.print(summary_table(summary))
         console.print(f"run folder: {path}", markup=False, soft_wrap=True)
-    return 1 if summary.errors else 0, path
+    if interrupted:
+        command = f"treetune eval --resume -o {shlex.quote(str(path))}"
+        console.print(f"interrupted; go on with: {command}", markup=False, soft_wrap=True)
+        return 130
+    return 1 if summary.errors else 0
 
 
 def report(summary: Summary, path: Path) -> dict[str, Any]:

@@ -58,9 +58,9 @@ def test_repeating_the_question_is_not():
     assert mean_reward("scripted:echo") == 0.0
 '''
 
-_CONFIG = """# treetune eval {module}/eval.yaml
+_CONFIG = """# treetune eval eval.yaml
 taskset:
-  id: {module}/{module}.py:{cls}
+  id: {module}.py:{cls}  # found beside this file, from wherever it is run
   num_tasks: 20
 model: scripted:gold
 """
@@ -76,11 +76,13 @@ def init_command(
     module = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     if not module or module[0].isdigit():
         raise UsageError(f"{name!r} makes no Python name", remedy="use letters, digits and dashes, a letter first")
+    if _taken(module):
+        module += "_taskset"
     cls = "".join(part.capitalize() for part in module.split("_"))
     place = folder / module
     if place.exists():
         raise UsageError(f"{place} exists already", remedy="choose another name, or another folder with -o")
-    names = {"title": name, "module": module, "cls": cls}
+    names = {"title": module.replace("_", " ").capitalize(), "module": module, "cls": cls}
     place.mkdir(parents=True)
     (place / f"{module}.py").write_text(_TASKSET.format(**names))
     (place / f"test_{module}.py").write_text(_TEST.format(**names))
@@ -88,3 +90,19 @@ def init_command(
     typer.echo(f"{place}/{module}.py       the taskset: change load_tasks and reward")
     typer.echo(f"{place}/test_{module}.py  pytest {place}")
     typer.echo(f"{place}/eval.yaml         treetune eval {place}/{module}.py:{cls} -m scripted:gold")
+
+
+def _taken(module: str) -> bool:
+    """Whether a file or class of this name would hide something: a keyword, a name of ours, another module."""
+    import keyword
+    from importlib.util import find_spec
+
+    import treetune
+
+    cls = "".join(part.capitalize() for part in module.split("_"))
+    if keyword.iskeyword(module) or keyword.iskeyword(cls) or module == "treetune":
+        return True
+    if cls in treetune.__all__ or f"{cls}Config" in treetune.__all__:
+        return True
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None  # a mere folder, such as an earlier scaffold, hides nothing

@@ -60,8 +60,9 @@ def _describe(name: str, json: bool) -> None:
     from treetune.cli.output import console_for, print_json
     from treetune.config import defaults_of, field_docs
     from treetune.plugins import tasksets
+    from treetune.target import taskset_class
 
-    cls: Any = tasksets.resolve(name)
+    cls: Any = taskset_class({"id": name})
     docs = field_docs(cls.config_type)
     defaults = defaults_of(cls.config_type)
     keys: dict[str, dict[str, Any]] = {

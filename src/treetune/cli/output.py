@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
@@ -14,12 +16,49 @@ if TYPE_CHECKING:
 CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
+_kept: BinaryIO | None = None
+"""Standard output itself, while `sys.stdout` and what writes to its descriptor go to standard error."""
+_printed = False
+
+
+def keep_standard_output(as_json: bool) -> None:
+    """With `--json`, keeps standard output for the one object: what user code and its children print goes to
+    standard error, until the process ends."""
+    global _kept
+    if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout is not sys.__stdout__:
+        return  # called from Python, with an output of the caller's own
+    if as_json:
+        sys.stdout.flush()
+        _kept = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+    # A terminal or pipe that cannot show a letter is no reason to fail.
+    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=as_json or sys.stdout.line_buffering)
+
+
 def print_json(value: Any) -> None:
     """The one JSON object of a `--json` run."""
+    global _printed
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=repr), indent=2).decode() + "\n")
-    sys.stdout.flush()
+    try:
+        encoded = msgspec.json.encode(value, enc_hook=repr)
+    except UnicodeEncodeError:  # a lone surrogate, such as the name of a file
+        import json
+
+        encoded = json.dumps(msgspec.to_builtins(value, enc_hook=repr)).encode()
+    content = msgspec.json.format(encoded, indent=2) + b"\n"
+    if _kept is None:
+        sys.stdout.write(content.decode())
+        sys.stdout.flush()
+    else:
+        _kept.write(content)
+        _kept.flush()
+    _printed = True
+
+
+def was_printed() -> bool:
+    """Whether the one object is out already."""
+    return _printed
 
 
 def console_for(as_json: bool) -> Console:
@@ -30,8 +69,8 @@ def console_for(as_json: bool) -> Console:
 
 
 def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> int:
-    if as_json:
-        print_json({"error": message, "remedy": remedy})
+    if as_json and not _printed:
+        print_json({"error": message, "remedy": remedy, **({"interrupted": True} if code == 130 else {})})
     sys.stderr.write(f"error: {message}\n")
     if remedy:
         sys.stderr.write(f"  -> {remedy}\n")

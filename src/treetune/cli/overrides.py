@@ -10,12 +10,30 @@ import typer
 from treetune.errors import UsageError, did_you_mean
 
 
-def read_overrides(context: typer.Context, prefixes: Sequence[str]) -> dict[str, str]:
-    """What typer left over, as `{"taskset.level": "3"}`. `prefixes` are the groups that may be overridden."""
-    overrides: dict[str, str] = {}
-    waiting = list(context.args)
+def set_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without the dotted ones, and those as `--a.b=VALUE`. They may stand anywhere: typer does not know
+    them, and would take one that stands before the target for the target."""
+    plain: list[str] = []
+    dotted: list[str] = []
+    waiting = list(arguments)
     while waiting:
         argument = waiting.pop(0)
+        if argument == "--":
+            return [*plain, argument, *waiting], dotted
+        if not argument.startswith("--") or "." not in argument.partition("=")[0]:
+            plain.append(argument)
+        elif "=" in argument or not waiting or waiting[0].startswith("--"):
+            dotted.append(argument)
+        else:
+            dotted.append(f"{argument}={waiting.pop(0)}")
+    return plain, dotted
+
+
+def read_overrides(context: typer.Context, prefixes: Sequence[str]) -> dict[str, str]:
+    """What was set apart, as `{"taskset.level": "3"}`; `prefixes` are the groups that may be overridden. Anything else
+    that typer left over is refused."""
+    overrides: dict[str, str] = {}
+    for argument in [*context.args, *(context.obj or [])]:
         key, equals, value = argument.removeprefix("--").partition("=")
         head = re.split(r"[.\[]", key)[0]
         if not argument.startswith("--") or "." not in key or head not in prefixes:
@@ -27,8 +45,6 @@ def read_overrides(context: typer.Context, prefixes: Sequence[str]) -> dict[str,
                 f"unknown argument {argument!r}{hint}", remedy=remedy + ", ".join(f"--{prefix}." for prefix in prefixes)
             )
         if not equals:
-            if not waiting or waiting[0].startswith("--"):
-                raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
-            value = waiting.pop(0)
+            raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
         overrides[key] = value
     return overrides

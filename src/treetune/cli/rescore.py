@@ -17,25 +17,30 @@ def rescore_command(
     import asyncio
 
     from treetune.cli.output import console_for, print_json
-    from treetune.config import load_yaml, to_plain
+    from treetune.config import to_plain
     from treetune.errors import UsageError
     from treetune.evaluate.config import read_evaluation
     from treetune.evaluate.display import summary_table
-    from treetune.evaluate.rescore import rescore
+    from treetune.evaluate.rescore import Rescorer
     from treetune.evaluate.run_folder import CONFIG, TRACES, RunFolder, unused
     from treetune.fingerprint import taskset_fingerprint
     from treetune.requirements import refuse_unservable
+    from treetune.target import read_target
 
     if not (run / CONFIG).exists() or not (run / TRACES.file).exists():
         raise UsageError(f"{run} holds no run", remedy="name the folder that `treetune eval` printed")
-    evaluation = read_evaluation(load_yaml(run / CONFIG), source=str(run / CONFIG))
+    evaluation = read_evaluation(read_target(str(run / CONFIG)), source=str(run / CONFIG))
     refuse_unservable(evaluation.taskset)
     path = output or unused(run / "rescored")
     fingerprint = taskset_fingerprint(evaluation.taskset)
     with RunFolder.create(path, TRACES, evaluation.resolved(), fingerprint) as folder:
-        result = asyncio.run(rescore(evaluation, run, folder))
+        rescorer = Rescorer(evaluation, run, folder)
+        try:
+            result, interrupted = asyncio.run(rescorer.run()), False
+        except KeyboardInterrupt:
+            result, interrupted = rescorer.result(), True
     if json:
-        print_json({**to_plain(result), "run_dir": str(path)})
+        print_json({**to_plain(result), "run_dir": str(path), "interrupted": interrupted})
     else:
         console = console_for(False)
         before = result.before.mean_reward
@@ -51,4 +56,7 @@ def rescore_command(
             )
         console.print(summary_table(result.after))
         console.print(f"run folder: {path}", markup=False, soft_wrap=True)
+    if interrupted:
+        console_for(json).print(f"interrupted: only a part is scored again; {run} is as it was", markup=False)
+        return 130
     return 1 if result.after.errors else 0

@@ -23,9 +23,13 @@ def show_command(
     """
     from treetune.cli.output import console_for, print_json
     from treetune.cli.overrides import read_overrides
-    from treetune.target import load_taskset
+    from treetune.evaluate.config import refuse_unknown_keys
+    from treetune.target import build_taskset, read_target
 
-    taskset = load_taskset(target, read_overrides(context, ["taskset"]), split)
+    overrides = read_overrides(context, ["taskset"])
+    data = read_target(target, overrides, split)
+    refuse_unknown_keys(data, target)
+    taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     render = _renderer(tokenizer) if tokenizer else None
     shown = [_entry(taskset, task, render) for task in taskset.draw(num_tasks)]
     if json:
@@ -45,9 +49,14 @@ def show_command(
 
 
 def _entry(taskset: Any, task: Any, render: Any) -> dict[str, Any]:
-    from treetune.config import to_plain
+    import asyncio
 
-    entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "gold": taskset.gold(task)}
+    from treetune.config import to_plain
+    from treetune.errors import user_code
+
+    with user_code(f"{taskset.name}.gold() of task {task.idx}"):
+        gold = asyncio.run(taskset.gold_of(task))
+    entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "gold": gold}
     if render is not None and task.messages:
         entry["rendered"], entry["prompt_tokens"] = render(task.messages)
     return entry

@@ -16,7 +16,7 @@ def validate_command(
     ] = None,
     max_concurrent: Annotated[int | None, typer.Option("-c", "--max-concurrent", help="Checks at once (64).")] = None,
     split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
-    gold: Annotated[bool, typer.Option(help="Run each task with its gold answer too.")] = True,
+    gold: Annotated[bool | None, typer.Option(help="Run each task with its gold answer too (yes).")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder for the results.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the results in -o.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
@@ -26,14 +26,23 @@ def validate_command(
     Every task ends as valid, invalid (with the reason) or unchecked. Exit code 1 where one is invalid.
     """
     import asyncio
+    import shlex
     import time
 
     from treetune.cli.output import console_for, print_json
     from treetune.cli.overrides import read_overrides
     from treetune.config import convert, to_plain
     from treetune.errors import UsageError
+    from treetune.evaluate.config import ValidateConfig, own_keys
     from treetune.evaluate.run_folder import RunFolder, unused
-    from treetune.evaluate.validation import CHECKS, Check, ValidateConfig, ValidationSummary, validate_taskset
+    from treetune.evaluate.validation import (
+        CHECKS,
+        RETRIED,
+        Check,
+        ValidationSummary,
+        summarise_checks,
+        validate_taskset,
+    )
     from treetune.fingerprint import taskset_fingerprint
     from treetune.requirements import refuse_unservable
     from treetune.target import build_taskset, describe, read_target
@@ -42,7 +51,7 @@ def validate_command(
     if resume and output is None:
         raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
     data = read_target(target, overrides, split)
-    own = {key: value for key, value in data.items() if key in ValidateConfig.__struct_fields__}
+    own = own_keys(data, ValidateConfig)
     flags = {"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold}
     own.update({key: value for key, value in flags.items() if value is not None})
     config = convert(own, ValidateConfig, raw=overrides, source=target)
@@ -52,11 +61,10 @@ def validate_command(
     taskset.draw(config.num_tasks)
     resolved = {**to_plain(config), "taskset": describe(taskset, config.taskset)}
     path = output or unused(Path("runs") / f"validate--{taskset.name}--{time.strftime('%Y%m%d-%H%M%S')}")
+    opened = RunFolder.resume if resume else RunFolder.create
+    run = opened(path, CHECKS, resolved, taskset_fingerprint(taskset))
     if resume:
-        run = RunFolder.resume(path, CHECKS, resolved)
-        run.keep(lambda check: check.rule != "gold-failed")
-    else:
-        run = RunFolder.create(path, CHECKS, resolved, taskset_fingerprint(taskset))
+        run.keep(lambda check: check.rule not in RETRIED)
     console = console_for(json)
 
     async def validate() -> ValidationSummary:
@@ -70,16 +78,20 @@ def validate_command(
 
             return await validate_taskset(taskset, config, run, on_check)
 
+    interrupted = False
     with run:
         try:
             summary = asyncio.run(validate())
         except KeyboardInterrupt:
-            console.print(f"interrupted; go on with --resume -o {path}", markup=False, soft_wrap=True)
-            return 130
+            interrupted, summary = True, summarise_checks(list(run.read()), taskset.name)
     if json:
-        print_json({**to_plain(summary), "run_dir": str(path)})
-    else:
+        print_json({**to_plain(summary), "run_dir": str(path), "interrupted": interrupted})
+    elif not interrupted:
         _print(console, summary, path)
+    if interrupted:
+        again = f"--resume -o {shlex.quote(str(path))}"
+        console.print(f"interrupted; go on with the same command and {again}", markup=False, soft_wrap=True)
+        return 130
     return 1 if summary.invalid else 0
 
 

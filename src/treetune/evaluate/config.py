@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from treetune.config import collect, defaults_of, to_plain
-from treetune.errors import ConfigError
+from treetune.errors import ConfigError, did_you_mean
 from treetune.policies.endpoint import EndpointConfig
 from treetune.policy import Sampling
 from treetune.rollout import Limits
@@ -17,7 +17,7 @@ from treetune.taskset import Taskset
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
-HARMLESS = ("max_concurrent",)
+HARMLESS = ("max_concurrent:", "endpoint.")
 """Keys that cannot change a result, and so may differ when a run is resumed."""
 
 
@@ -40,6 +40,36 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Turns and seconds of one rollout."""
     endpoint: EndpointConfig = EndpointConfig()
     """Where the model is served."""
+
+
+class ValidateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    taskset: dict[str, Any]
+    """What to check: `id` (or `custom_cls`) and the taskset's own keys."""
+    num_tasks: Positive | None = None
+    """How many tasks; absent: all of a finite taskset."""
+    max_concurrent: Positive = 64
+    """The most checks under way at once."""
+    pass_threshold: float = 1.0
+    """The reward that a gold answer must reach."""
+    gold: bool = True
+    """Run each task with its gold answer too."""
+    limits: Limits = Limits(timeout=600.0)
+    """Turns and seconds of one gold rollout; the seconds hold for `validate` too."""
+
+
+KEYS = {*EvalConfig.__struct_fields__, *ValidateConfig.__struct_fields__}
+"""What a YAML file may hold: one file serves every verb, and each reads its own keys."""
+
+
+def refuse_unknown_keys(data: Mapping[str, Any], source: str) -> None:
+    if faults := [(str(key), f"unknown key{did_you_mean(str(key), KEYS)}") for key in data if key not in KEYS]:
+        raise ConfigError(faults, source=source)
+
+
+def own_keys(data: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """`data` without what only other verbs read; keys that none knows stay, to be found at fault."""
+    others = KEYS.difference(struct.__struct_fields__)
+    return {key: value for key, value in data.items() if key not in others}
 
 
 class Evaluation(msgspec.Struct):
@@ -65,7 +95,7 @@ def read_evaluation(
 ) -> Evaluation:
     """A typed evaluation from plain values; one error names every fault, the taskset's included."""
     faults: list[tuple[str, str]] = []
-    config = collect(data, EvalConfig, "", raw or {}, faults)
+    config = collect(own_keys(data, EvalConfig), EvalConfig, "", raw or {}, faults)
     taskset = collect_taskset(data.get("taskset"), "taskset", raw or {}, faults)
     if faults or taskset is None:
         raise ConfigError(faults, source=source)

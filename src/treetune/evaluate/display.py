@@ -114,7 +114,8 @@ def state_line(tally: Tally) -> str:
 
 
 def rollout_line(trace: Trace) -> Text:
-    what = trace.failure.message.splitlines()[0] if trace.failure else (trace.answer or trace.explanation or "")
+    what = trace.failure.message if trace.failure else (trace.answer or trace.explanation or "")
+    what = what.partition("\n")[0]
     return Text.assemble(
         f"task {trace.task.idx:<6} r{trace.rollout:<3} ",
         (f"{trace.outcome.value:<18}", _COLOURS.get(trace.outcome, "red")),

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.errors import first_of
 from treetune.evaluate.config import Evaluation
 from treetune.evaluate.run_folder import RunFolder, read_traces
 from treetune.evaluate.summary import Summary, Tally
@@ -30,43 +31,60 @@ class Rescored(msgspec.Struct):
     """Rollouts that had failed and have nothing to score."""
 
 
-async def rescore(evaluation: Evaluation, source: Path, run: RunFolder[Trace]) -> Rescored:
-    taskset, threshold = evaluation.taskset, evaluation.config.pass_threshold
-    before, after = Tally(threshold), Tally(threshold)
-    changed = diverged = skipped = 0
-    free = asyncio.Semaphore(_AT_ONCE)
+class Rescorer:
+    """Scores the traces of `source` into `run`; `result()` says what there is so far, also after an interruption."""
 
-    async def score_again(old_traces: list[Trace]) -> None:
-        nonlocal changed, diverged
+    def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace]) -> None:
+        self._evaluation = evaluation
+        self._source = source
+        self._run = run
+        threshold = evaluation.config.pass_threshold
+        self._before, self._after = Tally(threshold), Tally(threshold)
+        self._changed = self._diverged = self._skipped = 0
+        self._free = asyncio.Semaphore(_AT_ONCE)
+
+    def result(self) -> Rescored:
+        before, after = self._before.summary(), self._after.summary()
+        return Rescored(before, after, self._changed, self._diverged, self._skipped)
+
+    async def run(self) -> Rescored:
+        taskset = self._evaluation.taskset
+        groups: dict[tuple[str, int], list[Trace]] = {}
         try:
-            new_traces = [await _replayed(evaluation, old) for old in old_traces]
-            if taskset.scores_group_of(old_traces[0].task):
-                await score_together(taskset, old_traces[0].task, new_traces)
+            async with asyncio.TaskGroup() as tasks:
+                for old in read_traces(self._source, taskset):
+                    self._before.add(old)
+                    if not old.outcome.scored:
+                        self._skipped += 1
+                    elif taskset.scores_group_of(old.task):
+                        groups.setdefault((old.uid, old.occurrence), []).append(old)
+                    else:
+                        await self._free.acquire()
+                        tasks.create_task(self._score_again([old], grouped=False))
+                for group in groups.values():
+                    await self._free.acquire()
+                    tasks.create_task(self._score_again(group, grouped=True))
+        except BaseExceptionGroup as errors:
+            error = first_of(errors)
+            raise error from error.__cause__
         finally:
-            free.release()
-        for old, new in zip(old_traces, new_traces, strict=True):
-            changed += new.reward != old.reward
-            diverged += [turn.observed for turn in new.turns] != [turn.observed for turn in old.turns]
-            run.append(new)
-            after.add(new)
+            result = self.result()
+            self._run.write_summary(result.after)
+        return result
 
-    groups: dict[tuple[str, int], list[Trace]] = {}
-    async with asyncio.TaskGroup() as tasks:
-        for old in read_traces(source, taskset):
-            before.add(old)
-            if not old.outcome.scored:
-                skipped += 1
-            elif taskset.scores_group_of(old.task):
-                groups.setdefault((old.uid, old.occurrence), []).append(old)
-            else:
-                await free.acquire()
-                tasks.create_task(score_again([old]))
-        for group in groups.values():
-            await free.acquire()
-            tasks.create_task(score_again(group))
-    summary = after.summary()
-    run.write_summary(summary)
-    return Rescored(before.summary(), summary, changed, diverged, skipped)
+    async def _score_again(self, old_traces: list[Trace], grouped: bool) -> None:
+        config, taskset = self._evaluation.config, self._evaluation.taskset
+        try:
+            new_traces = [await _replayed(self._evaluation, old) for old in old_traces]
+            if grouped:
+                await score_together(taskset, old_traces[0].task, new_traces, config.limits)
+        finally:
+            self._free.release()
+        for old, new in zip(old_traces, new_traces, strict=True):
+            self._changed += new.reward != old.reward
+            self._diverged += [turn.observed for turn in new.turns] != [turn.observed for turn in old.turns]
+            self._run.append(new)
+            self._after.add(new)
 
 
 async def _replayed(evaluation: Evaluation, old: Trace) -> Trace:

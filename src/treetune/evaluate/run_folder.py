@@ -1,4 +1,5 @@
-"""A run on disk: `config.yaml` (can be run again), records appended as they come, `summary.json`.
+"""A run on disk: `config.yaml` (can be run again), records appended as they come, `summary.json`, and in
+`fingerprint.json` what the run began with, which a resumed run is compared with.
 
     with RunFolder.create(Path("runs/x"), TRACES, config, fingerprint) as run:
         run.append(trace)
@@ -9,15 +10,17 @@ The records are complete lines at every moment but perhaps the last, so a killed
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 from filelock import FileLock, Timeout
 
-from treetune.config import dump_yaml, load_yaml
-from treetune.errors import ResumeError, UsageError
+from treetune.config import dump_yaml
+from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.evaluate.config import HARMLESS
 from treetune.fingerprint import Fingerprint, config_differences
 from treetune.taskset import Taskset
@@ -28,6 +31,13 @@ SUPERSEDED = "superseded.jsonl"
 """Records that a resumed run replaced: errors that were tried again."""
 
 R = TypeVar("R")
+
+
+class Beginning(msgspec.Struct):
+    """What a run began with."""
+
+    config: dict[str, Any]
+    taskset: Fingerprint
 
 
 class Records(msgspec.Struct, Generic[R], frozen=True):
@@ -75,29 +85,39 @@ class RunFolder(Generic[R]):
         """A new run folder; one that already holds a run is refused."""
         if (path / CONFIG).exists() or (path / records.file).exists():
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
-        try:
+        with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot make the run folder {path}: {error.strerror}", remedy="pass another -o") from None
         run = cls(path, records)
         run._acquire()
-        write_whole(path / FINGERPRINT, msgspec.json.encode(fingerprint))
+        write_whole(path / FINGERPRINT, msgspec.json.encode(Beginning(dict(config), fingerprint)))
         write_whole(path / CONFIG, dump_yaml(config).encode())
         run._open()
         return run
 
     @classmethod
-    def resume(cls, path: Path, records: Records[R], config: Mapping[str, Any]) -> Self:
-        """An existing one, refused where the config differs in anything that could change a result."""
-        if not (path / CONFIG).exists():
+    def resume(cls, path: Path, records: Records[R], config: Mapping[str, Any], fingerprint: Fingerprint) -> Self:
+        """An existing one, refused where the config differs from the one it began with in anything that could change
+        a result; that `config.yaml` was edited makes no difference."""
+        if not (path / FINGERPRINT).exists():
             raise ResumeError(f"{path} holds no run to resume", remedy="leave out --resume, or correct -o")
-        before = {key: value for key, value in load_yaml(path / CONFIG).items() if key not in HARMLESS}
-        now = {key: value for key, value in config.items() if key not in HARMLESS}
-        if changes := config_differences(before, now):
+        try:
+            began = msgspec.json.decode((path / FINGERPRINT).read_bytes(), type=Beginning)
+        except (OSError, msgspec.MsgspecError) as error:
             raise ResumeError(
-                f"the config of {path} differs:\n" + "\n".join(f"  {change}" for change in changes),
+                f"{path / FINGERPRINT} cannot be read: {error}", remedy="start a new run with another -o"
+            ) from None
+        changes = config_differences(began.config, dict(config))
+        if refused := [change for change in changes if not change.startswith(HARMLESS)]:
+            raise ResumeError(
+                f"the config of {path} differs from the one the run began with:\n"
+                + "\n".join(f"  {change}" for change in refused),
                 remedy="run it with the config it began with, or start a new run with another -o",
             )
+        for change in changes:
+            if change.startswith("endpoint.base_url:"):
+                warnings.warn(f"the run goes on at another address: {change}", stacklevel=2)
+        if changed := began.taskset.differences(fingerprint):
+            warnings.warn(f"the taskset changed since the run began: {'; '.join(changed)}", stacklevel=2)
         run = cls(path, records)
         run._acquire()
         run._open()
@@ -110,25 +130,23 @@ class RunFolder(Generic[R]):
         """Moves the records that are not wanted aside, and drops a last line that was cut short."""
         self._close()
         temporary = self.path / f".{self.records.file}.kept"
-        with open(temporary, "wb") as kept, open(self.path / SUPERSEDED, "ab") as superseded:
-            for line, record in self.records.lines(self.path):
-                (kept if wanted(record) else superseded).write(line)
-        os.replace(temporary, self.path / self.records.file)
-        if not (self.path / SUPERSEDED).stat().st_size:
-            (self.path / SUPERSEDED).unlink()
+        with _writing(self.path):
+            with open(temporary, "wb") as kept, open(self.path / SUPERSEDED, "ab") as superseded:
+                for line, record in self.records.lines(self.path):
+                    (kept if wanted(record) else superseded).write(line)
+            os.replace(temporary, self.path / self.records.file)
+            if not (self.path / SUPERSEDED).stat().st_size:
+                (self.path / SUPERSEDED).unlink()
         self._open()
 
     def append(self, record: R) -> None:
         assert self._file is not None
         line = self.records.encode(record) + b"\n"
-        while line:  # one write as a rule; more only on a nearly full disk, where the next raises
-            line = line[os.write(self._file, line) :]
-
-    def fingerprint(self) -> Fingerprint | None:
         try:
-            return msgspec.json.decode((self.path / FINGERPRINT).read_bytes(), type=Fingerprint)
-        except (OSError, msgspec.MsgspecError):
-            return None
+            while line:  # one write as a rule; more only on a nearly full disk, where the next raises
+                line = line[os.write(self._file, line) :]
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def write_summary(self, summary: Any) -> None:
         write_whole(self.path / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -144,7 +162,8 @@ class RunFolder(Generic[R]):
         self.close()
 
     def _open(self) -> None:
-        self._file = os.open(self.path / self.records.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with _writing(self.path):
+            self._file = os.open(self.path / self.records.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -153,7 +172,9 @@ class RunFolder(Generic[R]):
 
     def _acquire(self) -> None:
         try:
-            self._lock.acquire(timeout=0)
+            with _writing(self.path):
+                (self.path / ".lock").touch()  # else the lock would take a forbidden folder for one that is in use
+                self._lock.acquire(timeout=0)
         except Timeout:
             raise UsageError(f"another process is writing to {self.path}", remedy="wait for it, or pass -o") from None
 
@@ -170,5 +191,23 @@ def unused(path: Path) -> Path:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is either the old one or the new one, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    with _writing(path):
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Timeout:
+        raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write to {path}: {error.strerror or error}",
+        remedy="free some space or pass another -o; what was written is kept, and --resume goes on with it",
+    )

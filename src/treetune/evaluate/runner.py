@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from treetune.errors import TasksetError, TreetuneError
+from treetune.errors import TasksetError, first_of
 from treetune.evaluate.config import Evaluation
 from treetune.evaluate.run_folder import RunFolder
 from treetune.evaluate.summary import Summary, Tally
-from treetune.offload import call
+from treetune.offload import call_apart
 from treetune.policy import Policy
 from treetune.rollout import run_rollout, score_together
 from treetune.task import Task
@@ -63,12 +63,11 @@ class Runner:
         scored: Counter[tuple[str, int]] = Counter()
         for trace in self._run.read():
             scored[trace.uid, trace.occurrence] += trace.outcome.scored
-        whole_groups = self._taskset.scores_groups
 
         def wanted(trace: Trace) -> bool:
             if trace.key in self._done or not trace.outcome.scored:
                 return False
-            if whole_groups and scored[trace.uid, trace.occurrence] < self._config.num_rollouts:
+            if scored[trace.uid, trace.occurrence] < self._config.num_rollouts and self._grouped(trace):
                 return False
             self._done.add(trace.key)
             self.tally.add(trace)
@@ -76,6 +75,13 @@ class Runner:
 
         self._run.keep(wanted)
         return len(self._done)
+
+    def _grouped(self, trace: Trace) -> bool:
+        """Whether its reward hangs on the other rollouts of its task."""
+        try:
+            return self._taskset.scores_group_of(trace.task)
+        except TasksetError:  # a task that the taskset no longer has
+            return False
 
     async def run(self) -> Summary:
         """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
@@ -88,7 +94,8 @@ class Runner:
                 for _ in range(self._config.max_concurrent):
                     tasks.create_task(self._work(jobs))
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            error = first_of(group)
+            raise error from error.__cause__
         finally:
             summary = self.tally.summary()
             self._run.write_summary(summary)
@@ -117,7 +124,7 @@ class Runner:
         while (job := await jobs.get()) is not None:
             if job.grouped:
                 traces = await asyncio.gather(*(self._rollout(job, number) for number in job.rollouts))
-                await score_together(self._taskset, job.task, traces)
+                await score_together(self._taskset, job.task, traces, self._config.limits)
             else:
                 traces = [await self._rollout(job, job.rollouts[0])]
             for trace in traces:
@@ -153,28 +160,18 @@ async def drawn(taskset: Taskset[Any, Any], num_tasks: int | None) -> AsyncItera
     """Tasks with their occurrence, drawn off the loop in small batches: building one may take long."""
     tasks = taskset.draw(num_tasks)
     seen: Counter[str] = Counter()
-    while batch := await call(_take, tasks, taskset.name):
+    while batch := await call_apart(_take, tasks):
         for task in batch:
             uid = task.uid
             yield task, seen[uid]
             seen[uid] += 1
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-def _take(tasks: Iterator[Any], name: str) -> list[Any]:
+def _take(tasks: Iterator[Any]) -> list[Any]:
     batch: list[Any] = []
     until = time.monotonic() + _DRAWING_SECONDS
-    try:
-        for task in islice(tasks, _DRAWN_AT_ONCE):
-            batch.append(task)
-            if time.monotonic() > until:
-                break
-    except TreetuneError:
-        raise
-    except Exception as error:
-        raise TasksetError(f"{name} failed while giving its tasks: {type(error).__name__}: {error}") from error
+    for task in islice(tasks, _DRAWN_AT_ONCE):
+        batch.append(task)
+        if time.monotonic() > until:
+            break
     return batch

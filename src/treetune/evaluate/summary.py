@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from treetune.trace import Outcome, Trace
+from treetune.trace import Trace
 
 
 class SourceSummary(msgspec.Struct):
@@ -68,14 +68,14 @@ class Tally:
         self._tokens[0] += trace.usage.prompt_tokens
         self._tokens[1] += trace.usage.completion_tokens
         self._tried[trace.task.data_source] += 1
-        by_task = self._sources[trace.task.data_source]
+        rewards = self._sources[trace.task.data_source][task]
         if not trace.outcome.scored:
             return
         self.scored += 1
         self._reward_sum += trace.reward
         self._rewards[task].append(trace.reward)
         self._passes[task].append(trace.passed(self._threshold))
-        by_task[task].append(trace.reward)
+        rewards.append(trace.reward)
         for name, value in trace.metrics.items():
             self._metrics[name].append(value)
 
@@ -86,9 +86,6 @@ class Tally:
     @property
     def errors(self) -> int:
         return self.rollouts - self.scored
-
-    def outcome(self, outcome: Outcome) -> int:
-        return self._outcomes[outcome.value]
 
     def summary(self) -> Summary:
         return Summary(
@@ -112,13 +109,6 @@ class Tally:
             completion_tokens=self._tokens[1],
             seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
         )
-
-
-def summarise(traces: Iterable[Trace], pass_threshold: float = 1.0) -> Summary:
-    tally = Tally(pass_threshold)
-    for trace in traces:
-        tally.add(trace)
-    return tally.summary()
 
 
 def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:

@@ -6,38 +6,25 @@ A task is valid where at least one of the two ran and none failed; a taskset tha
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections import Counter
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Collection
+from typing import Any
 
 import msgspec
 
+from treetune.errors import described, first_of
+from treetune.evaluate.config import ValidateConfig
 from treetune.evaluate.run_folder import Records, RunFolder
 from treetune.evaluate.runner import drawn
-from treetune.offload import call
 from treetune.policies.scripted import Gold
-from treetune.rollout import Limits, run_rollout
+from treetune.rollout import run_rollout
 from treetune.score import Validity
 from treetune.task import Task
 from treetune.taskset import Taskset
 
 _REASONS = 10
 """How many tasks a finding names."""
-
-
-class ValidateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    taskset: dict[str, Any]
-    """What to check: `id` (or `custom_cls`) and the taskset's own keys."""
-    num_tasks: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """How many tasks; absent: all of a finite taskset."""
-    max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """The most checks under way at once."""
-    pass_threshold: float = 1.0
-    """The reward that a gold answer must reach."""
-    gold: bool = True
-    """Run each task with its gold answer too."""
-    limits: Limits = Limits(timeout=600.0)
-    """Turns and seconds of one gold rollout."""
 
 
 class Check(msgspec.Struct):
@@ -77,12 +64,16 @@ class ValidationSummary(msgspec.Struct):
 CHECKS: Records[Check] = Records("results.jsonl", msgspec.json.encode, msgspec.json.Decoder(Check).decode)
 
 
+RETRIED = ("gold-failed", "validate-failed")
+"""Rules that say of the check, not of the task, that it failed: a resumed run tries these again."""
+
+
 async def validate_taskset(
     taskset: Taskset[Any, Any], config: ValidateConfig, run: RunFolder[Check], on_check: Callable[[Check], None]
 ) -> ValidationSummary:
     """Checks every task that `run` has no result for yet; results are saved as they come."""
-    checks = list(run.read())
-    done = {(check.uid, check.occurrence) for check in checks}
+    checks = {(check.uid, check.occurrence): check for check in run.read()}
+    unseen = set(checks)
     free = asyncio.Semaphore(config.max_concurrent)
 
     async def check_one(task: Task, occurrence: int) -> None:
@@ -91,37 +82,51 @@ async def validate_taskset(
         finally:
             free.release()
         run.append(check)
-        checks.append(check)
+        checks[check.uid, check.occurrence] = check
         on_check(check)
 
     try:
         async with asyncio.TaskGroup() as group:
             async for task, occurrence in drawn(taskset, config.num_tasks):
-                if (task.uid, occurrence) not in done:
+                unseen.discard((task.uid, occurrence))
+                if (task.uid, occurrence) not in checks:
                     await free.acquire()
                     group.create_task(check_one(task, occurrence))
+        if unseen:
+            warnings.warn(
+                f"{len(unseen)} saved results belong to tasks that this taskset no longer gives; moved aside",
+                stacklevel=2,
+            )
+            run.keep(lambda check: (check.uid, check.occurrence) not in unseen)
+            checks = {key: check for key, check in checks.items() if key not in unseen}
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        error = first_of(errors)
+        raise error from error.__cause__
     finally:
-        summary = summarise_checks(checks, taskset.name)
+        summary = summarise_checks(checks.values(), taskset.name)
         run.write_summary(summary)
     return summary
 
 
 async def _check(taskset: Taskset[Any, Any], task: Task, occurrence: int, config: ValidateConfig) -> Check:
     check = Check(task.idx, task.uid, occurrence, Validity.UNCHECKED)
+    rule = "validate-failed"
     try:
-        verdict = await taskset.check(task)
+        async with asyncio.timeout(config.limits.timeout) as deadline:
+            verdict = await taskset.check(task)
+        check.validity, check.reason = verdict.validity, verdict.reason
+        if check.validity is Validity.INVALID:
+            check.rule = "invalid-task"
+        elif config.gold:
+            rule = "gold-failed"
+            async with asyncio.timeout(config.limits.timeout) as deadline:
+                gold = await taskset.gold_of(task)
+            if gold is not None:
+                await _check_gold(taskset, task, config, check)
     except Exception as error:
-        check.validity, check.rule = Validity.INVALID, "validate-failed"
-        check.reason = f"{type(error).__name__}: {error}"
-        return check
-    check.validity, check.reason = verdict.validity, verdict.reason
-    if check.validity is Validity.INVALID:
-        check.rule = "invalid-task"
-        return check
-    if config.gold and await call(taskset.gold, task) is not None:
-        await _check_gold(taskset, task, config, check)
+        check.validity, check.rule = Validity.INVALID, rule
+        timed_out = isinstance(error, TimeoutError) and deadline.expired()
+        check.reason = f"timeout: {config.limits.passed()}" if timed_out else described(error)
     return check
 
 
@@ -139,7 +144,7 @@ async def _check_gold(taskset: Taskset[Any, Any], task: Task, config: ValidateCo
         check.validity = Validity.VALID
 
 
-def summarise_checks(checks: list[Check], name: str) -> ValidationSummary:
+def summarise_checks(checks: Collection[Check], name: str) -> ValidationSummary:
     counts = Counter(check.validity for check in checks)
     by_rule: dict[str, list[Check]] = {}
     for check in sorted(checks, key=lambda check: check.idx):

@@ -18,6 +18,17 @@ KINDS = {
 }
 
 
+def check_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> None:
+    """Refuses what `load_policy` would refuse, without loading a model."""
+    kind, _, rest = model.partition(":")
+    if kind == "local":
+        from treetune.policies.local import model_path
+
+        model_path(rest)
+    else:
+        load_policy(model, taskset, endpoint)
+
+
 def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> Policy:
     """The policy that `-m MODEL` names."""
     kind, _, rest = model.partition(":")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 import msgspec
 
@@ -12,16 +13,16 @@ OPENAI = "https://api.openai.com/v1"
 
 
 class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    base_url: str = OPENAI
+    base_url: Annotated[str, msgspec.Meta(pattern="^https?://")] = OPENAI
     """An OpenAI-compatible server, up to and including `/v1`."""
     api_key_env: str | None = None
     """The environment variable that holds the key. Absent: OPENAI_API_KEY, and only for OpenAI's own address, so that
     your key never goes to another server by accident."""
-    timeout: float = 600.0
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """The most seconds of one request."""
-    max_retries: int = 6
+    max_retries: Annotated[int, msgspec.Meta(ge=0)] = 6
     """How often a request is repeated after a connection fault, 408, 409, 429 or 5xx."""
-    max_connections: int = 256
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] = 256
     """The most requests under way at once."""
 
     def api_key(self) -> str | None:

@@ -16,13 +16,18 @@ from treetune.task import Message
 DEFAULT_MAX_TOKENS = 256
 
 
+def model_path(path: str) -> Path:
+    where = Path(path).expanduser()
+    if not where.exists():  # transformers would take a missing path for a hub name
+        raise UsageError(f"no model at {path}", remedy="local: takes a Hugging Face folder or a .gguf file")
+    return where
+
+
 class LocalPolicy:
     """A Hugging Face model folder or a .gguf file, loaded in float32. One completion at a time."""
 
     def __init__(self, path: str) -> None:
-        where = Path(path).expanduser()
-        if not where.exists():  # transformers would take a missing path for a hub name
-            raise UsageError(f"no model at {path}", remedy="local: takes a Hugging Face folder or a .gguf file")
+        where = model_path(path)
         try:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,8 +47,13 @@ class LocalPolicy:
         self._busy = asyncio.Lock()
 
     async def complete(self, request: Request) -> Completion:
-        async with self._busy:
-            return await call(self.generate, request.messages, request.sampling, f"{request.key}/{request.turn}")  # type: ignore[no-any-return]
+        await self._busy.acquire()
+        key = f"{request.key}/{request.turn}"
+        generating = asyncio.ensure_future(call(self.generate, request.messages, request.sampling, key))
+        generating.add_done_callback(lambda _: self._busy.release())
+        # Shielded: a request that was given up keeps the model busy until its thread is done.
+        completion: Completion = await asyncio.shield(generating)
+        return completion
 
     async def close(self) -> None:
         return None

@@ -74,6 +74,8 @@ class OpenAIPolicy:
                     wait = _retry_after(response.headers.get("Retry-After")) or wait
             except msgspec.DecodeError as error:
                 problem = f"{url} sent invalid JSON: {error}"
+            except aiohttp.InvalidURL as error:
+                raise PolicyError(f"{url} is no address: {error}", remedy="correct --endpoint.base_url") from error
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{url}: {type(error).__name__}: {error}"
             if attempt < self._endpoint.max_retries:

@@ -41,7 +41,7 @@ class Gold:
         seed = request.sampling.seed or 0
         if random.Random(f"{seed}/{request.key}").random() >= self._probability:
             return Completion(text=WRONG)
-        gold = self._taskset.gold(request.task)
+        gold = await self._taskset.gold_of(request.task)
         if gold is None:
             raise PolicyError(
                 f"task {request.task.idx} of {self._taskset.name} has no gold answer",

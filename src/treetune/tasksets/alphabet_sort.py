@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
 
 from treetune.envs.alphabet_sort import AlphabetSortTask, sorted_so_far
 from treetune.score import VALID, Verdict, invalid
@@ -65,15 +68,22 @@ _NAMES = [
 ]
 
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class AlphabetSortConfig(TasksetConfig, frozen=True, kw_only=True):
-    num_tasks: int = 100
+    num_tasks: Positive = 100
     """How many tasks there are."""
-    turns: int = 3
+    turns: Positive = 3
     """How many times names arrive."""
-    names_per_turn: int = 3
+    names_per_turn: Positive = 3
     """How many names arrive each time."""
     seed: int = 0
     """Picks the names."""
+
+    def __post_init__(self) -> None:
+        if self.turns * self.names_per_turn > len(_NAMES):
+            raise ValueError(f"turns x names_per_turn must be at most {len(_NAMES)}: no name comes twice")
 
 
 class AlphabetSort(Taskset[AlphabetSortTask, AlphabetSortConfig]):

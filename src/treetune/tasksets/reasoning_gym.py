@@ -11,6 +11,8 @@ import importlib
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError
 from treetune.score import Score
 from treetune.task import Task
@@ -37,27 +39,27 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     def __init__(self, config: ReasoningGymConfig | None = None) -> None:
         super().__init__(config)
         try:
-            self._gym = importlib.import_module("reasoning_gym")
+            importlib.import_module("reasoning_gym")
         except ImportError:
             raise MissingExtraError.of("reasoning-gym", "reasoning-gym") from None
         known = importlib.import_module("reasoning_gym.factory").DATASETS
         if self.config.dataset not in known:
             raise UnknownNameError.of("reasoning-gym generator", self.config.dataset, known)
-        self._utils = importlib.import_module("reasoning_gym.utils")
         start = hashlib.blake2b(f"{self.seed}".encode(), digest_size=8).digest()
         self._start = int.from_bytes(start, "little") % _STRETCHES
-        self._stretch = lru_cache(maxsize=8)(self._make_stretch)
         try:
             self._stretch(0)
         except (AssertionError, TypeError, ValueError) as error:
             raise ConfigError([("taskset.params", f"{self.config.dataset} refuses them: {error}")]) from None
 
     def task_at(self, index: int) -> Task:
+        from reasoning_gym.utils import SYSTEM_PROMPTS
+
         entry = self._entry(index)
         answer = entry["answer"]
         return Task(
             prompt=[
-                {"role": "system", "content": self._utils.SYSTEM_PROMPTS["default"]},
+                {"role": "system", "content": SYSTEM_PROMPTS["default"]},
                 {"role": "user", "content": entry["question"]},
             ],
             data_source=f"reasoning-gym/{self.config.dataset}",
@@ -66,7 +68,9 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
         )
 
     def reward(self, task: Task, answer: str) -> Score:
-        extracted = self._utils.extract_answer(answer)
+        from reasoning_gym.utils import extract_answer
+
+        extracted = extract_answer(answer)
         # The scorer wants the entry with its own types, so it is made again rather than carried as JSON.
         reward = self._stretch(task.idx // _STRETCH).score_answer(extracted, self._entry(task.idx))
         return Score(float(reward), answer=extracted, explanation=None if extracted else "no <answer> in the text")
@@ -77,6 +81,13 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     def _entry(self, index: int) -> Any:
         return self._stretch(index // _STRETCH)[index % _STRETCH]
 
-    def _make_stretch(self, number: int) -> Any:
+    def _stretch(self, number: int) -> Any:
         seed = (self._start + number) % _STRETCHES * _STRETCH
-        return self._gym.create_dataset(self.config.dataset, seed=seed, size=_STRETCH, **self.config.params)
+        return _generator(self.config.dataset, seed, msgspec.json.encode(self.config.params))
+
+
+@lru_cache(maxsize=32)
+def _generator(dataset: str, seed: int, params: bytes) -> Any:
+    from reasoning_gym import create_dataset
+
+    return create_dataset(dataset, seed=seed, size=_STRETCH, **msgspec.json.decode(params))
