@@ -41,10 +41,11 @@ def load_file(path: str | Path) -> Any:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise PluginError(f"no such file: {path}", remedy=f"paths are taken from {Path.cwd()}")
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
         # Anything may stand in sys.modules, None included.
-        if getattr(module, "__name__", "__main__") != "__main__" and getattr(module, "__file__", None) == str(file):
-            return module
+        if name != "__main__" and getattr(module, "__file__", None) == str(file):
+            # Through the import system, which waits where another thread is still running the file.
+            return _import(name, str(path))
     return _import(module_name(file), str(path))
 
 

@@ -23,9 +23,10 @@ from treetune.datasets.expression import Filter
 from treetune.datasets.ground_truth import GroundTruth, stored
 from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform, json_array, refuse_mixed_truths
 from treetune.datasets.source import Batch
+from treetune.datasets.taskset import RULE
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, did_you_mean
-from treetune.formats.verl import reward_spec
+from treetune.formats.verl import PROMPT, reward_spec
 from treetune.plugins import load_object
 from treetune.task import problem
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from treetune.datasets.taskset import DatasetTaskset
 
-RESERVED = ("index", "uid", "scorer", "env_class")
+RESERVED = ("index", "uid", "scorer", "env_class", PROMPT)
 """Keys of `extra_info` that Treetune itself fills in."""
 
 _FINISHED = ("data_source", "reward_model", "extra_info", "env_class")
@@ -151,6 +152,8 @@ class RowBuilder:
         }
         if config.env_class is not None:
             extra["env_class"] = _constant(config.env_class, table.num_rows)
+        if self.taskset.scorer not in (None, RULE):
+            extra[PROMPT] = json_array(columns["prompt"].to_pylist())
         for field in config.extra_fields:
             extra[field] = conform(table[field], canonical_type(table[field].type))
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
@@ -227,7 +230,7 @@ class RowBuilder:
             columns["reward_model"] = _struct(rewards, "reward_model", mixed)
         given = [row.get("extra_info") or {} for row in rows]
         keys = _keys(given)
-        extra: dict[str, Any] = {"index": indices, "uid": None, "scorer": [self.taskset.scorer] * len(rows)}
+        extra: dict[str, Any] = {"index": indices, "uid": None, "scorer": None}
         if "index" in keys:
             extra["index"] = [int(info.get("index", index)) for info, index in zip(given, indices, strict=True)]
         environments = [config.env_class] * len(rows)
@@ -239,6 +242,10 @@ class RowBuilder:
         if any(environments):
             extra["env_class"] = environments
         extra["uid"] = _uids(rows, environments, specs)
+        own = self.taskset.scorer
+        extra["scorer"] = [own if env_class is None else f"env:{env_class}" for env_class in environments]
+        if any(scorer not in (None, RULE) for scorer in extra["scorer"]):
+            extra[PROMPT] = json_array(row["prompt"] for row in rows).to_pylist()
         extra.update({key: [_plain(info.get(key)) for info in given] for key in keys if key not in RESERVED})
         arrays = [_inferred(values, f"extra_info.{key}", mixed) for key, values in extra.items()]
         columns["extra_info"] = pa.StructArray.from_arrays(arrays, list(extra))

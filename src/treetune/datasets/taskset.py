@@ -105,7 +105,8 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
             if named is not None and Path(named).expanduser().exists():
                 local.append(Path(named).expanduser())
         contents = {str(path): content_hash(path, memory) for path in local}
-        asked = {**config.for_key(), "format": format}
+        # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
+        asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
         return "_".join(
             (
                 impl_hash(type(self), DatasetTaskset, further, BUILDER_VERSION),

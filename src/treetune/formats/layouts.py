@@ -22,7 +22,22 @@ def laid_out(table: pa.Table, format: Format) -> pa.Table:
     """Canonical rows in a trainer's columns."""
     if format == "skyrl":
         return _skyrl(table)
-    return _trl(table) if format == "trl" else table
+    return _trl(table) if format == "trl" else _verl(table)
+
+
+def _verl(table: pa.Table) -> pa.Table:
+    """verl looks into every row's `reward_model`, so each has one, be its ground truth null."""
+    import pyarrow as pa
+
+    if "reward_model" not in table.column_names:
+        nothing = pa.nulls(table.num_rows)
+        reward = pa.StructArray.from_arrays([pa.repeat("rule", table.num_rows), nothing], ["style", "ground_truth"])
+        return table.append_column("reward_model", reward)
+    reward = table["reward_model"].combine_chunks()
+    if not reward.null_count:
+        return table
+    filled = pa.StructArray.from_arrays(reward.flatten(), fields=list(reward.type))
+    return table.set_column(table.column_names.index("reward_model"), "reward_model", filled)
 
 
 def _skyrl(table: pa.Table) -> pa.Table:

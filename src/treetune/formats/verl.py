@@ -9,6 +9,9 @@ import msgspec
 
 from treetune.task import Task
 
+PROMPT = "prompt_json"
+"""The key of `extra_info` with the prompt as JSON, for rows whose scorer may want it: verl passes no prompt on."""
+
 _OWN = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 
 
@@ -17,7 +20,7 @@ def task_of(row: Mapping[str, Any], json_fields: Sequence[str] = ()) -> Task:
     row = _parsed(_without_nulls(row), json_fields)
     extra = dict(row.get("extra_info") or {})
     env_class = extra.pop("env_class", None)
-    for key in ("uid", "scorer"):
+    for key in ("uid", "scorer", PROMPT):
         extra.pop(key, None)
     extra.update({key: value for key, value in row.items() if key not in _OWN})
     return Task(

@@ -59,12 +59,14 @@ def compute_score(
 
 
 def _task(data_source: str, ground_truth: Any, extra: dict[str, Any]) -> Any:
-    from treetune.formats.verl import task_of
+    import msgspec
+
+    from treetune.formats.verl import PROMPT, task_of
 
     return task_of(
         {
             "data_source": data_source,
-            "prompt": extra.pop("prompt", None) or [],
+            "prompt": msgspec.json.decode(extra.pop(PROMPT, None) or b"[]"),
             "reward_model": {"ground_truth": ground_truth},
             "extra_info": extra,
         }
