@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -106,6 +107,38 @@ def test_validate_can_be_resumed(treetune, tmp_path):
     assert len((tmp_path / "calls").read_text().split()) == 3
 
 
+@pytest.mark.parametrize("method", ["validate", "gold"])
+def test_a_check_that_hangs_or_fails_is_a_finding_and_tried_again_on_resume(treetune, tmp_path, method):
+    def write(body, count):
+        source = TASKSET.format(methods=f"def {method}(self, task): {body}")
+        (tmp_path / "checked.py").write_text(source.replace("range(10)", f"range({count})"))
+
+    write("import time; time.sleep(30 if task.idx == 3 else 0); return str(1 // task.idx)", 10)
+    arguments = ("validate", "checked.py:Checked", "-o", "out", "--json", "--limits.timeout", 0.5)
+    found = {finding["rule"]: finding for finding in treetune(*arguments).json["findings"]}
+    results = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    reasons = {result["idx"]: result["reason"] for result in results}
+    assert {0, 3} <= set(found[f"{method}-failed"]["rows"])
+    assert reasons[3] == "timeout: no end after 0.5 seconds"
+    assert "ZeroDivisionError" in reasons[0]
+    write("return True" if method == "validate" else "return task.ground_truth", 6)
+    again = treetune(*arguments, "--resume")
+    assert again.json["tasks"] == 6
+    assert not [finding for finding in again.json["findings"] if finding["rule"].endswith("-failed")]
+    assert "code of Checked changed" in again.err
+
+
+def test_results_of_tasks_that_are_gone_are_moved_aside(treetune, tmp_path):
+    (tmp_path / "checked.py").write_text(TASKSET.format(methods="def validate(self, task): return task.idx < 4"))
+    assert treetune("validate", "checked.py:Checked", "-o", "out", "--json").json["invalid"] == 6
+    source = (tmp_path / "checked.py").read_text()
+    (tmp_path / "checked.py").write_text(source.replace("range(10)", "range(5)"))
+    again = treetune("validate", "checked.py:Checked", "-o", "out", "--json", "--resume")
+    assert (again.json["tasks"], again.json["invalid"]) == (5, 1)
+    assert "5 saved results belong to tasks" in again.err
+    assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 5
+
+
 @pytest.mark.parametrize("taskset", ["arithmetic", "reverse-text", "alphabet-sort", "reasoning-gym"])
 def test_the_built_in_tasksets_are_valid(treetune, taskset):
     pytest.importorskip("reasoning_gym") if taskset == "reasoning-gym" else None
@@ -138,6 +171,15 @@ def test_rescore_uses_the_scorer_as_it_is_now(treetune, tmp_path):
     assert treetune("rescore", "run", "--json").json["diverged"] == 4
 
 
+def test_rescore_of_a_damaged_file_names_the_line(treetune, tmp_path):
+    treetune("eval", "reverse-text", "-m", "scripted:gold", "-o", "run")
+    traces = tmp_path / "run" / "traces.jsonl"
+    traces.write_bytes(traces.read_bytes().replace(b"{", b"{garbage", 1))
+    result = treetune("rescore", "run", "--json")
+    assert result.code == 2
+    assert "line 1 is damaged" in result.json["error"]
+
+
 def test_rescore_of_no_run_says_so(treetune, tmp_path):
     result = treetune("rescore", tmp_path)
     assert result.code == 2
@@ -157,21 +199,34 @@ def test_init_scaffolds_a_taskset_whose_test_passes(treetune, tmp_path):
     assert treetune("init", "123").code == 2
 
 
+@pytest.mark.parametrize("name", ["task", "score", "taskset", "json", "class", "none", 'a"""b'])
+def test_init_makes_a_working_project_of_any_name(treetune, tmp_path, name):
+    assert treetune("init", name, "-o", "deep").code == 0
+    (folder,) = (tmp_path / "deep").iterdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", ".", "-p", "no:cacheprovider"],
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "2 passed" in done.stdout
+    assert treetune("eval", folder / "eval.yaml", "--json").json["mean_reward"] == 1.0
+    done = subprocess.run([sys.executable, "-m", "treetune", "eval", "eval.yaml"], cwd=folder, capture_output=True)
+    assert done.returncode == 0
+
+
 def test_the_demo_shows_a_task_from_declaration_to_traces(treetune, tmp_path):
-    result = treetune("demo")
+    result = treetune("demo", "-o", "a demo")
     assert result.code == 0
     assert re.search(r"scripted:gold +mean reward 1\.000", result.out)
     assert re.search(r"scripted:echo +mean reward 0\.000", result.out)
     for line in re.findall(r"   (treetune (?:show|eval) .*)", result.out):
-        assert treetune(*line.split("treetune ")[-1].split()).code == 0
+        assert treetune(*shlex.split(line.split("treetune ")[-1])).code == 0
     for name in ("config.yaml", "traces.jsonl", "summary.json"):
-        assert (tmp_path / "treetune-demo" / "runs" / "scripted-gold" / name).exists()
+        assert (tmp_path / "a demo" / "runs" / "scripted-gold" / name).exists()
 
 
 def test_changing_the_demos_task_changes_its_result(treetune, tmp_path):
     assert treetune("demo", "--json").json["runs"]["scripted:gold"]["mean_reward"] == 1.0
     file = tmp_path / "treetune-demo" / "count_letters.py"
-    file.write_text(file.read_text().replace("str(word.count(letter))", "str(word.count(letter))[::-1] + '!'"))
     file.write_text(
         file.read_text().replace("float(found == task.ground_truth)", "0.25 * (found == task.ground_truth)")
     )

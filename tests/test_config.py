@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import tempfile
+from pathlib import Path
 
-from treetune import Sampling, TasksetConfig
-from treetune.config import convert, field_docs, load_yaml, to_plain, with_overrides
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treetune import Limits, Sampling, TasksetConfig
+from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError
-from treetune.evaluate.config import EvalConfig, read_evaluation
+from treetune.evaluate.config import EvalConfig, ValidateConfig, read_evaluation
+from treetune.policies.endpoint import EndpointConfig
+from treetune.tasksets.alphabet_sort import AlphabetSortConfig
 
 
 def test_overrides_lie_over_yaml_and_interpolations_see_them(tmp_path):
@@ -56,12 +63,66 @@ def test_a_file_that_is_no_config_is_a_clear_error(tmp_path, content):
         with_overrides(load_yaml(file), {}, source=str(file))
 
 
+@given(st.text(alphabet="\\${}a ", max_size=12))
+def test_text_survives_a_saved_config(text):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "c.yaml"
+        file.write_text(dump_yaml({"stop": [text], "nested": {"key": text}}))
+        assert with_overrides(load_yaml(file), {}) == {"stop": [text], "nested": {"key": text}}
+
+
+class WithPath(TasksetConfig, frozen=True, kw_only=True):
+    data: Path = Path("x.jsonl")
+
+
+def test_a_config_may_hold_a_path_and_saves_it_absolute():
+    assert convert({"data": "y.jsonl"}, WithPath).data == Path("y.jsonl")
+    assert to_plain(WithPath())["data"] == str(Path.cwd() / "x.jsonl")
+    with pytest.raises(ConfigError, match="data: expected Path"):
+        convert({"data": 5}, WithPath)
+
+
+@pytest.mark.parametrize(
+    ("struct", "data"),
+    [
+        (EndpointConfig, {"max_retries": -1}),
+        (EndpointConfig, {"timeout": 0}),
+        (EndpointConfig, {"max_connections": 0}),
+        (EndpointConfig, {"base_url": "127.0.0.1:8000/v1"}),
+        (Limits, {"timeout": -1}),
+        (Limits, {"max_turns": 0}),
+        (Sampling, {"temperature": -1}),
+        (Sampling, {"top_p": 0}),
+        (Sampling, {"max_tokens": 0}),
+        (AlphabetSortConfig, {"turns": 0}),
+        (AlphabetSortConfig, {"turns": 30}),
+    ],
+)
+def test_numbers_out_of_range_are_refused(struct, data):
+    with pytest.raises(ConfigError):
+        convert(data, struct)
+
+
+def test_one_file_serves_every_verb_and_a_typo_is_told_by_each(treetune, tmp_path):
+    file = tmp_path / "all.yaml"
+    file.write_text("taskset: {id: reverse-text}\nmodel: scripted:gold\ngold: false\n")
+    assert treetune("eval", "all.yaml", "--json").json["mean_reward"] == 1.0
+    assert treetune("show", "all.yaml").code == 0
+    assert treetune("validate", "all.yaml", "--json").json["gold_checked"] == 0
+    assert treetune("validate", "all.yaml", "--gold", "--json").json["gold_checked"] == 8
+    file.write_text(file.read_text() + "num_taks: 3\n")
+    for verb in ("eval", "show", "validate"):
+        result = treetune(verb, "all.yaml")
+        assert result.code == 2
+        assert "did you mean 'num_tasks'" in result.err
+
+
 def test_a_typed_config_returns_to_what_it_was():
     sampling = Sampling(temperature=0.5, stop=["a"])
     assert convert(to_plain(sampling), Sampling) == sampling
 
 
-@pytest.mark.parametrize("config", [EvalConfig, Sampling, TasksetConfig])
+@pytest.mark.parametrize("config", [EvalConfig, ValidateConfig, Sampling, Limits, EndpointConfig, TasksetConfig])
 def test_every_config_field_says_what_it_means(config):
     assert set(field_docs(config)) == set(config.__struct_fields__)
 

@@ -115,6 +115,19 @@ def test_a_cut_connection_is_tried_again():
     assert len(requests) == 2
 
 
+def test_an_address_that_is_none_is_not_tried_again():
+    async def run():
+        taskset, policy = Ask(), OpenAIPolicy("m", EndpointConfig(base_url="nowhere", max_retries=1000))
+        try:
+            return await run_rollout(taskset, taskset[0], policy)
+        finally:
+            await policy.close()
+
+    trace = asyncio.run(run())
+    assert trace.outcome is Outcome.POLICY_ERROR
+    assert "nowhere/chat/completions is no address" in trace.failure.message
+
+
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, [], {"choices": [{"message": None}]}])
 def test_an_answer_without_a_completion_is_a_policy_error(answer):
     trace, _ = ask(lambda n, r: web.json_response(answer), max_retries=0)

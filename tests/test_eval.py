@@ -164,6 +164,57 @@ def test_resume_refuses_a_changed_config_by_naming_the_difference(treetune):
     assert treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 5, "-o", "run", "--resume", "-c", 2).code == 0
 
 
+def test_resume_compares_with_the_config_the_run_began_with_not_with_an_edited_file(treetune, tmp_path):
+    treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 6, "-o", "run")
+    traces, config = tmp_path / "run" / "traces.jsonl", tmp_path / "run" / "config.yaml"
+    traces.write_bytes(b"".join(traces.read_bytes().splitlines(keepends=True)[:3]))
+    config.write_text(config.read_text().replace("scripted:gold", "scripted:echo"))
+    refused = treetune("eval", "--resume", "-o", "run")
+    assert refused.code == 2
+    assert "model: 'scripted:gold' -> 'scripted:echo'" in refused.err
+    assert len(lines(traces)) == 3
+    config.write_text(config.read_text().replace("scripted:echo", "scripted:gold"))
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 6
+
+
+def test_resume_may_go_on_at_another_endpoint(treetune):
+    start = ("eval", "arithmetic", "-m", "served", "-n", 2, "-o", "run", "--json")
+    first = treetune(*start, "--endpoint.base_url", "http://127.0.0.1:9/v1", "--endpoint.max_retries", 0)
+    assert first.json["outcomes"] == {"policy_error": 2}
+    again = treetune(
+        "eval", "--resume", "-o", "run", "--endpoint.base_url", "http://127.0.0.1:10/v1", "--endpoint.timeout", 5,
+        "--endpoint.max_connections", 3, "--json",
+    )  # fmt: skip
+    assert again.json["outcomes"] == {"policy_error": 2}
+    assert "127.0.0.1:9/v1' -> 'http://127.0.0.1:10/v1'" in again.err
+    assert again.json["data_sources"]["arithmetic"]["tasks"] == again.json["tasks"] == 2
+
+
+def test_a_run_can_be_resumed_and_run_again_from_another_folder(treetune, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.py").write_text(
+        "from treetune import Environment, Step, Task, Taskset\n"
+        "class Env(Environment):\n    def step(self, action): return Step(reward=1.0, done=True)\n"
+        "class Mine(Taskset):\n    def load_tasks(self): return [Task(env_class='mine.py:Env', prompt='x')] * 2\n"
+        "    def gold(self, task): return 'x'\n"
+    )
+    (tmp_path / "sub" / "mix.yaml").write_text(
+        "taskset: {id: union, sources: [{id: 'mine.py:Mine'}, {custom_cls: {path: mine.py, name: Mine}}]}\n"
+        "model: scripted:gold\n"
+    )
+    assert treetune("eval", "sub/mine.py:Mine", "-m", "scripted:gold", "--json").json["mean_reward"] == 1.0
+    assert treetune("eval", "sub/mix.yaml", "-o", "run", "--json").json["mean_reward"] == 1.0
+    sources = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["taskset"]["sources"]
+    file = str(tmp_path / "sub" / "mine.py")
+    assert (sources[0]["id"], sources[1]["custom_cls"]["path"]) == (f"{file}:Mine", file)
+    for arguments in (["--resume", "-o", tmp_path / "run"], [tmp_path / "run" / "config.yaml", "-o", tmp_path / "two"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "treetune", "eval", *map(str, arguments)], cwd="/", capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "changed" not in done.stderr
+
+
 def test_resume_without_a_run_says_so(treetune):
     result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 5, "-o", "nowhere", "--resume")
     assert result.code == 2
@@ -235,6 +286,30 @@ def test_a_group_is_scored_together_and_resumed_as_a_whole(treetune, tmp_path):
     assert set(keys(traces).values()) == {1}
 
 
+def test_only_grouped_tasks_are_run_again_as_a_whole(treetune, tmp_path):
+    (tmp_path / "both.py").write_text(
+        "from treetune import Task, Taskset\n"
+        "class Grouped(Taskset):\n    def load_tasks(self): return [Task(prompt=f'g{n}') for n in range(2)]\n"
+        "    def reward(self, task, answer): open('calls', 'a').write(answer + ' '); return 0.0\n"
+        "    def score_group(self, task, traces): return [1.0] * len(traces)\n"
+        "class Single(Grouped):\n    def load_tasks(self): return [Task(prompt=f's{n}') for n in range(2)]\n"
+        "    score_group = Taskset.score_group\n"
+    )
+    (tmp_path / "both.yaml").write_text(
+        "taskset: {id: union, sources: [{id: 'both.py:Grouped'}, {id: 'both.py:Single'}]}\n"
+        "model: scripted:echo\nnum_rollouts: 4\n"
+    )
+    treetune("eval", "both.yaml", "-o", "run")
+    traces = tmp_path / "run" / "traces.jsonl"
+    gone = {("g1", 2), ("s1", 2)}
+    kept = [line for line in traces.read_bytes().splitlines(keepends=True)
+            if (json.loads(line)["task"]["prompt"], json.loads(line)["rollout"]) not in gone]  # fmt: skip
+    traces.write_bytes(b"".join(kept))
+    (tmp_path / "calls").unlink()
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 16
+    assert sorted((tmp_path / "calls").read_text().split()) == ["g1", "g1", "g1", "g1", "s1"]
+
+
 def test_traces_of_tasks_that_are_gone_are_moved_aside(treetune, tmp_path):
     source = "from treetune import Task, Taskset\nclass Few(Taskset):\n" \
         "    def load_tasks(self): return [Task(prompt=str(n)) for n in range({})]\n" \
@@ -253,6 +328,8 @@ def test_a_dry_run_writes_nothing(treetune, tmp_path):
     result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 3, "--dry-run", "--json")
     assert result.json["config"]["num_tasks"] == 3
     assert not list(tmp_path.iterdir())
+    assert "did you mean 'gold'" in treetune("eval", "arithmetic", "-m", "scripted:gould", "-n", 3, "--dry-run").err
+    assert treetune("eval", "arithmetic", "-m", "local:nowhere", "-n", 3, "--dry-run").code == 2
 
 
 def test_a_taskset_that_fails_while_giving_tasks_is_named(treetune, tmp_path):
@@ -264,7 +341,7 @@ def test_a_taskset_that_fails_while_giving_tasks_is_named(treetune, tmp_path):
     result = treetune("eval", "broken.py:Broken", "-m", "scripted:echo", "-o", "run")
     assert result.code == 3
     assert "Broken.load_tasks() failed: KeyError: 'column'" in result.err
-    assert 'raise KeyError' in result.err, "the author is shown the line"
+    assert "raise KeyError" in result.err, "the author is shown the line"
 
 
 def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(treetune, tmp_path):

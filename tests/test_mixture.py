@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
-from treetune.errors import ConfigError, UsageError
+from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.interleave import Interleave
+from treetune.target import describe
 from treetune.taskset import ShuffleConfig
 
 weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
@@ -142,6 +144,69 @@ def test_a_mixture_is_declared_in_config():
     sources = Counter(task.data_source for task in mixture.draw(400))
     assert abs(sources["arithmetic"] - 300) < 6
     assert mixture.sources[1].order_seed is not None
+
+
+def test_sources_of_a_shuffled_mixture_never_become_copies_of_each_other():
+    def distinct(*sources):
+        mixture = build_taskset({"id": "mixture", "shuffle": {"seed": 1}, "sources": list(sources)})
+        return len({task.uid for task in mixture.draw(200)})
+
+    level = {"id": "arithmetic", "level": 5}
+    assert distinct({**level, "seed": 1}, {**level, "seed": 2}) > 195
+    assert distinct(level, level) > 195
+    assert distinct({"id": "mixture", "sources": [level]}, {"id": "mixture", "sources": [level]}) > 195
+
+
+def test_a_sources_own_seed_and_shuffle_are_kept():
+    mixture = build_taskset(
+        {
+            "id": "mixture",
+            "shuffle": {"seed": 1},
+            "sources": [
+                {"id": "arithmetic", "seed": 5},
+                {"id": "arithmetic", "shuffle": {"seed": 6}},
+                {"id": "alphabet-sort", "seed": 7},
+                {"id": "reverse-text", "shuffle": None},
+            ],
+        }
+    )
+    arithmetic, shuffled, finite, unshuffled = mixture.sources
+    assert (arithmetic.seed, shuffled.seed, finite.seed) == (5, 6, 7)
+    assert finite.order_seed is not None
+    assert unshuffled.order_seed is None
+
+
+def test_a_described_mixture_draws_the_same_tasks():
+    node = {"id": "mixture", "shuffle": {"seed": 1}, "sources": [{"id": "arithmetic"}, {"id": "alphabet-sort"}]}
+    mixture = build_taskset(node)
+    described = describe(mixture, node)
+    assert described["sources"][0]["level"] == 1
+    again = build_taskset(described)
+    assert [task.uid for task in again.draw(50)] == [task.uid for task in mixture.draw(50)]
+    assert describe(again, described) == described
+
+
+def test_a_union_keeps_the_order_of_its_sources():
+    alone = build_taskset({"id": "reverse-text", "shuffle": {"seed": 3}})
+    union = build_taskset({"id": "union", "sources": [{"id": "reverse-text", "shuffle": {"seed": 3}}]})
+    assert [task.prompt for task in union.draw()] == [task.prompt for task in alone.draw()]
+    assert all(union[task.idx] == task for task in union.draw())
+    with pytest.raises(TasksetError, match="no task 8"):
+        union.reward(Task(idx=8), "")
+
+
+def test_a_source_that_reads_no_seed_is_told_once():
+    class Unread(Numbers):
+        def __init__(self):
+            super().__init__()
+            self.config = TasksetConfig(shuffle=ShuffleConfig(seed=1))
+
+    mixture = Mixture.of([Unread()], [1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mixture.draw(2)
+        mixture.draw(2)
+    assert len([warning for warning in caught if "reads no seed" in str(warning.message)]) == 1
 
 
 def test_faults_in_sources_are_reported_together_with_their_paths():

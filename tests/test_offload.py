@@ -144,11 +144,10 @@ def test_an_environment_that_is_made_too_late_is_closed_all_the_same(closing):
         trace = await rollout(Lates(), timeout=0.1)
         assert not closed.is_set()
         released.set()
-        while not closed.is_set():
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(closed.wait, 10)
         return trace
 
-    assert asyncio.run(asyncio.wait_for(run(), 10)).outcome is Outcome.TIMEOUT
+    assert asyncio.run(run()).outcome is Outcome.TIMEOUT
 
 
 def test_a_scorer_that_exits_fails_its_rollout_only():

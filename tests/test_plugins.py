@@ -18,9 +18,6 @@ TASKSET = """
 from treetune import Task, Taskset
 from {sibling} import WORD
 
-class Task_(Task, frozen=True):
-    extra_field: int = 0
-
 class Mine(Taskset):
     def load_tasks(self):
         return [Task(prompt=WORD, extra_info={{"key": self.config.get("answer_key")}})]
@@ -111,6 +108,54 @@ def test_custom_cls_with_a_config_type_checks_its_keys(tmp_path):
     assert len(build_taskset({"custom_cls": custom, "size": 3}).select_tasks()) == 3
     with pytest.raises(ConfigError, match="did you mean 'size'"):
         build_taskset({"custom_cls": custom, "sise": 3})
+
+
+def test_open_keys_end_where_a_typed_config_is_inherited(tmp_path):
+    (tmp_path / "sub.py").write_text(
+        "from treetune.tasksets.arithmetic import Arithmetic\nclass Mine(Arithmetic): pass\n"
+    )
+    custom = {"path": str(tmp_path / "sub.py"), "name": "Mine"}
+    assert build_taskset({"custom_cls": custom, "level": 3}).config.level == 3
+    with pytest.raises(ConfigError, match="did you mean 'level'"):
+        build_taskset({"custom_cls": custom, "levl": 3})
+
+
+def test_further_keys_cannot_be_smuggled_in(file):
+    for node in ({"id": "arithmetic"}, {"custom_cls": {"path": str(file), "name": "Mine"}}):
+        with pytest.raises(ConfigError, match=r"taskset\.extra"):
+            build_taskset({**node, "extra": {"levl": 3}})
+
+
+@pytest.mark.parametrize("custom", [{"path": 5}, {"path": "x.py", "name": 5}, {"path": "x.py", "nmae": "x"}, 5])
+def test_a_custom_cls_that_makes_no_sense_is_told(custom):
+    with pytest.raises(ConfigError, match=r"custom_cls\."):
+        build_taskset({"custom_cls": custom})
+
+
+def test_a_sibling_is_imported_as_in_a_script(tmp_path):
+    (tmp_path / "calendar.py").write_text("WORD = 'mine, not the standard library'\n")
+    (tmp_path / "mine.py").write_text(TASKSET.format(sibling="calendar"))
+    code = (
+        "import sys; sys.modules.pop('calendar', None)\nfrom treetune import load_taskset\n"
+        f"print(load_taskset({str(tmp_path / 'mine.py')!r} + ':Mine')[0].prompt)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "mine, not the standard library\n"
+
+
+def test_a_blocked_module_is_no_hindrance(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    assert load_object(f"{file}:Mine").__name__ == "Mine"
+
+
+def test_a_file_name_beyond_ascii_works_in_any_locale(tmp_path):
+    (tmp_path / "ünï.py").write_text("class Here: pass\n")
+    code = "from treetune.plugins import load_object; import sys; print(load_object(sys.argv[1]).__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"{tmp_path}/ünï.py:Here"],
+        capture_output=True, text=True, env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )  # fmt: skip
+    assert done.stdout == "Here\n", done.stderr
 
 
 def test_custom_cls_name_defaults_to_task(tmp_path):

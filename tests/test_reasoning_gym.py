@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from treetune import build_taskset
@@ -25,6 +27,11 @@ def test_tasks_beyond_one_stretch_are_new_ones():
     beyond = [taskset[index].uid for index in range(1020, 1030)]
     assert len(set(beyond)) == 10
     assert not set(beyond) & {task.uid for task in taskset.draw(100)}
+
+
+def test_it_can_be_pickled():
+    taskset = build_taskset({"id": "reasoning-gym", "dataset": "chain_sum"})
+    assert pickle.loads(pickle.dumps(taskset)).select_tasks(3) == taskset.select_tasks(3)
 
 
 def test_its_own_scorer_decides():

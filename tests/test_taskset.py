@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
+import subprocess
+import sys
 import warnings
 
 import pytest
 
-from treetune import ShuffleConfig, Task, Taskset, TasksetConfig, load_taskset
-from treetune.errors import EmptyTasksetError, InfiniteTasksetError, TasksetError, UsageError
+from treetune import Mixture, Score, ShuffleConfig, Task, Taskset, TasksetConfig, load_taskset
+from treetune.errors import EmptyTasksetError, EnvironmentFault, InfiniteTasksetError, TasksetError, UsageError
 from treetune.fingerprint import taskset_fingerprint
 
 SHUFFLED = TasksetConfig(shuffle=ShuffleConfig(seed=7))
@@ -164,6 +168,59 @@ def test_an_undeclared_task_type_is_told_how_to_declare_it():
 
     with pytest.raises(TasksetError, match="declare"):
         Undeclared().select_tasks()
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Task(prompt=5), "prompt"),
+        (Task(prompt=["a"]), "prompt"),
+        (Task(reward_spec="4"), "reward_spec"),
+        (Task(extra_info={"x": object()}), "object"),
+        (Task(prompt="\ud800"), "surrogates"),
+        ({"prompt": "x"}, "give Task"),
+        ("a question", "give Task"),
+    ],
+)
+def test_a_task_that_cannot_be_saved_is_refused_when_it_is_drawn(task, said):
+    class Wrong(Taskset):
+        def load_tasks(self):
+            return [task]
+
+    with pytest.raises(TasksetError, match=said):
+        Wrong().select_tasks()
+    with pytest.raises(TasksetError, match=said):
+        Wrong().at(0)
+
+
+def test_tasksets_can_be_pickled_at_any_moment():
+    for taskset in (Endless(), Counted(SHUFFLED), Mixture.of([Endless(), Counted()], [1, 1])):
+        drawn = [taskset.at(index) for index in range(3)]
+        again = pickle.loads(pickle.dumps(taskset))
+        assert [again.at(index) for index in range(3)] == drawn
+    assert len(pickle.dumps(taskset)) < 1000, "what can be loaded again stays behind"
+
+
+def test_gold_may_be_async_and_its_type_is_checked():
+    class Golden(Counted):
+        async def gold(self, task):
+            return task.reward_spec.get("gold", ("a", "b"))
+
+    taskset = Golden()
+    assert asyncio.run(taskset.gold_of(taskset[0])) == ["a", "b"]
+    with pytest.raises(TasksetError, match="gave a int"):
+        asyncio.run(taskset.gold_of(Task(reward_spec={"gold": 5})))
+
+
+def test_a_reward_is_a_number_not_text():
+    assert Score.of(True).reward == 1.0
+    with pytest.raises(EnvironmentFault, match=r"got str: '0\.7'"):
+        Score.of("0.7")
+
+
+def test_importing_a_taskset_is_light():
+    code = "import treetune.taskset, sys; print([m for m in ('asyncio', 'importlib.metadata') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_the_fingerprint_says_what_changed():

@@ -48,13 +48,11 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
-    return Fingerprint(
-        class_name=type(taskset).__name__,
-        code=code_hash(type(taskset)),
-        config=to_plain(taskset.config),
-        source=taskset.source(),
-        parts=[taskset_fingerprint(part) for part in getattr(taskset, "sources", [])],
-    )
+    parts = [taskset_fingerprint(part) for part in getattr(taskset, "sources", [])]
+    config = to_plain(taskset.config)
+    if parts:
+        config.pop("sources", None)  # each is a part, whichever way it was written
+    return Fingerprint(type(taskset).__name__, code_hash(type(taskset)), config, taskset.source(), parts)
 
 
 def code_hash(cls: type) -> str | None:

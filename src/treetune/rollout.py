@@ -33,7 +33,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The most seconds of one rollout, and of scoring a group; absent: no limit."""
 
-    def passed(self) -> str:
+    def overdue(self) -> str:
         """What a failure says of a deadline that passed."""
         return f"no end after {self.timeout} seconds"
 
@@ -70,7 +70,7 @@ async def score_together(
         failure = Failure.of(error, "score_group")
         outcome = Outcome.ENVIRONMENT_ERROR
         if deadline.expired():
-            outcome, failure = Outcome.TIMEOUT, Failure("TimeoutError", limits.passed(), "score_group")
+            outcome, failure = Outcome.TIMEOUT, Failure("TimeoutError", limits.overdue(), "score_group")
         for trace in scored:
             trace.outcome, trace.failure = outcome, failure
 
@@ -105,7 +105,7 @@ class Rollout:
                 await self._play(environment)
         except TimeoutError as error:
             if deadline.expired():
-                self._fail(Outcome.TIMEOUT, error, self._limits.passed())
+                self._fail(Outcome.TIMEOUT, error, self._limits.overdue())
             else:
                 self._fail(self._culprit(), error)
         except asyncio.CancelledError as error:

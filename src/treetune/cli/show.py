@@ -21,6 +21,8 @@ def show_command(
 
     Keys of the taskset are set with --taskset.KEY VALUE.
     """
+    import asyncio
+
     from treetune.cli.output import console_for, print_json
     from treetune.cli.overrides import read_overrides
     from treetune.evaluate.config import refuse_unknown_keys
@@ -31,7 +33,9 @@ def show_command(
     refuse_unknown_keys(data, target)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     render = _renderer(tokenizer) if tokenizer else None
-    shown = [_entry(taskset, task, render) for task in taskset.draw(num_tasks)]
+    tasks = taskset.select_tasks(num_tasks)
+    golds = asyncio.run(_golds(taskset, tasks))
+    shown = [_entry(task, gold, render) for task, gold in zip(tasks, golds, strict=True)]
     if json:
         return print_json({"taskset": taskset.name, "infinite": taskset.INFINITE, "tasks": shown})
     from rich.padding import Padding
@@ -48,14 +52,19 @@ def show_command(
     return None
 
 
-def _entry(taskset: Any, task: Any, render: Any) -> dict[str, Any]:
-    import asyncio
-
-    from treetune.config import to_plain
+async def _golds(taskset: Any, tasks: list[Any]) -> list[Any]:
     from treetune.errors import user_code
 
-    with user_code(f"{taskset.name}.gold() of task {task.idx}"):
-        gold = asyncio.run(taskset.gold_of(task))
+    golds = []
+    for task in tasks:
+        with user_code(f"{taskset.name}.gold() of task {task.idx}"):
+            golds.append(await taskset.gold_of(task))
+    return golds
+
+
+def _entry(task: Any, gold: Any, render: Any) -> dict[str, Any]:
+    from treetune.config import to_plain
+
     entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "gold": gold}
     if render is not None and task.messages:
         entry["rendered"], entry["prompt_tokens"] = render(task.messages)

@@ -18,7 +18,7 @@ from treetune.taskset import Taskset
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 HARMLESS = ("max_concurrent:", "endpoint.")
-"""Keys that cannot change a result, and so may differ when a run is resumed."""
+"""How differences begin that cannot change a result, and so are no hindrance when a run is resumed."""
 
 
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -126,7 +126,7 @@ async def _check(taskset: Taskset[Any, Any], task: Task, occurrence: int, config
     except Exception as error:
         check.validity, check.rule = Validity.INVALID, rule
         timed_out = isinstance(error, TimeoutError) and deadline.expired()
-        check.reason = f"timeout: {config.limits.passed()}" if timed_out else described(error)
+        check.reason = f"timeout: {config.limits.overdue()}" if timed_out else described(error)
     return check
 
 
