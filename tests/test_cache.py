@@ -135,9 +135,14 @@ cache.get_or_build(key, build)
     (leftover,) = names(cache.folder)
     assert leftover.startswith(f".{KEY}.")
     assert [(entry.state, entry.size) for entry in cache.entries()] == [(State.UNFINISHED, 9)]
+
+    def build_in_a_clean_folder(path):
+        assert names(cache.folder) == []
+        return build(path)
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert cache.get_or_build(KEY, build)[1] is False
+        assert cache.get_or_build(KEY, build_in_a_clean_folder)[1] is False
     assert names(cache.folder) == [f"{KEY}.json", f"{KEY}.parquet"]
 
 
@@ -255,19 +260,14 @@ cache.get_or_build(key, build)
     process.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("prepare", ["", "sys.modules['treetune'] = package"], ids=["treetune", "the modules alone"])
-def test_a_hit_imports_nothing_heavy(built, tmp_path, prepare):
-    # The package itself imports asyncio; without it, it shows what the cache's own modules import.
+def test_a_hit_imports_nothing_heavy(built, tmp_path):
     (tmp_path / "data.jsonl").write_text("{}\n")
     code = f"""
-import importlib.util, sys
+import sys
 from pathlib import Path
-spec = importlib.util.find_spec("treetune")
-package = importlib.util.module_from_spec(spec)
-{prepare}
-from treetune.datasets.cache import Cache, Sidecar, config_hash, impl_hash
+from treetune.datasets.cache import Cache, config_hash, impl_hash
 from treetune.datasets.content import content_hash, local_sources
-impl_hash(Sidecar, object, [], 1)
+impl_hash(Cache, object, [], 1)
 sources = local_sources(["json"], {{"data_files": sys.argv[2]}})
 config_hash({{"a": 1}}, {{"0": content_hash(sources[0], None)}})
 assert Cache(Path(sys.argv[1])).get_or_build({KEY!r}, None)[1]
@@ -276,9 +276,8 @@ print(*sys.modules)
     command = [sys.executable, "-c", code, built.folder, tmp_path / "data.jsonl"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
-    heavy = {"pyarrow", "datasets", "omegaconf", "rich", "typer", "filelock", "numpy", "pandas", "yaml"}
-    assert not loaded & (heavy | ({"asyncio"} if prepare else set()))
+    heavy = {"pyarrow", "datasets", "omegaconf", "rich", "typer", "asyncio", "filelock", "numpy", "pandas", "yaml"}
+    assert not set(done.stdout.split()) & heavy
 
 
 def test_a_read_only_cache_gives_hits_and_refuses_builds(built, tmp_path):
@@ -503,6 +502,16 @@ def test_a_folder_is_its_names_and_what_they_contain(tmp_path):
     assert len(set(seen)) == 4
 
 
+def test_the_order_in_which_a_disk_lists_a_folder_makes_no_difference(tmp_path, monkeypatch):
+    for name in ("a.json", "b.json", "c.json"):
+        (tmp_path / name).write_text(name)
+    hashes = set()
+    for listing in (["a.json", "b.json", "c.json"], ["c.json", "a.json", "b.json"]):
+        monkeypatch.setattr(os, "walk", lambda *_, names=listing, **__: [(str(tmp_path), [], names)])
+        hashes.add(content_hash(tmp_path, None))
+    assert len(hashes) == 1
+
+
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """The current folder: some files, and a folder with the name of a format."""
@@ -612,68 +621,55 @@ cache.get_or_build(key, build)
 
 
 @pytest.fixture
-def verb(built):
+def verb(built, treetune):
     """`treetune cache ARGUMENTS` on a cache with one entry."""
-    code = """
-import sys
-from treetune.cli import app, main
-from treetune.cli.cache import cache_app
-app.add_typer(cache_app, name="cache")
-main(["cache", *sys.argv[1:]])
-"""
-
-    def run(*arguments):
-        command = [sys.executable, "-c", code, *map(str, arguments), "--cache-dir", built.folder]
-        environment = {**os.environ, "COLUMNS": "200"}
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-
-    return run
+    return lambda *arguments: treetune("cache", *arguments, "--cache-dir", built.folder)
 
 
 def test_list_shows_each_entry_and_the_total(built, verb):
     built.get_or_build(OTHER, build)
     truncate(built)
-    text = verb("list").stdout
+    text = verb("list").out
     assert "012345_bbbbbbbb" in text
     assert "json: train.jsonl" in text
     assert "damaged (204 bytes instead of 408)" in text
     assert f"2 built in {built.folder}" in text
-    listed = json.loads(verb("list", "--json").stdout)
+    listed = verb("list", "--json").json
     assert {entry["key"]: entry["state"] for entry in listed["entries"]} == {KEY: "damaged", OTHER: "ok"}
     assert listed["size"] == sum(entry["size"] for entry in listed["entries"])
 
 
 def test_show_takes_a_beginning_and_refuses_an_unclear_one(built, verb):
     built.get_or_build(OTHER, build)
-    shown = json.loads(verb("show", "012345_aaaaaaaa", "--json").stdout)
+    shown = verb("show", "012345_aaaaaaaa", "--json").json
     assert (shown["key"], shown["path"]) == (KEY, str(built.path(KEY)))
     assert shown["sidecar"]["config"] == {"split": "train"}
-    text = verb("show", KEY[:22]).stdout
+    text = verb("show", KEY[:22]).out
     assert str(built.path(KEY)) in text
     assert "source: 'json: train.jsonl'" in text
     unclear = verb("show", "0123")
-    assert unclear.returncode == 2
-    assert KEY in unclear.stderr
-    assert OTHER in unclear.stderr
+    assert unclear.code == 2
+    assert KEY in unclear.err
+    assert OTHER in unclear.err
     unknown = verb("show", "012345_aaaaaaab")
-    assert unknown.returncode == 2
-    assert "did you mean 012345_aaaaaaaa" in unknown.stderr
+    assert unknown.code == 2
+    assert "did you mean 012345_aaaaaaaa" in unknown.err
 
 
 def test_prune_says_what_it_removed_and_needs_a_selection(built, verb):
     nothing = verb("prune")
-    assert nothing.returncode == 2
+    assert nothing.code == 2
     for flag in ("--older-than", "--damaged", "--all"):
-        assert flag in nothing.stderr
-    assert "nothing to remove" in verb("prune", "--damaged").stdout
-    assert "nothing to remove" in verb("prune", "--older-than", 1).stdout
+        assert flag in nothing.err
+    assert "nothing to remove" in verb("prune", "--damaged").out
+    assert "nothing to remove" in verb("prune", "--older-than", 1).out
     (entry,) = built.entries()
-    removed = json.loads(verb("prune", "--older-than", 0, "--json").stdout)
+    removed = verb("prune", "--older-than", 0, "--json").json
     assert removed["freed"] == entry.size
     assert [entry["key"] for entry in removed["removed"]] == [KEY]
     built.get_or_build(KEY, build)
-    text = verb("prune", "--all").stdout
+    text = verb("prune", "--all").out
     assert "012345_aaaaaaaa" in text
     assert "1 removed" in text
     assert "freed" in text
-    assert "nothing is built" in verb("list").stdout
+    assert "nothing is built" in verb("list").out

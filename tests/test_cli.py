@@ -218,8 +218,10 @@ def test_the_demo_shows_a_task_from_declaration_to_traces(treetune, tmp_path):
     assert result.code == 0
     assert re.search(r"scripted:gold +mean reward 1\.000", result.out)
     assert re.search(r"scripted:echo +mean reward 0\.000", result.out)
-    for line in re.findall(r"   (treetune (?:show|eval) .*)", result.out):
+    for line in re.findall(r"   (treetune (?:show|eval|build) .*)", result.out):
         assert treetune(*shlex.split(line.split("treetune ")[-1])).code == 0
+    assert "built: 200 rows, miss" in result.out
+    assert "asked again: 200 rows, hit" in result.out
     for name in ("config.yaml", "traces.jsonl", "summary.json"):
         assert (tmp_path / "a demo" / "runs" / "scripted-gold" / name).exists()
 

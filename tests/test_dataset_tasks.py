@@ -509,7 +509,7 @@ def test_a_build_that_is_killed_leaves_nothing_that_looks_finished(source, tmp_p
         "import time\nfrom treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
         "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
         "        def fn(row, index):\n"
-        "            open('started', 'w').close() if index == 15000 else None\n"
+        f"            open({str(tmp_path / 'started')!r}, 'w').close() if index == 15000 else None\n"
         "            time.sleep(60 if index == 15000 and __import__('os').environ.get('SLOW') else 0)\n"
         "            return make(row, index)\n        return fn\n"
     )

@@ -73,7 +73,7 @@ def test_the_columns_used_are_known_in_order():
 
 def test_a_filter_travels_to_another_process():
     pickled = pickle.dumps(Filter.parse("n > 3", ["m", "n"]))
-    assert pickle.loads(pickled).keeps({"n": 4})  # noqa: S301 - made one line above
+    assert pickle.loads(pickled).keeps({"n": 4})
 
 
 def test_an_unknown_column_is_named_with_the_nearest_and_with_those_there_are():

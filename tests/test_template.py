@@ -190,7 +190,7 @@ def test_a_template_without_columns_is_the_same_text_for_every_row():
 
 
 def test_a_template_travels_to_another_process():
-    template = pickle.loads(pickle.dumps(Template("{x}!", ["x"])))  # noqa: S301 - made in place
+    template = pickle.loads(pickle.dumps(Template("{x}!", ["x"])))
     assert template.format({"x": 1}) == "1!"
 
 

@@ -21,7 +21,7 @@ def canonical(value: Any) -> bytes:
     encoded = _encoder.encode(value)
     # A None, and a float that JSON cannot spell, both come out as null: only then is the slow walk needed.
     if b"null" in encoded:
-        encoded = _encoder.encode(_without_nones(msgspec.to_builtins(value, str_keys=True)))
+        encoded = _encoder.encode(_without_nones(msgspec.to_builtins(value, str_keys=True, order="sorted")))
     return encoded
 
 

@@ -60,11 +60,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by
         uid also counts occurrences.
         """
-        content: dict[str, Any] = {name: getattr(self, name) for name in _own_fields(type(self))}
-        content["prompt"] = self.messages
-        content["env_class"] = self.env_class
-        content["reward_spec"] = self.reward_spec
-        return digest(content)
+        content = {name: getattr(self, name) for name in _own_fields(type(self))}
+        return digest({**content, **problem(self.messages, self.env_class, self.reward_spec)})
+
+
+def problem(messages: list[Message], env_class: str | None, reward_spec: dict[str, Any]) -> dict[str, Any]:
+    """What a plain task's uid is the digest of."""
+    content: dict[str, Any] = {"prompt": messages, "reward_spec": reward_spec}
+    if env_class is not None:
+        content["env_class"] = env_class
+    return content
 
 
 @lru_cache(maxsize=1024)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from treetune.task import Task
 
 TASK = '''"""Counting letters: a taskset that never ends, drawn lazily."""
 
@@ -46,7 +51,7 @@ def demo_command(
     num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks to evaluate.")] = 40,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Declare a task, draw it lazily, evaluate it with a scripted policy: under a minute, no network.
+    """Declare a task, draw it lazily, evaluate it with scripts, build it into parquet: a minute, no network.
 
     The task is written to a file and run from there: change the file, run the demo again, see another result.
     """
@@ -111,7 +116,11 @@ def demo_command(
         console.print("   ", rollout_line(trace), sep="")
     console.print(summary_table(results[model]))
 
-    say("4. Files", "bold")
+    say("4. Built for a trainer: the same questions as a dataset, in YAML, to parquet that verl reads", "bold")
+    tasks, parquet = _build(say, output, evaluation.taskset.select_tasks(200))
+
+    say("5. Files", "bold")
+    say(f"   {parquet}  the rows, in the cache")
     for name, about in {
         "config.yaml": "runs this evaluation again: treetune eval " + shlex.quote(str(path / "config.yaml")),
         "traces.jsonl": "every rollout: messages, reward, answer, timing",
@@ -122,15 +131,48 @@ def demo_command(
     say("Try next", "bold")
     name = shlex.quote(f"{file}:CountLetters")
     say(f"   treetune show {name} -n 3")
+    say(f"   treetune build {shlex.quote(str(tasks))}")
     say(f"   edit {file}, then: treetune eval {name} -m scripted:gold -n 20")
     say("   treetune init my-task")
     if json:
         print_json(
             {
                 "task_file": str(file),
+                "parquet": parquet,
                 "runs": {
                     model: {"mean_reward": summary.mean_reward, "stderr": summary.stderr, "run_dir": str(paths[model])}
                     for model, summary in results.items()
                 },
             }
         )
+
+
+_TASKS_YAML = """# treetune build {yaml}
+train_tasks:
+  - loading_params:
+      args: [json]
+      kwargs: {{data_files: {rows}, split: train}}
+    prompt_template: "{{question}}"
+    system_prompt: "Answer with just the number."
+    ground_truth: answer
+    data_source: count-letters
+"""
+
+
+def _build(say: Callable[..., None], output: Path, tasks: list[Task]) -> tuple[Path, str]:
+    """Write the tasks as a plain dataset, declare it, and build it twice: once for real, once from the cache."""
+    import msgspec
+
+    from treetune.datasets.declared import read_declared
+
+    rows, yaml = (output / "questions.jsonl").resolve(), output / "tasks.yaml"
+    encoded = [msgspec.json.encode({"question": task.prompt, "answer": task.ground_truth}) for task in tasks]
+    rows.write_bytes(b"".join(row + b"\n" for row in encoded))
+    yaml.write_text(_TASKS_YAML.format(yaml=yaml, rows=msgspec.json.encode(str(rows)).decode()))
+    for what in ("built", "asked again"):
+        (taskset,) = read_declared(str(yaml), {}, cache_dir=output / "cache").lists["train"]
+        began = time.perf_counter()
+        sidecar, path, hit = taskset.built()
+        spent = 1000 * (time.perf_counter() - began)
+        say(f"   {what}: {sidecar.rows} rows, {'hit' if hit else 'miss'}, {spent:.1f} ms")
+    return yaml, str(path)
