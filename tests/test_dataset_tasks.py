@@ -580,7 +580,7 @@ def test_a_long_source_keeps_its_order_over_batches_and_processes(source, tmp_pa
 
 
 def test_configs_are_resolved_in_place(source):
-    node = source(prompt_template="{question}")
+    node = source(prompt_template="{question}", ground_truth="level")
     config = OmegaConf.create({"train_tasks": [node], "data": {"train_files": "old", "val_files": "old", "seed": 1}})
     OmegaConf.set_struct(config, True)
     assert resolve_tasks_into_config(config) is config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -71,5 +72,10 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     def for_key(self) -> dict[str, Any]:
         """Every value that can change what is built."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        del plain["num_proc"]
-        return plain
+        return {key: value for key, value in plain.items() if key not in ("num_proc", "shuffle", "weight")}
+
+
+def filter_file(spec: str | None) -> Path | None:
+    """The file of a filter that is `file.py:function`; None where it is an expression."""
+    place, _, name = (spec or "").rpartition(":")
+    return Path(place).expanduser() if place.endswith(".py") and name.isidentifier() else None

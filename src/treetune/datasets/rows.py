@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.canonical import canonical
-from treetune.datasets.expression import Filter
+from treetune.datasets.columns import constant, inferred, keys_of, prompts, struct
 from treetune.datasets.ground_truth import GroundTruth, stored
-from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform, json_array, refuse_mixed_truths
+from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform, json_array
+from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.source import Batch
 from treetune.datasets.taskset import RULE
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, did_you_mean
 from treetune.formats.verl import PROMPT, reward_spec
-from treetune.plugins import load_object
 from treetune.task import problem
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class RowBuilder:
                                     + ", ".join(names))])  # fmt: skip
             if field in RESERVED:
                 raise ConfigError([("extra_fields", f"{field!r} is a key that Treetune fills in itself")])
-        self._filter, self._filter_late = _row_filter(config.filter, names, config.pass_rates is not None)
+        self._filter, self._filter_late = row_filter(config.filter, names, config.pass_rates is not None)
         self._pass_rates = read_pass_rates(config.pass_rates) if config.pass_rates is not None else {}
         self._by_column = not made and not taskset.overrides_rows and config.prompt_format == "template"
         if self._by_column:
@@ -135,23 +135,23 @@ class RowBuilder:
         (batch,) = table.combine_chunks().to_batches()
         contents = self._template.render(batch)
         columns: dict[str, pa.Array] = {
-            "data_source": _constant(config.data_source, table.num_rows),
-            "prompt": _prompts(contents, config.system_prompt),
+            "data_source": constant(config.data_source, table.num_rows),
+            "prompt": prompts(contents, config.system_prompt),
         }
         if config.ability is not None:
-            columns["ability"] = _constant(config.ability, table.num_rows)
+            columns["ability"] = constant(config.ability, table.num_rows)
         if truths is not None:
             columns["reward_model"] = pa.StructArray.from_arrays(
-                [_constant(config.reward_method, table.num_rows), _inferred(truths, "reward_model.ground_truth", [])],
+                [constant(config.reward_method, table.num_rows), inferred(truths, "reward_model.ground_truth", [])],
                 ["style", "ground_truth"],
             )
         extra = {
             "index": pa.array(indices, pa.int64()),
             "uid": pa.array(self._uids(contents.to_pylist(), truths), pa.string()),
-            "scorer": _constant(self.taskset.scorer, table.num_rows),
+            "scorer": constant(self.taskset.scorer, table.num_rows),
         }
         if config.env_class is not None:
-            extra["env_class"] = _constant(config.env_class, table.num_rows)
+            extra["env_class"] = constant(config.env_class, table.num_rows)
         if self.taskset.scorer not in (None, RULE):
             extra[PROMPT] = json_array(columns["prompt"].to_pylist())
         for field in config.extra_fields:
@@ -216,9 +216,9 @@ class RowBuilder:
         import pyarrow as pa
 
         config, mixed = self.taskset.config, list[str]()
-        names = _keys(rows)
+        names = keys_of(rows)
         columns: dict[str, Any] = {
-            name: _inferred([row.get(name) for row in rows], name, mixed) for name in names if name not in _FINISHED
+            name: inferred([row.get(name) for row in rows], name, mixed) for name in names if name not in _FINISHED
         }
         columns["data_source"] = pa.array(
             [str(row.get("data_source", config.data_source)) for row in rows], pa.string()
@@ -227,9 +227,9 @@ class RowBuilder:
         if "reward_model" in names:
             rewards = [self._reward(row.get("reward_model")) for row in rows]
             specs = [_spec(reward) for reward in rewards]
-            columns["reward_model"] = _struct(rewards, "reward_model", mixed)
+            columns["reward_model"] = struct(rewards, "reward_model", mixed)
         given = [row.get("extra_info") or {} for row in rows]
-        keys = _keys(given)
+        keys = keys_of(given)
         extra: dict[str, Any] = {"index": indices, "uid": None, "scorer": None}
         if "index" in keys:
             extra["index"] = [int(info.get("index", index)) for info, index in zip(given, indices, strict=True)]
@@ -247,7 +247,7 @@ class RowBuilder:
         if any(scorer not in (None, RULE) for scorer in extra["scorer"]):
             extra[PROMPT] = json_array(row["prompt"] for row in rows).to_pylist()
         extra.update({key: [_plain(info.get(key)) for info in given] for key in keys if key not in RESERVED})
-        arrays = [_inferred(values, f"extra_info.{key}", mixed) for key, values in extra.items()]
+        arrays = [inferred(values, f"extra_info.{key}", mixed) for key, values in extra.items()]
         columns["extra_info"] = pa.StructArray.from_arrays(arrays, list(extra))
         ordered = dict.fromkeys(["data_source", "prompt", *names, "extra_info"])
         table = pa.table({name: columns[name] for name in ordered if name in columns})
@@ -292,19 +292,6 @@ def template_of(taskset: DatasetTaskset, columns: Mapping[str, pa.DataType]) -> 
     return Template(taskset.config.prompt_template, list(columns), texts)
 
 
-def read_pass_rates(path: str) -> dict[str, float]:
-    """What `treetune eval --write-pass-rate` wrote: a line of JSON per uid."""
-    from pathlib import Path
-
-    try:
-        lines = Path(path).expanduser().read_bytes().splitlines()
-        return {entry["uid"]: float(entry["pass_rate"]) for entry in map(msgspec.json.decode, lines)}
-    except OSError as error:
-        raise ConfigError([("pass_rates", f"cannot read {path}: {error.strerror}")]) from None
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError([("pass_rates", f"{path} is no pass-rate file: {error}")]) from None
-
-
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Without the cycle collector, which would look through a batch of rows again and again and find nothing."""
@@ -315,91 +302,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def accepting_index(function: Callable[..., Any]) -> Callable[[Row, int], Any]:
-    """A map function takes the row, or the row and its index."""
-    parameters = inspect.signature(function).parameters.values()
-    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if several or len(positional) > 1:
-        return function
-
-    def with_index(row: Row, index: int) -> Any:
-        made = function(row)
-        if isinstance(made, dict):
-            made["extra_info"] = {**(made.get("extra_info") or {}), "index": index}
-        return made
-
-    return with_index
-
-
-def _keys(rows: list[Any]) -> list[str]:
-    """The keys of all rows, in the order of their first appearance; mostly all have those of the first."""
-    first = rows[0] or {}
-    keys = first.keys()
-    same = all([row is not None and row.keys() == keys for row in rows])  # a list: faster than a generator
-    return list(first) if same else list(dict.fromkeys(key for row in rows if row for key in row))
-
-
-def _struct(values: list[Any], name: str, mixed: list[str]) -> pa.Array:
-    """Key by key, so that one mixed key does not make JSON of all."""
-    import pyarrow as pa
-
-    keys = _keys(values)
-    if not keys:
-        return pa.nulls(len(values))
-    arrays = [_inferred([(value or {}).get(key) for value in values], f"{name}.{key}", mixed) for key in keys]
-    return pa.StructArray.from_arrays(arrays, keys, mask=pa.array([value is None for value in values]))
-
-
-def _inferred(values: list[Any], path: str, mixed: list[str]) -> pa.Array:
-    import pyarrow as pa
-
-    try:
-        array = pa.array(values)
-        if array.type != pa.struct([]):
-            return conform(array, canonical_type(array.type))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
-        refuse_mixed_truths(path)
-    mixed.append(path)
-    return json_array(values)
-
-
-def _prompts(contents: pa.Array, system_prompt: str | None) -> pa.Array:
-    import numpy as np
-    import pyarrow as pa
-
-    count = len(contents)
-    if system_prompt is None:
-        roles, offsets = _constant("user", count), np.arange(count + 1, dtype=np.int32)
-    else:
-        order = np.zeros(2 * count, dtype=np.int64)
-        order[1::2] = np.arange(1, count + 1)
-        contents = pa.concat_arrays([pa.array([system_prompt], pa.string()), contents]).take(pa.array(order))
-        roles = pa.array(["system", "user"] * count, pa.string())
-        offsets = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
-    messages = pa.StructArray.from_arrays([roles, contents], ["role", "content"])
-    return pa.ListArray.from_arrays(pa.array(offsets), messages)
-
-
-def _constant(value: str | None, count: int) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.nulls(count, pa.string()) if value is None else pa.repeat(pa.scalar(value, pa.string()), count)
-
-
-def _row_filter(spec: str | None, columns: list[str], with_pass_rate: bool) -> tuple[Callable[[Row], Any] | None, bool]:
-    """The filter, and whether it can only run once the uid is known."""
-    if spec is None:
-        return None, False
-    from treetune.datasets.taskset import names_file
-
-    if names_file(spec):
-        return load_object(spec), with_pass_rate
-    names = [*columns, "pass_rate"] if with_pass_rate else columns
-    parsed = Filter.parse(spec, names)
-    return parsed.keeps, "pass_rate" in parsed.columns
 
 
 def _pylist(batch: Batch) -> list[Row]:
@@ -420,3 +322,20 @@ _PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
 def _plain(value: Any) -> Any:
     """numpy's scalars and arrays as Python's."""
     return value if type(value) in _PLAIN or not hasattr(value, "tolist") else value.tolist()
+
+
+def accepting_index(function: Callable[..., Any]) -> Callable[[Row, int], Any]:
+    """A map function takes the row, or the row and its index."""
+    parameters = inspect.signature(function).parameters.values()
+    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if several or len(positional) > 1:
+        return function
+
+    def with_index(row: Row, index: int) -> Any:
+        made = function(row)
+        if isinstance(made, dict):
+            made["extra_info"] = {**(made.get("extra_info") or {}), "index": index}
+        return made
+
+    return with_index

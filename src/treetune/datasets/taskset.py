@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
-from treetune.datasets.config import DatasetConfig, Format
+from treetune.datasets.config import DatasetConfig, Format, filter_file
 from treetune.datasets.content import content_hash, local_sources
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task
@@ -98,7 +98,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     def cache_key(self, format: Format = "verl") -> str:
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
         config = self.config
-        further = [filter_file(config.filter)] if config.filter is not None and names_file(config.filter) else []
+        function = filter_file(config.filter)
         memory = self.cache_dir / ".content"
         local = local_sources(config.loading_params.args, config.loading_params.kwargs)
         for named in (config.pass_rates, config.tokenizer):
@@ -109,7 +109,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
         return "_".join(
             (
-                impl_hash(type(self), DatasetTaskset, further, BUILDER_VERSION),
+                impl_hash(type(self), DatasetTaskset, [] if function is None else [function], BUILDER_VERSION),
                 config_hash(asked, contents),
             )
         )
@@ -241,13 +241,3 @@ def _plain(config: Any) -> dict[str, Any]:
 
         return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
     return dict(config)
-
-
-def names_file(spec: str) -> bool:
-    """Whether a filter is `file.py:function` rather than an expression."""
-    place, _, name = spec.rpartition(":")
-    return place.endswith(".py") and name.isidentifier()
-
-
-def filter_file(spec: str) -> Path:
-    return Path(spec.rpartition(":")[0]).expanduser()
