@@ -130,7 +130,6 @@ def demo_command(
 
     say("Try next", "bold")
     name = shlex.quote(f"{file}:CountLetters")
-    say(f"   treetune show {name} -n 3")
     say(f"   treetune build {shlex.quote(str(tasks))}")
     say(f"   edit {file}, then: treetune eval {name} -m scripted:gold -n 20")
     say("   treetune init my-task")
