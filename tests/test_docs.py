@@ -52,3 +52,12 @@ def test_the_modules_that_architecture_names_exist():
     assert len(named) > 15
     for name in named:
         assert (ROOT / "src/treetune" / name).exists(), name
+
+
+def test_the_table_of_environments_is_the_codes_own():
+    from treetune.contract import contract_of, markdown
+    from treetune.envs import BUILTIN
+
+    contracts = {id: contract for id in BUILTIN if (contract := contract_of(id)) is not None}
+    assert len(contracts) >= 5
+    assert markdown(contracts) in (ROOT / "docs/environments.md").read_text()

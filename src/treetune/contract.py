@@ -8,6 +8,7 @@ The writer stores ground truths by it, the validator checks them by it, the docs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -65,7 +66,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     def encode(self, truth: Any) -> Any:
         """A natural ground truth in the form that trainers' environments read."""
         if self.stored is Stored.TEXT and kind_of(truth) is Kind.NUMBER:
-            return str(truth)
+            # 42.0 as "42": environments compare text, and an answer says 42.
+            return str(int(truth)) if isinstance(truth, float) and truth.is_integer() else str(truth)
         if self.stored is Stored.TARGET and not (isinstance(truth, dict) and "target" in truth):
             return {"target": truth if isinstance(truth, list) else [truth]}
         if self.stored is Stored.JSON and not isinstance(truth, str):
@@ -84,12 +86,27 @@ def kind_of(truth: Any) -> Kind | None:
     return Kind.MAPPING if isinstance(truth, dict) and truth else None
 
 
+def markdown(contracts: Mapping[str, Contract]) -> str:
+    """The contracts as a table, for the docs."""
+    lines = ["| id | what | ground truth | further keys | rewards | turns |", "|---|---|---|---|---|---|"]
+    for id, contract in sorted(contracts.items()):
+        needs = "; ".join(f"`{key}`: {meaning}" for key, meaning in contract.needs.items())
+        takes = " or ".join(contract.takes)
+        lines.append(
+            f"| `{id}` | {contract.about} | {takes} | {needs or '-'} | {contract.rewards} | {contract.max_turns} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def contract_of(env_class: str | None) -> Contract | None:
-    """The contract of a named environment; None where there is no such environment, or it declares none."""
+    """The contract of an environment that is known by an id; None where there is none.
+
+    A file or module that a row names is never loaded for it: reading and writing data must not run code the data names.
+    """
     from treetune.errors import TreetuneError
     from treetune.plugins import environments
 
-    if env_class is None:
+    if env_class is None or ":" in env_class:
         return None
     try:
         contract: Contract | None = getattr(environments.resolve(env_class), "CONTRACT", None)

@@ -100,14 +100,24 @@ class Registry:
         self._group = group
         self._builtin_module = builtin
         self._registered: dict[str, str | type] = {}
+        self._resolved: dict[str, type] = {}
 
     def register(self, id: str, entry_point: str | type) -> None:
         """`entry_point` is `module:Class` or `file.py:Class`, so that any process can resolve it, or the class."""
         if self._registered.get(id, entry_point) != entry_point:
             raise PluginError(f"{self.kind} {id!r} is registered already, as {self._registered[id]}")
         self._registered[id] = entry_point
+        self._resolved.pop(id, None)
 
     def resolve(self, name: str) -> type:
+        found = self._resolved.get(name)
+        if found is None:
+            found = self._find(name)
+            if ".py:" not in name or Path(name).is_absolute():  # a relative file depends on where we are
+                self._resolved[name] = found
+        return found
+
+    def _find(self, name: str) -> type:
         if name in self._registered:
             entry = self._registered[name]
             return entry if isinstance(entry, type) else self._class(load_object(entry), entry)

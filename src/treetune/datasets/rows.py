@@ -8,12 +8,10 @@ Template tasks are built column by column; a taskset that overrides `_make_map_f
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +25,7 @@ from treetune.datasets.source import Batch
 from treetune.datasets.taskset import RULE
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, did_you_mean
+from treetune.formats.values import uncollected
 from treetune.formats.verl import PROMPT, reward_spec
 from treetune.task import problem
 
@@ -90,7 +89,7 @@ class RowBuilder:
         if self._by_column and not isinstance(batch, list):
             built = self._columns(batch, indices, dropped)
         else:
-            with _no_collection():
+            with uncollected():
                 built = self._rows(_pylist(batch), indices, dropped)
         if built is not None and self._filter is not None and self._filter_late:
             built = self._filtered_late(_pylist(batch), indices, built, dropped)
@@ -290,18 +289,6 @@ def template_of(taskset: DatasetTaskset, columns: Mapping[str, pa.DataType]) -> 
 
     texts = [name for name, kind in columns.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
     return Template(taskset.config.prompt_template, list(columns), texts)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the cycle collector, which would look through a batch of rows again and again and find nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _pylist(batch: Batch) -> list[Row]:

@@ -7,7 +7,7 @@ and written anew under the wider schema; a key whose types cannot be united beco
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 class GrowingParquet:
+    split: ClassVar[tuple[str, ...]] = SPLIT
+    """Columns whose keys each have a type of their own."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows = 0
@@ -35,6 +38,14 @@ class GrowingParquet:
             self._rewrite(json_fields)
         self._put(table, already)
         self.rows += table.num_rows
+
+    def holds_both(self, one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+        """The type for values of both types; None where only JSON will do."""
+        return unified(one, other)
+
+    def refuse(self, path: str) -> None:
+        """Raises where a path must not become JSON."""
+        refuse_mixed_truths(path)
 
     def __enter__(self) -> Self:
         return self
@@ -58,13 +69,13 @@ class GrowingParquet:
 
         if path in self.json_fields:
             return pa.string()
-        if path in SPLIT and pa.types.is_struct(one) and pa.types.is_struct(other):
+        if path in self.split and pa.types.is_struct(one) and pa.types.is_struct(other):
             names = dict.fromkeys([*(field.name for field in one), *(field.name for field in other)])
             return pa.struct([(name, self._child(one, other, name, path)) for name in names])
-        both = unified(one, other)
+        both = self.holds_both(one, other)
         if both is not None:
             return both
-        refuse_mixed_truths(path)
+        self.refuse(path)
         self.json_fields.add(path)
         return pa.string()
 

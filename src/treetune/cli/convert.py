@@ -1,0 +1,48 @@
+"""`treetune convert`: the same tasks in another trainer's rows, or in another kind of file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def convert_command(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IN... OUT",
+            help="Files, folders, globs or hub datasets (name[@config][:split]); last the file to write: "
+            ".parquet, .json or .jsonl.",
+        ),
+    ],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="verl, skyrl or trl.")],
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="FORMAT", help="The format of IN; else told by its columns.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Write the tasks of IN to OUT as another trainer's rows. Nothing is lost: converted back, they are equal."""
+    from treetune.cli.output import console_for, print_json
+    from treetune.errors import UsageError
+    from treetune.formats.format import named
+    from treetune.formats.reading import read_tasks
+    from treetune.formats.writing import write_tasks
+
+    if len(paths) < 2:
+        raise UsageError("there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT")
+    for name in (to, from_):
+        if name is not None:
+            named(name)
+    *sources, target = paths
+    out = Path(target).expanduser()
+    if out.is_dir():
+        raise UsageError(f"{target} is a folder", remedy=f"name a file in it, such as {out / 'rows.parquet'}")
+    if out.exists() and not force:
+        raise UsageError(f"{target} exists", remedy="pass --force to overwrite it")
+    rows = write_tasks(read_tasks(sources, from_), out, to)
+    if json:
+        return print_json({"path": str(out), "rows": rows, "from": from_, "to": to})
+    return console_for(False).print(f"{rows:,} rows as {to}: {out}", markup=False, soft_wrap=True)

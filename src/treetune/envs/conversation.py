@@ -1,0 +1,82 @@
+"""What the built-in environments share: a checked ground truth, and a count of turns.
+
+    class Echo(Conversation):
+        CONTRACT = Contract(about="Repeat it", takes=(Kind.TEXT,), max_turns=3)
+
+        async def step(self, action):
+            last = self.next_turn()
+            right = action.text == self.task.ground_truth
+            return Step(reward=float(right), done=right or last, truncated=last and not right)
+
+`start` and `close` are coroutines, so that an environment that only compares text needs no thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from treetune.contract import Contract
+from treetune.environment import Environment
+from treetune.errors import EnvironmentFault
+from treetune.task import Message, Task
+
+
+class Conversation(Environment):
+    """The task's prompt, then one answer a turn, `max_turns` of them at the most."""
+
+    CONTRACT: ClassVar[Contract]
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        problem = self.CONTRACT.problem(task.ground_truth)
+        if problem is not None:
+            raise EnvironmentFault(
+                f"{task.env_class or type(self).__name__}: the ground truth {problem}",
+                remedy=f"set reward_spec.ground_truth to {' or '.join(self.CONTRACT.takes)}",
+            )
+        self.turns = 0
+        self.max_turns = 1 if self.CONTRACT.max_turns == 1 else max_turns_of(task, self.CONTRACT.max_turns)
+
+    async def start(self) -> list[Message]:
+        return self.task.messages
+
+    def next_turn(self) -> bool:
+        """Counts a turn; True if it is the last."""
+        self.turns += 1
+        return self.turns >= self.max_turns
+
+    async def close(self) -> None:
+        return None
+
+
+def max_turns_of(task: Task, default: int) -> int:
+    """`extra_info.max_turns` where the row has it."""
+    given = task.extra_info.get("max_turns")
+    if given is None:
+        return default
+    try:
+        turns = int(given)
+        if isinstance(given, bool) or turns < 1 or turns != float(given):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise EnvironmentFault(
+            f"extra_info.max_turns is {given!r}", remedy="write a whole number from 1, or leave it out"
+        ) from None
+    return turns
+
+
+def between(text: str, tag: str) -> Iterator[str]:
+    """What stands between `<tag>` and the next `</tag>`, each time; a pattern would be quadratic in open tags."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    begin = text.find(opening)
+    while begin >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
+        yield text[begin + len(opening) : end]
+        begin = text.find(opening, end + len(closing))
+
+
+def truth_texts(truth: Any) -> tuple[str, ...]:
+    """The texts that a ground truth, text or number, may be answered with: 42.0 is `42.0` and `42`."""
+    if isinstance(truth, float) and truth.is_integer():
+        return str(truth), str(int(truth))
+    return (str(truth),)

@@ -1,0 +1,187 @@
+"""What a trainer's row cannot say about its task goes along as JSON text in `extra_info.treetune`.
+
+    row = {..., "reward_spec": {"ground_truth": "42"}, "extra_info": {"uid": "...", "treetune": '{"ground_truth":42}'}}
+
+So every format keeps every task: a ground truth that was encoded, a prompt that was plain text, a key whose name
+Treetune needs for itself. Most rows need no note. What follows from the row (`uid`, `scorer`, `prompt_json`) is written
+for trainers and left out again on reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from treetune.errors import TasksetError
+from treetune.formats.values import json_text, json_value, pruned
+from treetune.task import Task
+
+KEY = "treetune"
+
+PROMPT = "prompt_json"
+"""The key of `extra_info` with the prompt as JSON, for rows whose scorer may want it: verl passes no prompt on."""
+
+SHARED = ("data_source", "prompt", "ability", "extra_info")
+"""The columns that every format has."""
+
+COLUMNS = frozenset((*SHARED, "env_class", "reward_spec", "reward_model", "ground_truth"))
+"""The columns of all formats; any other column is the user's own."""
+
+_OWN = frozenset(("uid", "env_class", "scorer", PROMPT, KEY, ""))
+"""Keys of `extra_info` that have a meaning here (and one that no parquet path can name)."""
+
+_HEX = frozenset("0123456789abcdef")
+
+
+class Parts(msgspec.Struct):
+    """A task on its way into a row."""
+
+    extra: dict[str, Any]
+    columns: dict[str, Any]
+    """The user's own columns."""
+    note: dict[str, Any]
+
+    def row(self, task: Task, columns: Mapping[str, Any], further: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The row of a format's own columns, where they are not None, further keys of `extra_info`, and what every
+        row has."""
+        extra = {"uid": task.uid, **(further or {}), **self.extra}
+        if self.note:
+            extra[KEY] = json_text(self.note)
+        row = {"data_source": task.data_source, "prompt": task.messages, **columns, "ability": task.ability}
+        row = {name: value for name, value in row.items() if value is not None}
+        return {**row, "extra_info": extra, **self.columns}
+
+    def truth(self, truth: Any, stored: Any, as_text: bool) -> Any:
+        """The ground truth as it is stored; the original is noted where that is another."""
+        stored = text(stored) if as_text else stored
+        if stored is not truth:
+            self.note["ground_truth"] = truth
+        return stored
+
+
+def parts_of(task: Task) -> Parts:
+    parts = Parts(dict(task.extra_info), {}, {})
+    if not isinstance(task.prompt, list):
+        parts.note["prompt"] = "none" if task.prompt is None else "text"
+    extra = parts.extra
+    if _OWN.isdisjoint(extra):
+        return parts
+    memory = extra.get(KEY)
+    if isinstance(memory, dict) and memory.keys() == {"columns", "hidden"}:
+        del extra[KEY]
+        parts.columns = {name: extra.pop(name) for name in memory["columns"] if name in extra}
+        extra.update(memory["hidden"])
+    kept = {key: extra.pop(key) for key in _OWN & extra.keys() if key != "scorer" or not _special(task, extra[key])}
+    if kept:
+        parts.note["extra_info"] = kept
+    return parts
+
+
+def task_from(
+    row: Mapping[str, Any], spec: dict[str, Any], own: Collection[str], env_class: str | None = None, *, whole: bool
+) -> Task:
+    """The task of a row without nulls, whose format has found its reward specification.
+
+    `whole`: with what only a trainer's file needs, so that writing it again loses nothing: a scorer of its own, and
+    which keys were columns. Then `extra_info.treetune` holds the latter.
+    """
+    extra = dict(_checked(row, "extra_info", dict) or {})
+    note = _note(extra)
+    inner = extra.pop("env_class", None)
+    env_class = inner if env_class is None else env_class
+    if _is_uid(extra.get("uid")):
+        del extra["uid"]
+    if not whole or "scorer" in extra:
+        extra.pop(PROMPT, None)
+    others = [name for name in row if name not in own and name not in note.get("added", ())]
+    if others:
+        _beside(row, others, extra, whole)
+    prompt = _checked(row, "prompt", (list, str))
+    if "prompt" in note:
+        prompt = _as_it_was(prompt, note["prompt"])
+    if "reward_spec" in note:
+        truths = {"ground_truth": spec["ground_truth"]} if "ground_truth" in spec else {}
+        spec = {**note["reward_spec"], **truths}
+    if "ground_truth" in note:
+        spec["ground_truth"] = note["ground_truth"]
+    task = Task(
+        prompt=prompt,
+        data_source=str(row.get("data_source", "unknown")),
+        env_class=env_class,
+        reward_spec=spec,
+        ability=row.get("ability"),
+        extra_info=extra,
+    )
+    if "scorer" in extra and not (whole and _special(task, extra["scorer"])):
+        del extra["scorer"]
+    extra.update(note.get("extra_info", {}))
+    return task
+
+
+def scorer_of(task: Task) -> str | None:
+    """How a row is scored from itself alone, where that follows from the row."""
+    if task.env_class is not None:
+        return f"env:{task.env_class}"
+    return "rule" if task.ground_truth is not None else None
+
+
+def text(truth: Any) -> Any:
+    """A ground truth as text: a scalar as it is printed, a structure as JSON."""
+    if truth is None or isinstance(truth, str):
+        return truth
+    return str(truth) if isinstance(truth, bool | int | float) else json_text(truth)
+
+
+def spec_of(row: Mapping[str, Any], column: str) -> dict[str, Any]:
+    """A copy of a column that describes the reward."""
+    return dict(_checked(row, column, dict) or {})
+
+
+def _special(task: Task, scorer: Any) -> bool:
+    return isinstance(scorer, str) and scorer != scorer_of(task)
+
+
+def _note(extra: dict[str, Any]) -> dict[str, Any]:
+    """The note, taken out of `extra_info`; a key of that name that is no note stays."""
+    written = extra.get(KEY)
+    if not isinstance(written, str):
+        return {}
+    try:
+        note = pruned(json_value(written))
+    except msgspec.DecodeError:
+        return {}
+    if not isinstance(note, dict):
+        return {}
+    del extra[KEY]
+    return note
+
+
+def _beside(row: Mapping[str, Any], others: list[str], extra: dict[str, Any], whole: bool) -> None:
+    """Other columns join `extra_info`."""
+    if whole:
+        names = [name for name in others if name and "." not in name and name not in COLUMNS]
+        hidden = {name: extra[name] for name in names if name in extra}
+        if names:
+            extra[KEY] = {"columns": names, "hidden": hidden}
+    extra.update({name: row[name] for name in others})
+
+
+def _is_uid(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 32 and _HEX.issuperset(value)
+
+
+def _as_it_was(prompt: Any, kind: str) -> Any:
+    if kind == "none":
+        return prompt or None
+    single = isinstance(prompt, list) and len(prompt) == 1 and prompt[0].keys() == {"role", "content"}
+    return prompt[0]["content"] if single else prompt
+
+
+def _checked(row: Mapping[str, Any], column: str, kind: Any) -> Any:
+    value = row.get(column)
+    if value is not None and not isinstance(value, kind):
+        expected = {"prompt": "a list of messages"}.get(column, "a mapping")
+        raise TasksetError(f"{column} is a {type(value).__name__}, expected {expected}: {value!r:.80}")
+    return value

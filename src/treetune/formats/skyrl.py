@@ -1,0 +1,79 @@
+"""SkyRL's rows: `env_class` and `reward_spec {method, ground_truth}`, the ground truth as its environment reads it.
+
+    row_of(Task(prompt="1 + 1?", env_class="gsm8k", reward_spec={"ground_truth": 2}))   # stored as "2"
+
+An environment's contract says in what form, in which column, and which further columns there must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from treetune.contract import Contract, contract_of
+from treetune.formats.note import COLUMNS, SHARED, parts_of, spec_of, task_from
+from treetune.formats.values import pruned
+from treetune.formats.verl import reward_spec
+from treetune.task import Task
+
+_OWN = (*SHARED, "env_class", "reward_spec")
+
+_NEEDS: dict[str, tuple[str, ...]] = {"text2sql": ("db_id", "data")}
+"""Columns that SkyRL's own environments read, beside those that a contract names."""
+
+_SQL_DATA = ("spider", "bird", "synsql")
+"""What text2sql calls `data`: the collection whose databases are meant."""
+
+
+def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
+    parts = parts_of(task)
+    contract = _contract(task.env_class)
+    spec = {key: value for key, value in task.reward_spec.items() if value is not None}
+    if "" in spec:
+        parts.note["reward_spec"] = {key: value for key, value in spec.items() if key != "ground_truth"}
+        del spec[""]
+    if "ground_truth" in spec:
+        truth = spec["ground_truth"]
+        stored = contract.encode(truth) if contract is not None else truth
+        spec["ground_truth"] = parts.truth(truth, stored, text_truth)
+    columns: dict[str, Any] = {"env_class": task.env_class, "reward_spec": spec or None}
+    added = {name: value for name, value in _needed(task, contract).items() if name not in parts.columns}
+    if contract is not None and contract.column == "reward_model" and spec:
+        added["reward_model"] = {("style" if key == "method" else key): value for key, value in spec.items()}
+    if added:
+        parts.note["added"] = list(added)
+    return parts.row(task, {**columns, **added})
+
+
+def task_of(row: Mapping[str, Any]) -> Task:
+    return task_of_pruned(pruned(row))
+
+
+def task_of_pruned(row: Mapping[str, Any]) -> Task:
+    if "reward_spec" not in row and "reward_model" in row:  # SkyRL's aime
+        return task_from(
+            row, reward_spec(spec_of(row, "reward_model")), (*_OWN, "reward_model"), row.get("env_class"), whole=True
+        )
+    return task_from(row, spec_of(row, "reward_spec"), _OWN, row.get("env_class"), whole=True)
+
+
+def _needed(task: Task, contract: Contract | None) -> dict[str, Any]:
+    """The further columns of a row, out of `extra_info`."""
+    names = [*_NEEDS.get(task.env_class or "", ()), *(contract.needs if contract is not None else ())]
+    found = {name: task.extra_info.get(name) for name in names if "." not in name and name not in COLUMNS}
+    if "data" in found and found["data"] is None and task.data_source in _SQL_DATA:
+        found["data"] = task.data_source
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _contract(env_class: str | None) -> Contract | None:
+    from treetune.plugins import environments
+
+    # Asked each time: an environment may be registered between two rows.
+    if not isinstance(env_class, str) or (":" not in env_class and env_class not in environments.names()):
+        return None
+    return _known(env_class)
+
+
+_known = lru_cache(maxsize=256)(contract_of)

@@ -1,0 +1,82 @@
+"""What a user names, as files: paths, folders, globs, `~`; else a dataset of the hub, `name[@config][:split]`."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from treetune.errors import UsageError
+
+Sources = str | Path | Iterable[str | Path]
+
+
+class Kind(StrEnum):
+    """How a file is read."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+    LINES = "lines"
+
+
+KINDS = {".parquet": Kind.PARQUET, ".json": Kind.JSON, ".jsonl": Kind.LINES, ".ndjson": Kind.LINES}
+
+_HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<config>[^:@/]+))?(:(?P<split>[^/:]+))?")
+
+
+class File(NamedTuple):
+    path: Path
+    kind: Kind
+
+
+class HubName(NamedTuple):
+    name: str
+    config: str | None
+    split: str
+
+
+def find(sources: Sources) -> Iterator[File | HubName]:
+    """Everything that is named, in order; the files of a folder or a glob sorted."""
+    for source in [sources] if isinstance(sources, str | Path) else sources:
+        yield from _named(os.path.expanduser(str(source)))
+
+
+def kind_of(path: Path) -> Kind:
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in KINDS)}")
+    return kind
+
+
+def _named(source: str) -> list[File | HubName]:
+    path = Path(source)
+    if path.is_dir():
+        return _some(_inside(path), source)
+    if path.exists():
+        return [File(path, kind_of(path))]
+    if glob.has_magic(source):
+        matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
+        files = [match for match in matches if match.is_file() and match.suffix.lower() in KINDS]
+        # `data/*` may mean folders; `data/**` names their files already.
+        folders = [] if "**" in source else [match for match in matches if match.is_dir()]
+        return _some([*files, *(file for folder in folders for file in _inside(folder))], source)
+    match = _HUB_NAME.fullmatch(source)
+    if match is None or path.suffix.lower() in KINDS:
+        raise UsageError(f"no such file: {source}", remedy=f"paths are taken from {Path.cwd()}")
+    return [HubName(match["name"], match["config"], match["split"] or "train")]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The files below a folder, but for hidden ones."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in KINDS and path.is_file())
+    return sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
+
+
+def _some(paths: list[Path], source: str) -> list[File | HubName]:
+    if not paths:
+        raise UsageError(f"{source} holds no {', '.join(KINDS)} files")
+    return [File(path, kind_of(path)) for path in paths]
