@@ -429,6 +429,20 @@ def test_each_format_has_its_columns(source, tmp_path, treetune, format):
     assert (row.get("env_class") == "gsm8k") == (format == "skyrl")
 
 
+def test_skyrl_rows_hold_the_ground_truth_as_the_environment_reads_it(source, tmp_path, treetune):
+    rows = [{"q": "capital?", "a": ["Paris", "paris"]}, {"q": "river?", "a": ["Seine"]}]
+    node = source(rows, prompt_template="{q}", ground_truth="a", env_class="search", data_source="geo")
+    (tmp_path / "t.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create({"train_tasks": [node]})))
+    (path,) = treetune("build", "t.yaml", "--format", "skyrl", "--json").json["train_files"]
+    row = pq.read_table(path).to_pylist()[0]
+    assert (row["env_class"], row["reward_spec"]["ground_truth"]) == ("search", {"target": ["Paris", "paris"]})
+    from treetune.formats import read_tasks
+
+    (task, _) = read_tasks([path])
+    assert task.ground_truth == ["Paris", "paris"]
+    assert task.uid == row["extra_info"]["uid"] == load_task(node)[0].uid
+
+
 def test_several_tasks_are_evaluated_as_a_union_or_by_weight(source, tmp_path):
     nodes = [
         source(prompt_template="{question}", ground_truth="level", data_source="a"),

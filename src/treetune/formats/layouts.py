@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treetune.contract import contract_of
 from treetune.datasets.config import Format
 from treetune.errors import UsageError
 
@@ -47,13 +48,29 @@ def _skyrl(table: pa.Table) -> pa.Table:
     extra = table["extra_info"].combine_chunks()
     if extra.type.get_field_index("env_class") < 0:
         raise UsageError("SkyRL rows need an environment", remedy="set env_class, such as env_class: gsm8k")
+    environments = pc.struct_field(extra, "env_class")
+    if any(contract_of(name) is not None for name in pc.unique(environments).to_pylist()):
+        return _skyrl_by_contract(table)
     columns = {name: table[name] for name in table.column_names if name != "reward_model"}
-    columns["env_class"] = pc.struct_field(extra, "env_class")
+    columns["env_class"] = environments
     if "reward_model" in table.column_names:
         reward = table["reward_model"].combine_chunks()
         names = ["method" if field.name == "style" else field.name for field in reward.type]
         columns["reward_spec"] = pa.StructArray.from_arrays(reward.flatten(), names)
     return pa.table(columns)
+
+
+def _skyrl_by_contract(table: pa.Table) -> pa.Table:
+    """Row by row: an environment's contract says how its ground truth is stored, and where."""
+    import msgspec
+
+    from treetune.datasets.schema import JSON_FIELDS
+    from treetune.formats.parquet import table_of
+    from treetune.formats.skyrl import row_of
+    from treetune.formats.verl import task_of
+
+    mixed: list[str] = msgspec.json.decode((table.schema.metadata or {}).get(JSON_FIELDS, b"[]"))
+    return table_of([row_of(task_of(row, mixed)) for row in table.to_pylist()])
 
 
 def _trl(table: pa.Table) -> pa.Table:

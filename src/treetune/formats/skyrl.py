@@ -71,7 +71,7 @@ def _contract(env_class: str | None) -> Contract | None:
     from treetune.plugins import environments
 
     # Asked each time: an environment may be registered between two rows.
-    if not isinstance(env_class, str) or (":" not in env_class and env_class not in environments.names()):
+    if not isinstance(env_class, str) or env_class not in environments.names():
         return None
     return _known(env_class)
 
