@@ -341,7 +341,8 @@ def test_text_beside_lists_as_ground_truth_is_refused(source):
 
     class Mixed(DatasetTask):
         def _make_map_fn(self):
-            return lambda row, index: {"prompt": [], "reward_model": {"ground_truth": row["t"]}}
+            prompt = [{"role": "user", "content": "x"}]
+            return lambda row, index: {"prompt": prompt, "reward_model": {"ground_truth": row["t"]}}
 
     from treetune.datasets.rows import RowBuilder
 
@@ -621,3 +622,115 @@ def test_gsm8k_is_declared_in_a_few_lines(gsm8k):
         assert task.messages == [{"role": "user", "content": raw[position]["question"]}]
         assert taskset.reward(task, raw[position]["answer"]).reward == 1.0
         assert taskset.reward(task, "I do not know").reward == 0.0
+
+
+# What must never be silently wrong
+
+
+def test_a_file_changed_and_dated_back_gives_its_new_rows(source, tmp_path):
+    node = source([{"q": "old"}], prompt_template="{q}")
+    file = tmp_path / "rows.jsonl"
+    os.utime(file, (10**9, 10**9))
+    assert rows_of(node)[0]["prompt"][0]["content"] == "old"
+    file.write_text('{"q": "new and longer"}\n')
+    os.utime(file, (10**9, 10**9))
+    assert rows_of(node)[0]["prompt"][0]["content"] == "new and longer"
+
+
+def test_code_edited_after_it_was_loaded_does_not_poison_the_cache(source, tmp_path):
+    keep = tmp_path / "keeps.py"
+    keep.write_text("def f(row):\n    return row['level'] == 1\n")
+    node = source(prompt_template="{question}", filter=f"{keep}:f", extra_fields=["level"])
+    assert [row["extra_info"]["level"] for row in rows_of(node)] == [1]
+    keep.write_text("def f(row):\n    return row['level'] == 2\n")
+    assert [row["extra_info"]["level"] for row in rows_of(node)] == [1]  # this process still runs the old code
+    code = f"{LOAD}; print(task.get_parquet_path())"
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(node)], capture_output=True, text=True, check=True)
+    assert [row["extra_info"]["level"] for row in pq.read_table(done.stdout.strip()).to_pylist()] == [2]
+
+
+def test_a_column_called_pass_rate_is_a_column(source):
+    node = source([{"q": str(n), "pass_rate": n / 10} for n in range(10)], prompt_template="{q}")
+    assert len(rows_of(node, filter="0.1 < pass_rate < 0.9")) == 7
+
+
+def test_rows_of_a_subclass_without_a_ground_truth_are_dropped_and_counted(source, tmp_path):
+    (tmp_path / "empty.py").write_text(
+        "from treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
+        "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
+        "        truths = ['2', '', [], None]\n"
+        "        return lambda row, i: {**make(row, i), 'reward_model': {'ground_truth': truths[i]}}\n"
+    )
+    node = source(
+        [{"q": str(n)} for n in range(4)], prompt_template="{q}", custom_cls={"path": str(tmp_path / "empty.py")}
+    )
+    assert [row["reward_model"]["ground_truth"] for row in rows_of(node)] == ["2"]
+    assert load_task(node).built()[0].dropped == {"no ground truth": 3}
+
+
+def test_text_and_parts_in_prompts_become_one_type(source):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "look"}]}]
+    text = [{"role": "user", "content": "hello"}]
+    node = source([{"messages": parts}], prompt_format="chat_messages", system_prompt="be kind")
+    (row,) = rows_of(node)
+    assert row["prompt"][0] == {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
+    from treetune.datasets.columns import messages_column
+
+    assert messages_column([parts, text]).to_pylist()[1][0]["content"] == [{"type": "text", "text": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("#### 72 apples", 1), ("#### 72\n\nHope it helps!", 1), ("#### \\boxed{72}", 1), ("It costs 70-72", 1),
+        ("so 72.0", 1), ("$72", 1), ("#### 1,072", 0), ("72 or 73", 0), ("", 0), ("####", 0),
+        ("\\boxed{\\frac{72}{2}}", 0),
+    ],
+)  # fmt: skip
+def test_the_rule_reads_answers_as_people_write_them(answer, reward):
+    from treetune.datasets.rule import score
+
+    assert score(answer, "72").reward == reward
+
+
+def test_the_recipe_parses_nested_boxes():
+    from treetune_recipe.math.math_task import parse_answer
+
+    assert parse_answer("so \\boxed{\\frac{1}{2}}") == "\\frac{1}{2}"
+    assert parse_answer("first\n#### 1,234") == "1234"
+
+
+def test_build_dataset_has_the_rows_of_the_file(source):
+    node = source([{"q": str(n)} for n in range(30)], prompt_template="{q}", filter="int(q) > 3", max_rows=5, repeat=2)
+    task = load_task(node)
+    assert [row["prompt"] for row in task.build_dataset()] == [row["prompt"] for row in rows_of(node)]
+    assert len(rows_of(node)) == 10
+    assert task.built()[0].dropped == {"filter": 4}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("lambda row, index: {'prompt': ['hello']}", "row 0 has a message without a role"),
+        ("lambda row, index: {'prompt': []}", "row 0 has no prompt"),
+        ("lambda row, index: 5", "row 0 is a int"),
+        ("lambda row, index: {'prompt': [{'role': 'user', 'content': 'x'}], 'reward_model': '5'}", "reward_model"),
+        (
+            "lambda row, index: {'prompt': [{'role': 'user', 'content': 'x'}], 'extra_info': {'index': 'a'}}",
+            "index 'a'",
+        ),
+        ("lambda row, index: 1 / 0", "row 0 could not be made: ZeroDivisionError"),
+    ],
+)
+def test_a_map_function_that_gives_no_row_is_told_where(source, tmp_path, function, said):
+    (tmp_path / "bad.py").write_text(
+        "from treetune_verl.tasks import Task as Base\n"
+        f"class Task(Base):\n    def _make_map_fn(self): return {function}\n"
+    )
+    with pytest.raises(TasksetError, match=said):
+        rows_of(source(custom_cls={"path": str(tmp_path / "bad.py")}))
+
+
+def test_files_must_be_named(source):
+    with pytest.raises(ConfigError, match="data_files"):
+        rows_of({"loading_params": {"args": ["json"]}, "prompt_template": "{q}"})

@@ -47,18 +47,25 @@ def with_overrides(
     gives just these keys, and leaves the rest unresolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     config = OmegaConf.create(dict(data))
     try:
         for key, raw in overrides.items():
-            value = OmegaConf.from_dotlist([f"value={raw}"]).get("value")
+            try:
+                value = OmegaConf.from_dotlist([f"value={raw}"]).get("value")
+            except YAMLError:
+                value = raw  # text that looks like YAML, such as "{question}!"
             OmegaConf.update(config, key, value, merge=True, force_add=True)
     except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
         raise ConfigError([(key, f"cannot be set to {raw!r}: {error}")], source="the overrides") from None
     try:
         if only is not None:
             parts = {key: config[key] for key in only}
-            return {key: OmegaConf.to_container(part, resolve=True) for key, part in parts.items()}
+            return {
+                key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
+                for key, part in parts.items()
+            }
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     except OmegaConfBaseException as error:
         raise ConfigError([("", str(error).splitlines()[0])], source=source) from None

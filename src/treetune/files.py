@@ -10,15 +10,18 @@ import ast
 import os
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from treetune.errors import PluginError
 
 __path__: list[str] = []  # makes this module a package, whose children the finder below supplies
+
+
+executed: dict[str, bytes] = {}
+"""The source of each file as it was run: what a class of it is, whatever has become of the file since."""
 
 
 def module_name(file: Path) -> str:
@@ -26,7 +29,7 @@ def module_name(file: Path) -> str:
     return f"{__name__}.{stem}_{os.fsencode(file).hex()}"
 
 
-class _FileFinder(MetaPathFinder):
+class _FileFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -39,6 +42,11 @@ class _FileFinder(MetaPathFinder):
 
 
 class _FileLoader(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        # From the source, never from compiled bytes: those are known by date and size, and may be of an older file.
+        executed[self.path] = source = self.get_data(self.path)
+        return self.source_to_code(source, self.path)
+
     def exec_module(self, module: ModuleType) -> None:
         file = Path(self.path)
         _refuse_foreign_siblings(file)

@@ -20,13 +20,13 @@ def read_target(target: str, overrides: Mapping[str, str] | None = None, split: 
     """The config a target stands for, with the overrides in it: a mapping with a `taskset` node.
 
     Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; several entries form a mixture by
-    their weights, or a union where none has one. Python files that a YAML file names are looked for beside it first.
+    their weights, or a union where none has one. Files that a YAML file names are looked for beside it first.
     """
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
             data = {"taskset": _declared_node(data, target, split)}
-        data["taskset"] = _located(data["taskset"], [Path(target).expanduser().resolve().parent])
+        data["taskset"] = located(data["taskset"], [Path(target).expanduser().resolve().parent])
     else:
         data = {"taskset": {"id": target}}
     return with_overrides(data, overrides or {}, source=target)
@@ -44,7 +44,15 @@ def _declared_node(data: dict[str, Any], target: str, split: str) -> dict[str, A
         raise ConfigError(
             [(f"{split}_tasks", f"is not in it; pick another list with --split: {', '.join(lists)}")], source=target
         )
-    nodes = [node if node.get("custom_cls") else {"id": "dataset", **node} for node in lists[f"{split}_tasks"]]
+    entries = lists[f"{split}_tasks"]
+    faults = [
+        (f"{split}_tasks[{number}]", f"expected keys and values, got {node!r}")
+        for number, node in enumerate(entries)
+        if not isinstance(node, Mapping)
+    ]
+    if faults:
+        raise ConfigError(faults, source=target)
+    nodes = [node if names_class(node) else {"id": "dataset", **_without_class(node)} for node in entries]
     if len(nodes) == 1:
         return nodes[0]
     weighted = any(node.get("weight") is not None for node in nodes)
@@ -77,6 +85,7 @@ def collect_taskset(
         faults.append((path, "expected an id, or keys and values with an id"))
         return None
     before = len(faults)
+    faults += missing_values(node, path)
     cls = _taskset_class(node, path, faults)
     if cls is None:
         return None
@@ -134,25 +143,49 @@ def _with_weight(described: dict[str, Any], node: Mapping[str, Any]) -> dict[str
     return {**described, "weight": node["weight"]} if "weight" in node else described
 
 
-def _located(node: Any, folders: Iterable[Path]) -> Any:
-    """A node whose Python files are looked for in `folders`; a mixture's sources too."""
+def located(node: Any, folders: Iterable[Path]) -> Any:
+    """A node whose files are looked for in `folders`; a mixture's sources too. Data files are left as they are."""
     if isinstance(node, str):
         return {"id": absolute_spec(node, folders)}
     if not isinstance(node, Mapping):
         return node
     found = dict(node)
-    if isinstance(node.get("id"), str):
-        found["id"] = absolute_spec(node["id"], folders)
+    for key in ("id", "filter"):
+        if isinstance(node.get(key), str):
+            found[key] = absolute_spec(node[key], folders)
+    if isinstance(node.get("pass_rates"), str):
+        found["pass_rates"] = absolute_path(node["pass_rates"], folders)
     custom = node.get("custom_cls")
     if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
         found["custom_cls"] = {**custom, "path": absolute_path(custom["path"], folders)}
     if isinstance(node.get("sources"), list):
-        found["sources"] = [_located(source, folders) for source in node["sources"]]
+        found["sources"] = [located(source, folders) for source in node["sources"]]
     return found
 
 
+def missing_values(node: Any, path: str) -> list[tuple[str, str]]:
+    """A fault for every `???` in a node: OmegaConf's mark of what must still be given."""
+    if isinstance(node, Mapping):
+        return [fault for key in node for fault in missing_values(node[key], f"{path}.{key}" if path else str(key))]
+    if isinstance(node, list):
+        return [fault for number, item in enumerate(node) for fault in missing_values(item, f"{path}[{number}]")]
+    return [(path, "has no value yet: ??? stands for one that must be given")] if node == "???" else []
+
+
+def names_class(node: Mapping[str, Any]) -> bool:
+    """Whether `custom_cls` says anything; trainers' configs spell out `{path: null, name: null}`."""
+    custom = node.get("custom_cls")
+    return any(custom.values()) if isinstance(custom, Mapping) else custom is not None
+
+
+def _without_class(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key != "custom_cls"}
+
+
 def custom_class(node: Any, path: str) -> type:
-    if not isinstance(node, Mapping) or not node.get("path"):
+    if not isinstance(node, Mapping):
+        raise ConfigError([(path, f"expected keys and values ({path}.path and {path}.name), got {node!r}")])
+    if not node.get("path"):
         raise ConfigError([(f"{path}.path", "is required: the Python file of the class")])
     faults = [(f"{path}.{key}", "unknown key; known: path, name") for key in node if key not in ("path", "name")]
     name = node.get("name") or "Task"
@@ -163,6 +196,14 @@ def custom_class(node: Any, path: str) -> type:
         raise ConfigError(faults)
     module = load_file(node["path"])
     cls = getattr(module, name, None)
+    own = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Taskset) and value.__module__ == module.__name__
+    ]
+    remedy = f"set {path}.name to one of: {', '.join(own)}" if own else f"set {path}.name"
     if not isinstance(cls, type):
-        raise UsageError(f"{node['path']} has no class {name!r}", remedy=f"set {path}.name")
+        raise UsageError(f"{node['path']} has no class {name!r}", remedy=remedy)
+    if cls.__module__ in ("treetune.taskset", "treetune.datasets.taskset") and issubclass(cls, Taskset):
+        raise UsageError(f"{name!r} in {node['path']} is only the base class that it imports", remedy=remedy)
     return cls

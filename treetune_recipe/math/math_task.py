@@ -1,7 +1,6 @@
 """A math task: the answer is parsed from a column such as GSM8K's, which ends in `#### 72`."""
 
-import re
-
+from treetune.datasets.rule import last_boxed
 from treetune_verl.tasks import Task
 
 
@@ -24,5 +23,5 @@ class MathTask(Task):
 def parse_answer(text):
     """What follows the last `####`, else what the last \\boxed{} holds, without thousands separators."""
     marked = text.rpartition("####")[2] if "####" in text else text
-    boxed = re.findall(r"\\boxed\{([^{}]*)\}", marked)
-    return (boxed[-1] if boxed else marked).strip().replace(",", "")
+    boxed = last_boxed(marked)
+    return (marked if boxed is None else boxed).strip().replace(",", "")

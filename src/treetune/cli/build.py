@@ -44,7 +44,8 @@ def build_command(
     further = {key: value for key, value in limits.items() if value is not None}
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
     declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
-    refuse_unscorable(declared.config, [task for tasks in declared.lists.values() for task in tasks])
+    # SkyRL has environments of its own, which need not be known here.
+    refuse_unscorable(declared.config, declared.lists, environments=format != "skyrl", source=config)
     console = console_for(json)
     entries: list[dict[str, Any]] = []
     for split, tasks in declared.lists.items():

@@ -53,20 +53,46 @@ def build(
     on_rows: Progress | None = None,
 ) -> BuildReport:
     """Write the rows of a taskset to `path` in a trainer's format."""
-    from treetune.datasets.lengths import PromptLengths
     from treetune.datasets.schema import tree
 
-    config = taskset.config
     opened = taskset.open_source()
+    writer, dropped = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)
+    return BuildReport(
+        rows=writer.rows,
+        dropped=dict(dropped),
+        schema=tree(writer.schema),
+        source=" ".join(map(str, taskset.config.loading_params.args)),
+        revision=opened.revision,
+        fingerprint=opened.fingerprint,
+    )
+
+
+def write_rows(
+    taskset: DatasetTaskset,
+    opened: Source,
+    path: Path,
+    format: Format,
+    made: bool,
+    engine: Engine = "local",
+    on_rows: Progress | None = None,
+) -> tuple[GrowingParquet, Counter[str]]:
+    """Write the selected rows; gives what was written, and what was dropped in one pass over the source.
+
+    `made`: the source has a trainer's rows already, from a `build_dataset` that selected them itself.
+    """
+    from treetune.datasets.lengths import PromptLengths
+
+    config = taskset.config
     dropped: Counter[str] = Counter()
     lengths = PromptLengths.of(config)
     with GrowingParquet(path) as writer:
-        for _ in range(config.repeat):
-            left = config.max_rows
-            for table, missing in built_tables(taskset, opened, taskset.overrides_build, engine, on_rows):
-                dropped.update(missing)
+        for number in range(1 if made else config.repeat):
+            left = None if made else config.max_rows
+            for table, missing in built_tables(taskset, opened, made, engine, on_rows):
                 if table is not None and lengths is not None:
-                    table = lengths.kept(table, dropped)
+                    table = lengths.kept(table, missing)
+                if number == 0:
+                    dropped.update(missing)
                 if table is None or not table.num_rows:
                     continue
                 table = table.slice(0, left) if left is not None else table
@@ -74,22 +100,12 @@ def build(
                 if left is not None and (left := left - table.num_rows) <= 0:
                     break
         if writer.schema is None:
+            reasons = ", ".join(f"{count} dropped ({reason})" for reason, count in dropped.items())
             raise EmptyTasksetError(
-                f"{taskset.name} has no rows: "
-                + (
-                    ", ".join(f"{count} dropped ({reason})" for reason, count in dropped.items())
-                    or "its source is empty"
-                ),
+                f"{taskset.name} has no rows: {reasons or 'its source is empty'}",
                 remedy="look at filter, ground_truth and loading_params",
             )
-    return BuildReport(
-        rows=writer.rows,
-        dropped=dict(dropped),
-        schema=tree(writer.schema),
-        source=" ".join(map(str, config.loading_params.args)),
-        revision=opened.revision,
-        fingerprint=opened.fingerprint,
-    )
+    return writer, dropped
 
 
 def versions() -> dict[str, str]:

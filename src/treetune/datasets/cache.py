@@ -56,8 +56,8 @@ def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_vers
     Treetune's, any `further_files`, and the version of the builder. Files count by their bytes alone, so a moved
     file is the same code, and a process that knows it under another module name agrees."""
     own = [_source_file(base, cls) for base in cls.__mro__ if base not in stop.__mro__]
-    files = [file.read_bytes() for file in own if file is not None and not file.resolve().is_relative_to(_PACKAGE)]
-    further = [file.read_bytes() for file in further_files]
+    files = [_as_run(file) for file in own if file is not None and not file.resolve().is_relative_to(_PACKAGE)]
+    further = [_as_run(file) for file in further_files]
     parts = {"classes": _hashes(dict.fromkeys(files)), "further": _hashes(further), "builder": builder_version}
     return hashlib.sha256(canonical(parts)).hexdigest()[:20]
 
@@ -83,6 +83,15 @@ def _source_file(base: type, cls: type) -> Path | None:
         f"{whose} no source file, so a change of it could not be noticed",
         remedy="define the class in a .py file rather than in a notebook or a prompt",
     )
+
+
+def _as_run(file: Path) -> bytes:
+    """The bytes that this process runs: those on disk, unless the file was loaded and has changed since."""
+    executed: dict[str, bytes] = getattr(sys.modules.get("treetune.files"), "executed", {})
+    try:
+        return executed.get(str(file.resolve())) or file.read_bytes()
+    except OSError as error:
+        raise TreetuneError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _hashes(files: Iterable[bytes]) -> list[str]:

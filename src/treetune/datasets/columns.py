@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from treetune.datasets.schema import canonical_type, conform, json_array, refuse_mixed_truths
+from treetune.errors import TasksetError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +41,30 @@ def inferred(values: list[Any], path: str, mixed: list[str]) -> pa.Array:
         refuse_mixed_truths(path)
     mixed.append(path)
     return json_array(values)
+
+
+def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
+    """Prompts as a column. Where some contents are text and others lists of parts, the text becomes a part: the same
+    message, and a column has one type."""
+    import pyarrow as pa
+
+    try:
+        array = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        values = [[_in_parts(message) for message in prompt] for prompt in values]
+        try:
+            array = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise TasksetError(
+                f"prompts that no parquet column can hold: {error}",
+                remedy="give a key of messages one type in all rows",
+            ) from None
+    return conform(array, canonical_type(array.type))
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def prompts(contents: pa.Array, system_prompt: str | None) -> pa.Array:

@@ -53,7 +53,7 @@ class GroundTruth:
 def stored(value: Any) -> Any:
     """Scalars as text, since that is what scorers compare and what lets any two files be joined; structures as
     they are."""
-    if value is None or value == "":
+    if value is None or value in ("", [], {}):
         return None
     if isinstance(value, str | list | dict):
         return value

@@ -8,16 +8,18 @@ All faults of all tasks are found before the first is built.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from treetune.datasets.cache import Sidecar
+from treetune.datasets.config import filter_file
 from treetune.datasets.schema import clashes
-from treetune.datasets.taskset import DatasetTaskset, _plain, read_config
-from treetune.errors import ConfigError, PluginError, TasksetError
-from treetune.plugins import load_object
+from treetune.datasets.taskset import DatasetTaskset, read_config
+from treetune.errors import ConfigError, TasksetError, TreetuneError, user_code
+from treetune.plugins import absolute_spec, environments, folders_of, load_object
+from treetune.target import custom_class, missing_values, names_class
 
 OURS = "pkg://treetune.trainers.verl"
 """How a verl config names our reward function."""
@@ -33,6 +35,9 @@ VERL_SOURCES = frozenset(
 """The data sources that verl 0.9 scores by itself; besides these, every name that begins with `aime`."""
 
 
+AGENT = "agent_name"
+"""The column that names a row's agent loop: where the joined rows have it, each must name one."""
+
 LISTS = {"train_tasks": "train_files", "val_tasks": "val_files"}
 
 
@@ -45,34 +50,57 @@ def load_tasks(
 ) -> list[DatasetTaskset]:
     """The tasksets of a list of configs; one error names every fault of all of them."""
     found = faults if faults is not None else []
+    before = len(found)
     tasksets = []
-    for number, node in enumerate(nodes):
+    for number, node in enumerate(_entries(nodes, path, found)):
         here = f"{path}[{number}]"
+        missing = missing_values(node, here)
+        found += missing
+        if missing:
+            continue
         try:
-            tasksets.append(load_task(_plain(node), cache_dir))
+            taskset = load_task(node, cache_dir)
         except ConfigError as error:
             found += [(f"{here}.{key}" if key else here, problem) for key, problem in error.faults]
-        except PluginError as error:
-            found.append((f"{here}.custom_cls", error.message))
-    if found and faults is None:
+        except TreetuneError as error:
+            found.append((here, str(error)))
+        else:
+            found += [(f"{here}.{key}", problem) for key, problem in _further_faults(taskset, node)]
+            _warn_of_typos(taskset, here)
+            tasksets.append(taskset)
+    if len(found) > before and faults is None:
         raise ConfigError(found)
     return tasksets
 
 
-def load_task(node: Mapping[str, Any], cache_dir: str | Path | None = None) -> DatasetTaskset:
+def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
     """One entry: the base class, or the one that `custom_cls` names."""
-    cls: type = DatasetTaskset
-    if ":" in str(node.get("id", "")):
-        cls = load_object(str(node["id"]))
-    if node.get("custom_cls") and node["custom_cls"].get("path"):
-        from treetune.target import custom_class
-
-        cls = custom_class(node["custom_cls"], "custom_cls")
-        if not issubclass(cls, DatasetTaskset):
-            raise ConfigError([("custom_cls", f"{cls.__name__} is no dataset task: subclass treetune_verl.tasks.Task")])
+    node = _plain(node)
+    if not isinstance(node, Mapping):
+        raise ConfigError([("", f"expected keys and values, got {node!r}")])
+    cls = task_class(node)
     read_config(cls, node)  # all its faults, before the class itself runs
-    taskset: DatasetTaskset = cls(node, cache_dir=cache_dir)
-    return taskset
+    with user_code(f"making {cls.__name__}"):
+        return cls(node, cache_dir=cache_dir)
+
+
+def task_class(node: Mapping[str, Any]) -> type[DatasetTaskset]:
+    """The class that an entry names; what is wrong with it is a fault of its key."""
+    cls: Any = DatasetTaskset
+    key = "custom_cls" if names_class(node) else "id"
+    try:
+        if key == "custom_cls":
+            cls = custom_class(node["custom_cls"], key)
+        elif ":" in str(node.get("id", "")):
+            cls = load_object(str(node["id"]))
+    except ConfigError:
+        raise
+    except TreetuneError as error:
+        raise ConfigError([(key, str(error))]) from error
+    if not isinstance(cls, type) or not issubclass(cls, DatasetTaskset):
+        name = getattr(cls, "__name__", repr(cls))
+        raise ConfigError([(key, f"{name} is no dataset task: subclass treetune_verl.tasks.Task")])
+    return cls
 
 
 def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
@@ -86,12 +114,14 @@ def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None 
 def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) -> Any:
     """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched."""
     faults: list[tuple[str, str]] = []
+    if config.get("data") is not None and not isinstance(config["data"], Mapping):
+        faults.append(("data", f"expected keys and values, got {config['data']!r}"))
     tasksets = {
         name: load_tasks(config[name], cache_dir, path=name, faults=faults) for name in LISTS if config.get(name)
     }
     if faults:
         raise ConfigError(faults)
-    refuse_unscorable(config, [taskset for entries in tasksets.values() for taskset in entries])
+    refuse_unscorable(config, tasksets)
     for name, entries in tasksets.items():
         built = [taskset.built() for taskset in entries]
         refuse_clashes([taskset.name for taskset in entries], [sidecar for sidecar, _, _ in built])
@@ -102,28 +132,59 @@ def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) 
 def refuse_clashes(names: Sequence[str], sidecars: Sequence[Sidecar]) -> None:
     """Files of one list are joined by the trainer: what cannot be joined is told now, not when the model is loaded."""
     for (one, first), (other, second) in combinations(enumerate(sidecars), 2):
+        both = f"tasks {one} ({names[one]}) and {other} ({names[other]}) cannot be used in one list"
         if found := clashes(first.schema, second.schema):
             raise TasksetError(
-                f"tasks {one} ({names[one]}) and {other} ({names[other]}) cannot be used in one list: "
-                f"{'; '.join(found)}",
+                f"{both}: {'; '.join(found)}",
                 remedy="give the key the same type in both: another extra_fields, or a custom_cls that converts it",
             )
-
-
-def refuse_unscorable(config: Any, tasksets: Sequence[DatasetTaskset]) -> None:
-    """A row that nothing can score is found out by the trainer only after the model is loaded."""
-    function = _reward_function(config)
-    for taskset in tasksets:
-        source = taskset.config.data_source
-        if taskset.scorer is None and (function == "" or function == OURS):
-            raise TasksetError(f"nothing can score data_source {source!r}: it has no ground truth", remedy=_SCORABLE)
-        if taskset.scorer is None and function is None:
-            warnings.warn(f"nothing here can score data_source {source!r}: {_SCORABLE}", stacklevel=2)
-        if function == "" and not knows_data_source(source):
+        if (AGENT in first.schema) != (AGENT in second.schema):
+            without = other if AGENT in first.schema else one
             raise TasksetError(
-                f"verl itself cannot score data_source {source!r}",
+                f"{both}: task {without} ({names[without]}) has no column {AGENT}, so its rows would name no agent",
+                remedy=f"give all of them the column {AGENT}, or none",
+            )
+
+
+def refuse_unscorable(
+    config: Any,
+    lists: Mapping[str, Sequence[DatasetTaskset]],
+    *,
+    environments: bool | None = None,
+    source: str = "config",
+) -> None:
+    """A row that nothing can score is found out by the trainer only after the model is loaded.
+
+    `environments` says whether each `env_class` must be known here; else it must be in a trainer's config.
+    """
+    function = _reward_function(config)
+    if environments if environments is not None else function is not None:
+        faults = [fault for name, tasksets in lists.items() for fault in _unknown_environments(name, tasksets)]
+        if faults:
+            raise ConfigError(faults, source=source)
+    for taskset in [taskset for tasksets in lists.values() for taskset in tasksets]:
+        data_source = taskset.config.data_source
+        if taskset.scorer is None and (function == "" or function == OURS):
+            raise TasksetError(
+                f"nothing can score data_source {data_source!r}: it has no ground truth", remedy=_SCORABLE
+            )
+        if taskset.scorer is None and function is None:
+            warnings.warn(f"nothing here can score data_source {data_source!r}: {_SCORABLE}", stacklevel=2)
+        if function == "" and not knows_data_source(data_source):
+            raise TasksetError(
+                f"verl itself cannot score data_source {data_source!r}",
                 remedy=f"set reward.custom_reward_function to {{path: {OURS}, name: compute_score}}",
             )
+
+
+def _unknown_environments(name: str, tasksets: Sequence[DatasetTaskset]) -> Iterator[tuple[str, str]]:
+    for number, taskset in enumerate(tasksets):
+        if taskset.config.env_class is None:
+            continue
+        try:
+            environments.resolve(absolute_spec(taskset.config.env_class, folders_of(type(taskset))))
+        except TreetuneError as error:
+            yield f"{name.removesuffix('_tasks')}_tasks[{number}].env_class", error.message
 
 
 def knows_data_source(data_source: str) -> bool:
@@ -134,15 +195,72 @@ def knows_data_source(data_source: str) -> bool:
 def _reward_function(config: Any) -> str | None:
     """The path of the reward function a trainer's config names, "" where it leaves scoring to verl, None where it is
     no trainer's config."""
-    for place in (config.get("reward"), config):
-        if place is not None and place.get("custom_reward_function") is not None:
-            return str(place["custom_reward_function"].get("path") or "")
-    return None
+    # verl keeps an empty node in one place where the user writes into the other.
+    places = [place.get("custom_reward_function") for place in (config.get("reward"), config) if _is_node(place)]
+    nodes = [place for place in places if _is_node(place)]
+    paths = [str(node["path"]) for node in nodes if node.get("path")]
+    return (paths or [""])[0] if nodes else None
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _entries(nodes: Any, path: str, faults: list[tuple[str, str]]) -> list[Any]:
+    """The entries of a list as plain values."""
+    try:
+        if isinstance(nodes, str | Mapping) or not isinstance(nodes, Iterable):
+            raise ConfigError([("", f"expected a list of tasks, got {_plain(nodes)!r:.60}")])
+        nodes = _plain(nodes)
+        return [_plain(node) for node in nodes]
+    except ConfigError as error:
+        faults += [(path, problem) for _, problem in error.faults]
+        return []
+
+
+def _further_faults(taskset: DatasetTaskset, node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What no single key shows."""
+    config = taskset.config
+    if "extra" in node:
+        yield "extra", "is no key of its own: write the further keys beside the others"
+    if config.max_prompt_length is not None and config.tokenizer is None:
+        yield "tokenizer", "is required where max_prompt_length is set"
+    file = filter_file(config.filter)
+    if file is not None and not file.is_file():
+        yield "filter", f"no such file: {file}"
+
+
+def _warn_of_typos(taskset: DatasetTaskset, path: str) -> None:
+    """A class that takes any key takes misspelt ones too."""
+    import difflib
+
+    for key in taskset.config.extra:
+        for near in difflib.get_close_matches(key, taskset.config.__struct_fields__, n=1, cutoff=0.85):
+            warnings.warn(
+                f"{path}.{key} is taken as a key of {type(taskset).__name__}; did you mean {near!r}?", stacklevel=3
+            )
+
+
+def _plain(value: Any) -> Any:
+    """Plain values all through, however deep an OmegaConf node lies."""
+    if type(value).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            return OmegaConf.to_container(value, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError([("", str(error).splitlines()[0])]) from None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _set(config: Any, key: str, paths: list[str]) -> None:
     if isinstance(config, dict):
-        config.setdefault("data", {})[key] = paths
+        if config.get("data") is None:
+            config["data"] = {}
+        config["data"][key] = paths
         return
     from omegaconf import open_dict
 

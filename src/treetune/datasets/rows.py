@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.canonical import canonical
-from treetune.datasets.columns import constant, inferred, keys_of, prompts, struct
+from treetune.datasets.columns import constant, inferred, keys_of, messages_column, prompts, struct
 from treetune.datasets.ground_truth import GroundTruth, stored
 from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform, json_array
 from treetune.datasets.selection import read_pass_rates, row_filter
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RESERVED = ("index", "uid", "scorer", "env_class", PROMPT)
 """Keys of `extra_info` that Treetune itself fills in."""
 
-_FINISHED = ("data_source", "reward_model", "extra_info", "env_class")
+_FINISHED = ("data_source", "prompt", "reward_model", "extra_info", "env_class")
 
 Row = dict[str, Any]
 
@@ -64,7 +64,8 @@ class RowBuilder:
                                     + ", ".join(names))])  # fmt: skip
             if field in RESERVED:
                 raise ConfigError([("extra_fields", f"{field!r} is a key that Treetune fills in itself")])
-        self._filter, self._filter_late = row_filter(config.filter, names, config.pass_rates is not None)
+        chosen = None if made else config.filter
+        self._filter, self._filter_late = row_filter(chosen, names, config.pass_rates is not None)
         self._pass_rates = read_pass_rates(config.pass_rates) if config.pass_rates is not None else {}
         self._by_column = not made and not taskset.overrides_rows and config.prompt_format == "template"
         if self._by_column:
@@ -81,19 +82,27 @@ class RowBuilder:
         dropped: Counter[str] = Counter()
         indices = list(range(first_index, first_index + len(batch)))
         if self._filter is not None and not self._filter_late:
-            kept = [number for number, row in enumerate(_pylist(batch)) if self._filter(row)]
+            kept = [number for number, row in enumerate(_pylist(batch)) if self._keeps(row, indices[number])]
             dropped["filter"] += len(batch) - len(kept)
             batch, indices = _taken(batch, kept), [indices[number] for number in kept]
         if not indices:
             return None, dropped
         if self._by_column and not isinstance(batch, list):
-            built = self._columns(batch, indices, dropped)
+            built, numbers = self._columns(batch, indices, dropped)
         else:
             with uncollected():
-                built = self._rows(_pylist(batch), indices, dropped)
+                built, numbers = self._rows(_pylist(batch), indices, dropped)
         if built is not None and self._filter is not None and self._filter_late:
-            built = self._filtered_late(_pylist(batch), indices, built, dropped)
+            rows = _pylist(_taken(batch, numbers))
+            built = self._filtered_late(rows, [indices[number] for number in numbers], built, dropped)
         return built, dropped
+
+    def _keeps(self, row: Row, index: int) -> bool:
+        assert self._filter is not None
+        try:
+            return bool(self._filter(row))
+        except Exception as error:
+            raise TasksetError(f"the filter failed on row {index}: {type(error).__name__}: {error}") from error
 
     def _filtered_late(
         self, rows: list[Row], indices: list[int], built: pa.Table, dropped: Counter[str]
@@ -102,25 +111,23 @@ class RowBuilder:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        assert self._filter is not None
-        extra = built["extra_info"].combine_chunks()
-        source = dict(zip(indices, rows, strict=True))
         mask = []
-        for index, uid in zip(
-            pc.struct_field(extra, "index").to_pylist(), pc.struct_field(extra, "uid").to_pylist(), strict=True
-        ):
+        uids = pc.struct_field(built["extra_info"].combine_chunks(), "uid").to_pylist()
+        for row, index, uid in zip(rows, indices, uids, strict=True):
             rate = self._pass_rates.get(uid)
-            keep = rate is not None and bool(self._filter({**source[index], "pass_rate": rate}))
+            keep = rate is not None and self._keeps({**row, "pass_rate": rate}, index)
             mask.append(keep)
             if not keep:
                 dropped["no pass rate" if rate is None else "filter"] += 1
         built = built.filter(pa.array(mask, pa.bool_()))
         return built if built.num_rows else None
 
-    def _columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> pa.Table | None:
+    def _columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> tuple[pa.Table | None, list[int]]:
+        """Built columns, and which rows of the table they are of."""
         import pyarrow as pa
 
         config = self.taskset.config
+        kept = list(range(table.num_rows))
         truths: list[Any] | None = None
         if self._truth is not None:
             truths = self._truth.of_column(table[self._truth.column].to_pylist())
@@ -130,7 +137,7 @@ class RowBuilder:
                 table, indices = table.take(pa.array(kept, pa.int64())), [indices[number] for number in kept]
                 truths = [truths[number] for number in kept]
                 if not truths:
-                    return None
+                    return None, []
         (batch,) = table.combine_chunks().to_batches()
         contents = self._template.render(batch)
         columns: dict[str, pa.Array] = {
@@ -156,7 +163,7 @@ class RowBuilder:
         for field in config.extra_fields:
             extra[field] = conform(table[field], canonical_type(table[field].type))
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
-        return pa.table(columns)
+        return pa.table(columns), kept
 
     def _uids(self, contents: list[str], truths: list[Any] | None) -> list[str]:
         """`Task.uid` of each row, by putting together the canonical JSON it hashes."""
@@ -180,31 +187,37 @@ class RowBuilder:
             for text, truth in zip(contents, encoded, strict=True)
         ]
 
-    def _rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> pa.Table | None:
+    def _rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> tuple[pa.Table | None, list[int]]:
+        """Built rows, and which of the source they are of."""
         rows: list[Row] = []
         kept: list[int] = []
         make_row = self._make_row
-        for row, index in zip(source, indices, strict=True):
+        for number, row in enumerate(source):
             try:
-                made = make_row(row, index)
+                made = make_row(row, indices[number])
             except RowDropped as reason:
                 dropped[str(reason)] += 1
                 continue
             except TreetuneError:
                 raise
             except Exception as error:
-                raise TasksetError(f"row {index} could not be made: {type(error).__name__}: {error}") from error
+                raise TasksetError(
+                    f"row {indices[number]} could not be made: {type(error).__name__}: {error}"
+                ) from error
             if made is None:
                 dropped["map function"] += 1
                 continue
-            if type(made) is not dict or type(made.get("prompt")) is not list:
+            if problem := _fault(made):
                 raise TasksetError(
-                    f"row {index} has no prompt (a list of messages): {made!r:.200}",
+                    f"row {indices[number]} {problem}: {made!r:.200}",
                     remedy="the function of _make_map_fn() returns data_source, prompt and extra_info at the least",
                 )
+            if not self._made and _lacks_truth(made.get("reward_model")):
+                dropped["no ground truth"] += 1
+                continue
             rows.append(made)
-            kept.append(index)
-        return self._table(rows, kept) if rows else None
+            kept.append(number)
+        return (self._table(rows, [indices[number] for number in kept]) if rows else None), kept
 
     def _table(self, rows: list[Row], indices: list[int]) -> pa.Table:
         """Made rows as canonical columns, with everything that a canonical row has.
@@ -219,6 +232,7 @@ class RowBuilder:
         columns: dict[str, Any] = {
             name: inferred([row.get(name) for row in rows], name, mixed) for name in names if name not in _FINISHED
         }
+        columns["prompt"] = messages_column([row["prompt"] for row in rows])
         columns["data_source"] = pa.array(
             [str(row.get("data_source", config.data_source)) for row in rows], pa.string()
         )
@@ -231,7 +245,9 @@ class RowBuilder:
         keys = keys_of(given)
         extra: dict[str, Any] = {"index": indices, "uid": None, "scorer": None}
         if "index" in keys:
-            extra["index"] = [int(info.get("index", index)) for info, index in zip(given, indices, strict=True)]
+            extra["index"] = [
+                _index(info.get("index", index), index) for info, index in zip(given, indices, strict=True)
+            ]
         environments = [config.env_class] * len(rows)
         if "env_class" in names or "env_class" in keys:
             environments = [
@@ -242,7 +258,10 @@ class RowBuilder:
             extra["env_class"] = environments
         extra["uid"] = _uids(rows, environments, specs)
         own = self.taskset.scorer
-        extra["scorer"] = [own if env_class is None else f"env:{env_class}" for env_class in environments]
+        extra["scorer"] = [
+            f"env:{env_class}" if env_class is not None else None if own == RULE and not spec else own
+            for env_class, spec in zip(environments, specs, strict=True)
+        ]
         if any(scorer not in (None, RULE) for scorer in extra["scorer"]):
             extra[PROMPT] = json_array(row["prompt"] for row in rows).to_pylist()
         extra.update({key: [_plain(info.get(key)) for info in given] for key in keys if key not in RESERVED})
@@ -259,6 +278,37 @@ class RowBuilder:
             return dict(reward)
         truth = stored(_plain(reward["ground_truth"]))
         return {"style": self.taskset.config.reward_method, **reward, "ground_truth": truth}
+
+
+def _fault(made: Any) -> str | None:
+    """What keeps a made row from being one."""
+    if type(made) is not dict:
+        return f"is a {type(made).__name__}, not a dict"
+    prompt = made.get("prompt")
+    if type(prompt) is not list or not prompt:
+        return "has no prompt (a list of messages)"
+    for message in prompt:
+        if type(message) is not dict or "role" not in message:
+            return "has a message without a role"
+    for name in ("reward_model", "extra_info"):
+        if not (type(value := made.get(name)) is dict or value is None):
+            return f"has a {name} that is no dict"
+    return None
+
+
+def _lacks_truth(reward: dict[str, Any] | None) -> bool:
+    """Whether a row names a ground truth and has none. (A dataset that a subclass built whole is taken as it is.)"""
+    if not reward or "ground_truth" not in reward:
+        return False
+    truth = reward["ground_truth"]
+    return not truth if type(truth) is str else stored(_plain(truth)) is None
+
+
+def _index(value: Any, position: int) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise TasksetError(f"row {position} has the index {value!r}, which is no whole number") from None
 
 
 def _uids(rows: list[Row], environments: list[str | None], specs: list[dict[str, Any]]) -> list[str]:
@@ -315,8 +365,9 @@ def accepting_index(function: Callable[..., Any]) -> Callable[[Row, int], Any]:
     """A map function takes the row, or the row and its index."""
     parameters = inspect.signature(function).parameters.values()
     several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if several or len(positional) > 1:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:]
+    # A second one with a default is its author's own (`lambda row, key=key`), unless its name says otherwise.
+    if several or any(p.default is p.empty or p.name in ("index", "idx", "i") for p in positional[:1]):
         return function
 
     def with_index(row: Row, index: int) -> Any:

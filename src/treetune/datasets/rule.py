@@ -1,6 +1,6 @@
 """The rule reward: does the answer say what the ground truth says?
 
-The answer is what follows the last `####`, else the last `\\boxed{...}`, else, for a number, the last number of the
+The answer is the line after the last `####`, else the last `\\boxed{...}`, else, for a number, the last number of the
 text, else the whole text. Numbers are compared as numbers (1,000 equals 1000.0); of several ground truths any will do.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from treetune.score import Score
 
-_NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
+_NUMBER = re.compile(r"(?:(?<!\d)[-+])?\$?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 
 
 def score(answer: str, ground_truth: Any) -> Score:
@@ -24,13 +24,17 @@ def score(answer: str, ground_truth: Any) -> Score:
 
 
 def extract(answer: str, *, numeric: bool) -> str:
-    if "####" in answer:
-        return answer.rpartition("####")[2].strip()
-    if (boxed := _last_boxed(answer)) is not None:
+    text = answer.strip()
+    marked = "####" in text
+    if marked:
+        text = next(iter(text.rpartition("####")[2].strip().splitlines()), "").strip()
+    if (boxed := last_boxed(text)) is not None:
         return boxed.strip()
-    if numeric and (numbers := _NUMBER.findall(answer)):
-        return str(numbers[-1])
-    return answer.strip()
+    if not numeric or _number(text) is not None:
+        return text
+    numbers = _NUMBER.findall(text)
+    # After a mark the number comes first ("#### 72 apples"); in running text the last one is the result.
+    return str(numbers[0 if marked else -1]) if numbers else text
 
 
 def same(one: str, other: Any) -> bool:
@@ -49,7 +53,8 @@ def _number(value: Any) -> Decimal | None:
     return number if number.is_finite() else None
 
 
-def _last_boxed(text: str) -> str | None:
+def last_boxed(text: str) -> str | None:
+    """What the last `\\boxed{...}` holds, braces inside it counted."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

@@ -96,6 +96,11 @@ def json_array(values: Iterable[Any]) -> pa.Array:
 
 def refuse_mixed_truths(path: str) -> None:
     """Text beside lists cannot be one column, and quoting the text as JSON would fail every comparison with it."""
+    if path == "prompt":
+        raise TasksetError(
+            "prompts whose contents are text in some rows and lists in others, many rows apart",
+            remedy='write text contents as [{"type": "text", "text": ...}] throughout',
+        )
     if path == "reward_model.ground_truth":
         raise TasksetError(
             "reward_model.ground_truth has values of several types, which no parquet column can hold",
@@ -113,7 +118,8 @@ def clashes(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") ->
     found: list[str] = []
     for key in one.keys() & other.keys():
         first, second, here = one[key], other[key], f"{path}{key}"
-        if "null" in (first, second) or first == second:
+        # A null joins with everything but keys: these are joined one by one, and null has none.
+        if first == second or ("null" in (first, second) and not isinstance(first, dict) | isinstance(second, dict)):
             continue
         if isinstance(first, dict) and isinstance(second, dict):
             found += clashes(first, second, f"{here}.")

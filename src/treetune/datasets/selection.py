@@ -24,7 +24,8 @@ def row_filter(
         return load_object(spec), with_pass_rate
     names = [*columns, "pass_rate"] if with_pass_rate else columns
     parsed = Filter.parse(spec, names)
-    return parsed.keeps, "pass_rate" in parsed.columns
+    # A column of that name is the dataset's own, unless rates were given.
+    return parsed.keeps, with_pass_rate and "pass_rate" in parsed.columns
 
 
 def read_pass_rates(path: str) -> dict[str, float]:

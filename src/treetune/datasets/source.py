@@ -89,14 +89,21 @@ class Source:
         return files if sum(map(_count, files)) == self._dataset.num_rows else []
 
 
-def open_source(params: LoadingParams) -> Source:
-    """Load what `loading_params` names; with no split given, the only one there is."""
+def open_source(params: LoadingParams, contents: str | None = None) -> Source:
+    """Load what `loading_params` names; with no split given, the only one there is.
+
+    `contents` identifies the bytes of local files. The library knows them by their time of change alone, and would give
+    the old rows of a file that was changed and dated back, so each content has a cache of its own.
+    """
     import datasets
 
+    kwargs = dict(params.kwargs)
+    if contents is not None and "cache_dir" not in kwargs:
+        kwargs["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / "treetune" / contents)
     were_disabled = datasets.are_progress_bars_disabled()
     try:
         datasets.disable_progress_bars()
-        dataset = datasets.load_dataset(*params.args, **params.kwargs)
+        dataset = datasets.load_dataset(*params.args, **kwargs)
     except TreetuneError:
         raise
     except Exception as error:
@@ -107,6 +114,8 @@ def open_source(params: LoadingParams) -> Source:
     finally:
         if not were_disabled:
             datasets.enable_progress_bars()
+    if isinstance(dataset, list):
+        raise UsageError("loading_params names several splits", remedy='join them in one: split: "train+test"')
     if isinstance(dataset, dict):
         if len(dataset) != 1:
             raise UsageError(

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from treetune.canonical import digest
 from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.datasets.config import DatasetConfig, Format, filter_file
 from treetune.datasets.content import content_hash, local_sources
+from treetune.errors import ConfigError
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 BUILDER_VERSION = 1
 """Part of every cache key: raise it when the same config begins to give other rows."""
+
+FILE_FORMATS = ("json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder")
+"""Names that `load_dataset` takes for kinds of files rather than for a dataset."""
 
 RULE = "rule"
 """The scorer of rows with a ground truth whose taskset has no `reward` of its own."""
@@ -59,14 +64,19 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     # What seed and subclass know
 
     def build_dataset(self) -> datasets.Dataset:
-        """The rows as a Hugging Face dataset: every row of the source through `_make_map_fn()`."""
+        """The rows as a Hugging Face dataset, as the parquet file has them: every row of the source through
+        `_make_map_fn()`, selected as the config says."""
+        import tempfile
+
         import datasets
-        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-        from treetune.datasets.build import built_tables
+        from treetune.datasets.build import write_rows
 
-        tables = [table for table, _ in built_tables(self, self._loaded_source(), made=False) if table is not None]
-        return datasets.Dataset(pa.concat_tables(tables, promote_options="permissive"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.parquet"
+            write_rows(self, self._loaded_source(), path, "verl", made=False)
+            return datasets.Dataset(pq.read_table(path).replace_schema_metadata(None))
 
     def _make_map_fn(self) -> Callable[..., Any]:
         """The function that makes a trainer's row of a source row and its index."""
@@ -90,8 +100,6 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     ) -> tuple[Sidecar, Path, bool]:
         """What is in the cache (building it if need be), where, and whether it was there already."""
         cache, key = Cache(self.cache_dir), self.cache_key(format)
-        if not force and (found := cache.hit(key)) is not None:
-            return found, cache.path(key), True
         sidecar, hit = cache.get_or_build(key, lambda path: self._build(path, format, engine, on_rows), force=force)
         return sidecar, cache.path(key), hit
 
@@ -99,12 +107,10 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
         config = self.config
         function = filter_file(config.filter)
-        memory = self.cache_dir / ".content"
-        local = local_sources(config.loading_params.args, config.loading_params.kwargs)
+        contents = self._contents()
         for named in (config.pass_rates, config.tokenizer):
             if named is not None and Path(named).expanduser().exists():
-                local.append(Path(named).expanduser())
-        contents = {str(path): content_hash(path, memory) for path in local}
+                contents[named] = content_hash(Path(named).expanduser(), self._memory)
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
         return "_".join(
@@ -113,6 +119,17 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
                 config_hash(asked, contents),
             )
         )
+
+    def _contents(self) -> dict[str, str]:
+        """The local files that are read, each with a hash of its bytes."""
+        params = self.config.loading_params
+        if params.args[0] in FILE_FORMATS and not {"data_files", "data_dir"} & params.kwargs.keys():
+            raise ConfigError([("loading_params.kwargs", f"{params.args[0]!r} needs data_files: which files to read")])
+        return {str(path): content_hash(path, self._memory) for path in local_sources(params.args, params.kwargs)}
+
+    @property
+    def _memory(self) -> Path:
+        return self.cache_dir / ".content"
 
     def _build(self, path: Path, format: Format, engine: Engine, on_rows: Progress | None) -> Sidecar:
         from treetune.datasets.build import build, versions
@@ -140,7 +157,8 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     def _loaded_source(self) -> Source:
         from treetune.datasets.source import open_source
 
-        return open_source(self.config.loading_params)
+        contents = self._contents()
+        return open_source(self.config.loading_params, digest(contents) if contents else None)
 
     @property
     def overrides_rows(self) -> bool:
@@ -168,10 +186,8 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
 
         cls = type(self)
         config = {key: value for key, value in self.config.for_key().items() if key != "extra"}
-        node = {"id": f"{cls.__module__}:{cls.__qualname__}", **config, **self.config.extra}
-        if cls.__module__ == "__main__" or cls.__module__.startswith("treetune.files."):
-            node["id"] = None
-            node["custom_cls"] = {"path": str(Path(inspect.getfile(cls)).resolve()), "name": cls.__qualname__}
+        place = {"path": str(Path(inspect.getfile(cls)).resolve()), "name": cls.__qualname__}
+        node = {"custom_cls": place, **config, **self.config.extra}
         return msgspec.json.encode({key: value for key, value in node.items() if value is not None}).decode()
 
     # What a taskset does

@@ -9,6 +9,7 @@ row by its own task: the taskset's `reward`, the row's environment, or the rule.
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
@@ -43,6 +44,8 @@ def compute_score(
             f"a row of data_source {str(data_source)!r} does not say how it is scored",
             remedy="build it with Treetune, with ground_truth, env_class or a custom_cls that has reward()",
         )
+    if scorer == RULE and ground_truth is None:
+        raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
     if scorer == RULE:
         from treetune.datasets.rule import score
 
@@ -114,6 +117,10 @@ class _Loop:
 @lru_cache(maxsize=1)
 def _loop() -> _Loop:
     return _Loop()
+
+
+# A forked child has no threads: it makes a loop of its own.
+os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
 class _ByEnvironment:

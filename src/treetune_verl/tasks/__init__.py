@@ -2,15 +2,30 @@
 
     from treetune_verl.tasks import run_with_tasks
 
-`Task` is Treetune's `DatasetTaskset`.
+`Task` is Treetune's `DatasetTaskset`. The functions are loaded when they are called: a cached path needs none of them.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from treetune.datasets.resolve import get_dataset_paths, resolve_tasks_into_config
 from treetune.datasets.taskset import DatasetTaskset as Task
 
 __all__ = ["Task", "get_dataset_paths", "resolve_tasks_into_config", "run_with_tasks"]
+
+
+def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
+    """The parquet path of each task, built where it is not cached; refused where the files could not be joined."""
+    from treetune.datasets.resolve import get_dataset_paths as paths
+
+    return paths(task_configs, cache_dir)
+
+
+def resolve_tasks_into_config(config: Any) -> Any:
+    """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched."""
+    from treetune.datasets.resolve import resolve_tasks_into_config as resolve
+
+    return resolve(config)
 
 
 def run_with_tasks(config: Any) -> Any:
