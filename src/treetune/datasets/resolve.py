@@ -116,6 +116,7 @@ def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) 
     faults: list[tuple[str, str]] = []
     if config.get("data") is not None and not isinstance(config["data"], Mapping):
         faults.append(("data", f"expected keys and values, got {config['data']!r}"))
+    faults += [fault for name in LISTS if _is_missing(config, name) for fault in missing_values("???", name)]
     tasksets = {
         name: load_tasks(config[name], cache_dir, path=name, faults=faults) for name in LISTS if config.get(name)
     }
@@ -204,6 +205,15 @@ def _reward_function(config: Any) -> str | None:
 
 def _is_node(value: Any) -> bool:
     return isinstance(value, Mapping)
+
+
+def _is_missing(config: Any, name: str) -> bool:
+    """Whether an OmegaConf node holds `???` there, which it hides from `get`."""
+    if not type(config).__module__.startswith("omegaconf"):
+        return False
+    from omegaconf import OmegaConf
+
+    return OmegaConf.is_missing(config, name)
 
 
 def _entries(nodes: Any, path: str, faults: list[tuple[str, str]]) -> list[Any]:
