@@ -344,14 +344,24 @@ def test_a_taskset_that_fails_while_giving_tasks_is_named(treetune, tmp_path):
     assert "raise KeyError" in result.err, "the author is shown the line"
 
 
-def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(treetune, tmp_path):
-    (tmp_path / "boxed.py").write_text(
-        "from treetune import Taskset\nclass Boxed(Taskset):\n    NEEDS_CONTAINER = True\n"
-        "    def load_tasks(self): raise RuntimeError('was drawn')\n"
-    )
-    result = treetune("eval", "boxed.py:Boxed", "-m", "scripted:gold")
-    assert result.code == 3
-    assert "sandbox" in result.err
+def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(monkeypatch):
+    from treetune import Taskset
+    from treetune.errors import TasksetError
+    from treetune.requirements import refuse_unservable
+    from treetune.sandbox import Capability
+
+    class Boxed(Taskset):
+        NEEDS_CONTAINER = True
+
+        def load_tasks(self):
+            raise RuntimeError("was drawn")
+
+    nothing = Capability(cause="bubblewrap is not installed", remedy="apt-get install bubblewrap")
+    monkeypatch.setattr("treetune.sandbox.probe", lambda: nothing)
+    with pytest.raises(TasksetError, match=r"Boxed runs code.*bubblewrap is not installed\n.*apt-get install"):
+        refuse_unservable(Boxed())
+    monkeypatch.setattr("treetune.sandbox.probe", lambda: Capability(launcher=object()))
+    refuse_unservable(Boxed())
 
 
 def test_a_stuck_environment_does_not_keep_the_program_from_ending(treetune, tmp_path):

@@ -10,10 +10,13 @@ from treetune.taskset import Taskset
 
 def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
     """A taskset whose tasks run code is refused where nothing can contain that code."""
-    parts = [taskset, *getattr(taskset, "sources", [])]
-    for part in parts:
+    for part in [taskset, *getattr(taskset, "sources", [])]:
         if part.NEEDS_CONTAINER:
-            raise TasksetError(
-                f"{part.name} runs code in a container, and this version of Treetune has no sandbox to run it in",
-                remedy="its tasks can be looked at (`treetune show`), not run",
-            )
+            from treetune.sandbox import probe
+
+            found = probe()
+            if not found.available:
+                raise TasksetError(
+                    f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}",
+                    remedy=found.remedy,
+                )

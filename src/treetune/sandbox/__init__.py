@@ -1,0 +1,24 @@
+"""Where the code of a task runs: apart from the host's files, network, processes and environment, within limits.
+
+    sandbox = Bubblewrap()
+    result = await sandbox.run([sandbox.python, "-c", "print(6 * 7)"], limits=SandboxLimits(seconds=2))
+    result.text, result.ended   # "42\\n", Ended.COMPLETED
+
+Where no sandbox can start there is no run: `SandboxUnavailable` says why and what to do. `probe()` tells it beforehand.
+"""
+
+from treetune.sandbox.bubblewrap import Bubblewrap
+from treetune.sandbox.probe import Capability, probe, require
+from treetune.sandbox.protocol import Ended, Result, Sandbox, SandboxLimits, SandboxUnavailable
+
+__all__ = [
+    "Bubblewrap",
+    "Capability",
+    "Ended",
+    "Result",
+    "Sandbox",
+    "SandboxLimits",
+    "SandboxUnavailable",
+    "probe",
+    "require",
+]

@@ -1,0 +1,115 @@
+"""What every sandbox offers: run one command within limits, and say how it ended.
+
+    result = await sandbox.run(["sort"], stdin=b"b\\na\\n", limits=SandboxLimits(seconds=2))
+    if result.ok:
+        print(result.text)
+
+Whatever the code inside does is a `Result`. Only a sandbox that cannot start is an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, Protocol, runtime_checkable
+
+import msgspec
+
+from treetune.errors import TreetuneError
+
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+
+
+class SandboxUnavailable(TreetuneError):
+    """A sandbox that cannot start here; nothing was run."""
+
+
+class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one run may use."""
+
+    seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Wall-clock time, from the moment the command starts."""
+    memory_mb: Annotated[int, msgspec.Meta(ge=16)] = 512
+    """Memory: a process that asks for more is refused it (a `MemoryError`); processes that together pass
+    `memory_mb` + `disk_mb` (files are kept in memory) are killed."""
+    processes: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """Processes and threads at one time."""
+    disk_mb: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """Files in the working folder and `/tmp` together. Shared memory (`/dev/shm`) may hold as much again."""
+    output_kb: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    """Standard output, and as much standard error; a command that writes more is killed."""
+
+
+DEFAULT_LIMITS = SandboxLimits()
+
+
+class Ended(StrEnum):
+    COMPLETED = "completed"
+    """The command ended by itself, well or badly: `exit_code` says which."""
+    TIMEOUT = "timeout"
+    """Its seconds were over."""
+    MEMORY = "memory"
+    """Its processes together used more memory than they may."""
+    OUTPUT = "output"
+    """It wrote more than it may."""
+    KILLED = "killed"
+    """Something outside ended it: the host, an operator."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How one command ended and what it wrote."""
+
+    exit_code: int
+    """As in a shell: 128 + n where signal n ended it (137 where a limit did), 127 where there is no such command."""
+    stdout: bytes
+    stderr: bytes
+    stdout_truncated: bool = False
+    """There was more than `output_kb`."""
+    stderr_truncated: bool = False
+    ended: Ended
+    seconds: float
+    """Wall-clock time of the command, without the sandbox's own start."""
+
+    @property
+    def ok(self) -> bool:
+        return self.ended is Ended.COMPLETED and self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        """Standard output as text; bytes that are no UTF-8 become U+FFFD."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def error_text(self) -> str:
+        """Standard error as text."""
+        return self.stderr.decode(errors="replace")
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """Each run is a fresh sandbox: nothing of one is seen by the next."""
+
+    @property
+    def python(self) -> str:
+        """The Python interpreter inside, for commands that want one."""
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        files: Mapping[str, bytes] = NO_FILES,
+        limits: SandboxLimits = DEFAULT_LIMITS,
+    ) -> Result:
+        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
+
+    def run_blocking(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        files: Mapping[str, bytes] = NO_FILES,
+        limits: SandboxLimits = DEFAULT_LIMITS,
+    ) -> Result:
+        """The same for code without an event loop; the calling thread waits."""
