@@ -62,8 +62,19 @@ def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
     return conform(array, canonical_type(array.type))
 
 
-def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
+def lacks_roles(prompts: pa.Array) -> bool:
+    """Whether some entry of some prompt is no message with a role."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    messages = prompts.flatten()
+    if not pa.types.is_struct(messages.type) or messages.type.get_field_index("role") < 0:
+        return True
+    return bool(pc.struct_field(messages, "role").null_count)
+
+
+def _in_parts(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.canonical import canonical
-from treetune.datasets.columns import constant, inferred, keys_of, messages_column, prompts, struct
+from treetune.datasets.columns import constant, inferred, keys_of, lacks_roles, messages_column, prompts, struct
 from treetune.datasets.ground_truth import GroundTruth, stored
 from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform, json_array
 from treetune.datasets.selection import read_pass_rates, row_filter
@@ -207,14 +207,16 @@ class RowBuilder:
             if made is None:
                 dropped["map function"] += 1
                 continue
-            if problem := _fault(made):
-                raise TasksetError(
-                    f"row {indices[number]} {problem}: {made!r:.200}",
-                    remedy="the function of _make_map_fn() returns data_source, prompt and extra_info at the least",
-                )
-            if not self._made and _lacks_truth(made.get("reward_model")):
-                dropped["no ground truth"] += 1
-                continue
+            if type(made) is not dict or type(made.get("prompt")) is not list or not made["prompt"]:
+                _refuse_faulty([made], [indices[number]])
+            reward, extra = made.get("reward_model"), made.get("extra_info")
+            if not ((reward is None or type(reward) is dict) and (extra is None or type(extra) is dict)):
+                _refuse_faulty([made], [indices[number]])
+            if reward and "ground_truth" in reward and not self._made:
+                truth = reward["ground_truth"]
+                if not truth if type(truth) is str else stored(_plain(truth)) is None:
+                    dropped["no ground truth"] += 1
+                    continue
             rows.append(made)
             kept.append(number)
         return (self._table(rows, [indices[number] for number in kept]) if rows else None), kept
@@ -232,7 +234,13 @@ class RowBuilder:
         columns: dict[str, Any] = {
             name: inferred([row.get(name) for row in rows], name, mixed) for name in names if name not in _FINISHED
         }
-        columns["prompt"] = messages_column([row["prompt"] for row in rows])
+        try:
+            columns["prompt"] = messages_column([row["prompt"] for row in rows])
+        except TasksetError:
+            _refuse_faulty(rows, indices)  # says which row, where one is to blame
+            raise
+        if lacks_roles(columns["prompt"]):
+            _refuse_faulty(rows, indices)
         columns["data_source"] = pa.array(
             [str(row.get("data_source", config.data_source)) for row in rows], pa.string()
         )
@@ -246,7 +254,8 @@ class RowBuilder:
         extra: dict[str, Any] = {"index": indices, "uid": None, "scorer": None}
         if "index" in keys:
             extra["index"] = [
-                _index(info.get("index", index), index) for info, index in zip(given, indices, strict=True)
+                value if type(value := info.get("index", index)) is int else _index(value, index)
+                for info, index in zip(given, indices, strict=True)
             ]
         environments = [config.env_class] * len(rows)
         if "env_class" in names or "env_class" in keys:
@@ -280,6 +289,15 @@ class RowBuilder:
         return {"style": self.taskset.config.reward_method, **reward, "ground_truth": truth}
 
 
+def _refuse_faulty(rows: list[Any], indices: list[int]) -> None:
+    for made, index in zip(rows, indices, strict=True):
+        if problem := _fault(made):
+            raise TasksetError(
+                f"row {index} {problem}: {made!r:.200}",
+                remedy="the function of _make_map_fn() returns data_source, prompt and extra_info at the least",
+            )
+
+
 def _fault(made: Any) -> str | None:
     """What keeps a made row from being one."""
     if type(made) is not dict:
@@ -294,14 +312,6 @@ def _fault(made: Any) -> str | None:
         if not (type(value := made.get(name)) is dict or value is None):
             return f"has a {name} that is no dict"
     return None
-
-
-def _lacks_truth(reward: dict[str, Any] | None) -> bool:
-    """Whether a row names a ground truth and has none. (A dataset that a subclass built whole is taken as it is.)"""
-    if not reward or "ground_truth" not in reward:
-        return False
-    truth = reward["ground_truth"]
-    return not truth if type(truth) is str else stored(_plain(truth)) is None
 
 
 def _index(value: Any, position: int) -> int:
