@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=100)
     scale = parser.parse_args().scale
     config = json.dumps(CONFIG)
+    if scale < 100:
+        print("build: the targets are meant for --scale 100; with fewer rows imports and loading weigh more")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         source = place / "source.jsonl"
