@@ -97,6 +97,11 @@ class Environment:
     CONTRACT: ClassVar[Contract | None] = None
     """What it asks of a task; None where it says nothing, and so nothing is checked."""
 
+    @classmethod
+    def gold(cls, task: Task) -> str | list[str] | None:
+        """What earns the full reward, made from the task alone: one answer or one action a turn; None if unknown."""
+        return None
+
     def __init__(self, task: Task) -> None:
         self.task = task
 
