@@ -1,0 +1,288 @@
+"""A Host owns a taskset and runs its episodes. The in-process one, the server's and the remote client are all one.
+
+    host = await LocalHost.open(taskset, always(policy))
+    task = await host.sample()
+    trace = await host.run_rollout(task)
+
+One cursor for each named stream, owned in one place. `request` names a call so that `cancel` can stop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, Self, TypeVar
+
+import msgspec
+
+from treetune import streams
+from treetune.environment import Step
+from treetune.episode import Episode, Started
+from treetune.errors import UsageError
+from treetune.policy import Policy, Sampling
+from treetune.rollout import Limits, run_rollout, score_together
+from treetune.streams import State, Streams
+from treetune.task import Task
+from treetune.taskset import Taskset
+from treetune.trace import Trace
+
+PROTOCOL = 1
+"""The version of what hosts and clients say to each other."""
+EPISODE_IDLE_SECONDS = 900.0
+"""An episode that nobody steps for so long is closed."""
+MOST_IN_GROUP = 4096
+
+PolicyOf = Callable[[str | None, str | None], Policy]
+"""Who answers, by the name of a model and the address of its endpoint; None: the host's own."""
+T = TypeVar("T")
+
+
+class Info(msgspec.Struct, kw_only=True):
+    """What a host serves."""
+
+    name: str = ""
+    num_tasks: int | None = None
+    """How many tasks an epoch has; None only where there is no end."""
+    requires_group_scoring: bool = False
+    """`run_rollout` is refused where a task is scored in a group: use `run_group`."""
+    fingerprint: str = ""
+    """Changes with the code, the config and the data behind the tasks."""
+    cursor: int = 0
+    """The next index of the stream without a name."""
+    cursors: dict[str, int] = {}
+    capacity: int | None = None
+    """The most rollouts under way at once; None: no limit."""
+    protocol: int = PROTOCOL
+    models: list[str] = []
+
+
+class Health(msgspec.Struct):
+    """Answered only by a host that is ready to serve."""
+
+    ready: bool = True
+    in_flight: int = 0
+
+
+class Host(Protocol):
+    async def info(self) -> Info: ...
+    async def health(self) -> Health: ...
+    async def sample(self, index: int | None = None, *, stream: str = "") -> Task: ...
+    async def run_rollout(
+        self,
+        task: Task,
+        *,
+        model: str | None = None,
+        endpoint: str | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        occurrence: int = 0,
+        rollout: int = 0,
+        request: str | None = None,
+    ) -> Trace: ...
+    async def run_group(
+        self,
+        task: Task,
+        n: int,
+        *,
+        model: str | None = None,
+        endpoint: str | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        occurrence: int = 0,
+        rollouts: Sequence[int] | None = None,
+        request: str | None = None,
+    ) -> list[Trace]: ...
+    async def start(self, task: Task) -> Started: ...
+    async def step(self, episode: str, action: Any, turn: int | None = None) -> Step: ...
+    async def cancel(self, id: str) -> bool: ...
+    async def observe(self, task: Task, reward: float, *, stream: str = "") -> None: ...
+    async def state(self, stream: str | None = None) -> State: ...
+    async def restore(self, state: State) -> None: ...
+    async def close(self) -> None: ...
+
+
+class LocalHost:
+    """The host in this process."""
+
+    def __init__(self, streams: Streams, policy_of: PolicyOf, limits: Limits | None = None) -> None:
+        self.streams = streams
+        self.taskset = streams.taskset
+        self._policy_of = policy_of
+        self._limits = limits or Limits()
+        self._requests: dict[str, asyncio.Task[Any]] = {}
+        self._episodes: dict[str, Episode] = {}
+        self._idle: dict[str, asyncio.TimerHandle] = {}
+
+    @classmethod
+    async def open(cls, taskset: Taskset[Any, Any], policy_of: PolicyOf, limits: Limits | None = None) -> Self:
+        return cls(await streams.load(taskset), policy_of, limits)
+
+    async def info(self) -> Info:
+        return info_of(self.streams)
+
+    async def health(self) -> Health:
+        return Health(in_flight=len(self._requests) + len(self._episodes))
+
+    async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
+        """The next task of a stream; with an index that task, and no cursor moves."""
+        if index is not None:
+            return await self.streams.task_at(index)
+        return await self.streams.fetch(self.streams.advance(stream))
+
+    async def run_rollout(
+        self,
+        task: Task,
+        *,
+        model: str | None = None,
+        endpoint: str | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        occurrence: int = 0,
+        rollout: int = 0,
+        request: str | None = None,
+    ) -> Trace:
+        if self.taskset.scores_group_of(task):
+            raise UsageError(
+                f"task {task.idx} of {self.taskset.name} is scored together with its group",
+                remedy="call run_group(task, n) instead of run_rollout(task)",
+            )
+        policy = self._policy_of(model, endpoint)
+        run = run_rollout(
+            self.taskset,
+            task,
+            policy,
+            sampling=sampling,
+            limits=self._narrowed(limits),
+            occurrence=occurrence,
+            rollout=rollout,
+        )
+        return await self._named(request, run)
+
+    async def run_group(
+        self,
+        task: Task,
+        n: int,
+        *,
+        model: str | None = None,
+        endpoint: str | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        occurrence: int = 0,
+        rollouts: Sequence[int] | None = None,
+        request: str | None = None,
+    ) -> list[Trace]:
+        """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
+        numbers = list(rollouts) if rollouts is not None else list(range(n))
+        if not 1 <= n <= MOST_IN_GROUP or len(numbers) != n:
+            raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, each with a number; got {n}")
+        policy, limits = self._policy_of(model, endpoint), self._narrowed(limits)
+
+        async def run() -> list[Trace]:
+            play = [
+                run_rollout(
+                    self.taskset, task, policy, sampling=sampling, limits=limits, occurrence=occurrence, rollout=number
+                )
+                for number in numbers
+            ]
+            traces = list(await asyncio.gather(*play))
+            if self.taskset.scores_group_of(task):
+                await score_together(self.taskset, task, traces, limits)
+            return traces
+
+        return await self._named(request, run())
+
+    async def start(self, task: Task) -> Started:
+        episode = await Episode.start(self.taskset, task, self._limits)
+        id = f"e-{secrets.token_hex(12)}"
+        self._episodes[id] = episode
+        self._touch(id)
+        return Started(id, episode.observation)
+
+    async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
+        live = self._episodes.get(episode)
+        if live is None:
+            raise UsageError(f"no episode {episode!r} is live", remedy="start one; idle and ended ones are closed")
+        self._touch(episode)
+        return await live.step(action, turn)
+
+    async def cancel(self, id: str) -> bool:
+        """Stops a named request or ends an episode; says whether there was one."""
+        if (running := self._requests.get(id)) is not None:
+            running.cancel()
+            return True
+        return await self._end(id)
+
+    async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
+        self.streams.observe(task, reward, stream)
+
+    async def state(self, stream: str | None = None) -> State:
+        return self.streams.state(stream)
+
+    async def restore(self, state: State) -> None:
+        self.streams.restore(state)
+
+    async def close(self) -> None:
+        for running in list(self._requests.values()):
+            running.cancel()
+        for id in list(self._episodes):
+            await self._end(id)
+
+    def episode_over(self, id: str) -> bool:
+        episode = self._episodes.get(id)
+        return episode is None or episode.over
+
+    async def _named(self, request: str | None, run: Awaitable[T]) -> T:
+        if request is None:
+            return await run
+        work = asyncio.ensure_future(run)
+        self._requests[request] = work
+        try:
+            return await work
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        finally:
+            del self._requests[request]
+
+    def _narrowed(self, asked: Limits | None) -> Limits:
+        """What was asked for, within the host's own limits."""
+        own = self._limits
+        if asked is None:
+            return own
+        return Limits(max_turns=_least(own.max_turns, asked.max_turns), timeout=_least(own.timeout, asked.timeout))
+
+    def _touch(self, id: str) -> None:
+        if (timer := self._idle.pop(id, None)) is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._idle[id] = loop.call_later(EPISODE_IDLE_SECONDS, lambda: loop.create_task(self._end(id)))
+
+    async def _end(self, id: str) -> bool:
+        episode = self._episodes.pop(id, None)
+        if (timer := self._idle.pop(id, None)) is not None:
+            timer.cancel()
+        if episode is not None:
+            await episode.close()
+        return episode is not None
+
+
+def always(policy: Policy) -> PolicyOf:
+    """One policy for every request."""
+    return lambda model, endpoint: policy
+
+
+def info_of(streams: Streams) -> Info:
+    return Info(
+        name=streams.taskset.name,
+        num_tasks=streams.count,
+        requires_group_scoring=streams.taskset.scores_groups,
+        fingerprint=streams.identity.digest,
+        cursor=streams.cursor(),
+        cursors=dict(streams.cursors),
+    )
+
+
+def _least(own: Any, asked: Any) -> Any:
+    known = [value for value in (own, asked) if value is not None]
+    return min(known) if known else None

@@ -1,0 +1,235 @@
+"""Streams hand out a taskset's tasks in order: each named stream is one cursor, owned here and nowhere else.
+
+    streams = Streams(taskset)
+    draw = streams.advance("trainer-a")      # the next index of that stream
+    task = await streams.fetch(draw)         # its task: a pure function of the draw
+
+`state()` is a small value for a checkpoint; `restore` refuses one that was taken over other tasks.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from treetune.canonical import digest
+from treetune.curriculum import Curriculum, curriculum_of
+from treetune.errors import ResumeError, TasksetError, UsageError
+from treetune.fingerprint import Fingerprint, taskset_fingerprint
+from treetune.offload import call_apart
+from treetune.reader import Reader
+from treetune.task import Task
+from treetune.taskset import Taskset
+
+CHEAP_SECONDS = 0.002
+"""A task that is made faster than this is made on the event loop; others in a thread or by a worker."""
+MOST_STREAMS = 1024
+_PROBES = 8
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """One draw from a stream; all that is needed to make its task again."""
+
+    stream: str
+    index: int
+    position: int | None = None
+    """Where a curriculum chose it: the position in the taskset."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a cursor is a cursor over."""
+
+    fingerprint: Fingerprint
+    count: int | None = None
+    probe: str | None = None
+    """A hash of a few tasks, for data that changed behind an unchanged config."""
+
+    @property
+    def digest(self) -> str:
+        return digest(self)
+
+    def differences(self, now: Identity) -> list[str]:
+        changes = self.fingerprint.differences(now.fingerprint)
+        if self.count != now.count:
+            changes.append(f"number of tasks: {self.count} -> {now.count}")
+        elif self.probe != now.probe:
+            changes.append("the tasks themselves changed")
+        return changes
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    index: int
+    """The next index it gives."""
+    curriculum: Any = None
+
+
+class State(msgspec.Struct, frozen=True):
+    """Where every stream is, and over which tasks: small, and plain when encoded."""
+
+    streams: dict[str, StreamState]
+    taskset: Identity
+
+
+class Streams:
+    def __init__(self, taskset: Taskset[Any, Any]) -> None:
+        self.taskset = taskset
+        self.sequential = taskset.INFINITE and not taskset.random_access
+        """Only a generator: its tasks can be read forward, one reader a stream."""
+        self.cheap = not self.sequential
+        self.count: int | None = None
+        self._cursors: dict[str, int] = {}
+        self._curricula: dict[str, Curriculum] = {}
+        self._adapts = hasattr(taskset, "curriculum")
+        self._readers: dict[str, Reader] = {}
+        self._slow = 0
+        self.identity: Identity
+
+    def load(self) -> None:
+        """Whatever the first draw would wait for: data, the count, a few tasks to know them and their cost by."""
+        self.count = self.taskset._size()
+        self.taskset._warn_of_unread_seed()
+        probe = None if self.sequential else self._probe()
+        self.identity = Identity(taskset_fingerprint(self.taskset), self.count, probe)
+
+    def _probe(self) -> str:
+        last = self.count - 1 if self.count is not None else _PROBES - 1
+        positions = sorted({last * number // (_PROBES - 1) for number in range(_PROBES)})
+        tasks, spent = [], []
+        for position in positions:
+            began = time.perf_counter()
+            tasks.append(self.taskset[position])
+            spent.append(time.perf_counter() - began)
+        self.cheap = min(spent) < CHEAP_SECONDS
+        return digest([(task.uid, task.extra_info) for task in tasks])
+
+    # The cursors
+
+    def advance(self, stream: str = "") -> Draw:
+        """The next draw of a stream; the only place where a cursor moves on."""
+        index = self._cursors.get(stream)
+        if index is None:
+            index = self._opened(stream)
+        position = None
+        if self._adapts:
+            position = self._curriculum(stream).draw(index)
+        self._cursors[stream] = index + 1
+        return Draw(stream, index, position)
+
+    def cursor(self, stream: str = "") -> int:
+        return self._cursors.get(stream, 0)
+
+    @property
+    def cursors(self) -> Mapping[str, int]:
+        return self._cursors
+
+    def observe(self, task: Task, reward: float, stream: str = "") -> bool:
+        """Tells the stream's curriculum; says whether there is one."""
+        if not self._adapts:
+            return False
+        self._opened(stream)
+        self._curriculum(stream).observe(task, reward)
+        return True
+
+    def state(self, stream: str | None = None) -> State:
+        """Of all streams, or of one."""
+        names = [stream] if stream is not None else list(self._cursors)
+        return State({name: self.stream_state(name) for name in names}, self.identity)
+
+    def stream_state(self, stream: str) -> StreamState:
+        curriculum = self._curriculum(stream).state() if self._adapts else None
+        return StreamState(self.cursor(stream), curriculum)
+
+    def restore(self, state: State) -> None:
+        """Puts the streams of `state` where they were; others stay."""
+        if changes := state.taskset.differences(self.identity):
+            raise ResumeError(
+                "the taskset changed since this state was taken: " + "; ".join(changes),
+                remedy="serve the taskset as it was then, or begin anew without the state",
+            )
+        self.place(state.streams)
+
+    def place(self, streams: Mapping[str, StreamState]) -> None:
+        if negative := [name for name, entry in streams.items() if entry.index < 0]:
+            raise UsageError(f"a cursor cannot be negative: {negative}")
+        for name, entry in streams.items():
+            self._opened(name)
+            if self._adapts and entry.curriculum is not None:
+                self._curriculum(name).restore(entry.curriculum)
+            self._cursors[name] = entry.index
+
+    # The tasks
+
+    def task(self, draw: Draw) -> Task:
+        """The task of a draw, made here and now; not for generators."""
+        began = time.perf_counter()
+        task: Task = self.taskset.at(draw.index) if draw.position is None else self.taskset[draw.position]
+        if time.perf_counter() - began > CHEAP_SECONDS * 2:
+            self._slow += 1
+            self.cheap = self.cheap and self._slow < 8
+        else:
+            self._slow = max(0, self._slow - 1)
+        return task
+
+    async def fetch(self, draw: Draw) -> Task:
+        """The same without blocking the loop."""
+        if self.sequential:
+            return await self._reader(draw.stream).task(draw.index if draw.position is None else draw.position)
+        if self.cheap:
+            return self.task(draw)
+        task: Task = await call_apart(self.task, draw)
+        return task
+
+    async def task_at(self, index: int) -> Task:
+        """The task at an index of the order, whatever the cursors say."""
+        if index < 0:
+            raise UsageError(f"an index cannot be negative, got {index}")
+        if self.sequential:
+            raise UsageError(
+                f"{self.taskset.name} is only a generator: it has no task at an index of your choice",
+                remedy="sample without an index, or write task_at(index)",
+            )
+        return await self.fetch(Draw("", index))
+
+    def _reader(self, stream: str) -> Reader:
+        if stream not in self._readers:
+            # Each stream reads at its own pace, so each needs a generator of its own.
+            own = self.taskset if not self._readers else _copied(self.taskset)
+            self._readers[stream] = Reader(own)
+        return self._readers[stream]
+
+    def _curriculum(self, stream: str) -> Curriculum:
+        if stream not in self._curricula:
+            curriculum = curriculum_of(self.taskset)
+            assert curriculum is not None
+            self._curricula[stream] = curriculum
+        return self._curricula[stream]
+
+    def _opened(self, stream: str) -> int:
+        if stream not in self._cursors:
+            if len(stream) > 128:
+                raise UsageError("the name of a stream can have 128 characters")
+            if len(self._cursors) >= MOST_STREAMS:
+                raise UsageError(f"there are {MOST_STREAMS} streams already", remedy="use one of them")
+            self._cursors[stream] = 0
+        return self._cursors[stream]
+
+
+def _copied(taskset: Taskset[Any, Any]) -> Taskset[Any, Any]:
+    try:
+        return copy.deepcopy(taskset)
+    except Exception as error:
+        raise TasksetError(
+            f"{taskset.name} is only a generator and cannot be copied for a second stream: {error}",
+            remedy="use one stream, or write task_at(index)",
+        ) from error
+
+
+async def load(taskset: Taskset[Any, Any]) -> Streams:
+    """The streams of a taskset, ready to give tasks."""
+    streams = Streams(taskset)
+    await call_apart(streams.load)
+    return streams
