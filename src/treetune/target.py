@@ -153,8 +153,9 @@ def located(node: Any, folders: Iterable[Path]) -> Any:
     for key in ("id", "filter"):
         if isinstance(node.get(key), str):
             found[key] = absolute_spec(node[key], folders)
-    if isinstance(node.get("pass_rates"), str):
-        found["pass_rates"] = absolute_path(node["pass_rates"], folders)
+    for key in ("pass_rates", "graph", "folder"):
+        if isinstance(node.get(key), str):
+            found[key] = absolute_path(node[key], folders)
     custom = node.get("custom_cls")
     if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
         found["custom_cls"] = {**custom, "path": absolute_path(custom["path"], folders)}

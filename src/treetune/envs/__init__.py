@@ -7,4 +7,5 @@ BUILTIN = {
     "gsm8k_multi_turn": "treetune.envs.gsm8k_multi_turn:Gsm8kMultiTurnEnvironment",
     "search": "treetune.envs.search:SearchEnvironment",
     "text2sql": "treetune.envs.text2sql:Text2SqlEnvironment",
+    "wikispeedia": "treetune.envs.wikispeedia:WikispeediaEnvironment",
 }

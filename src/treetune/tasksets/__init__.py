@@ -8,4 +8,5 @@ BUILTIN = {
     "reasoning-gym": "treetune.tasksets.reasoning_gym:ReasoningGym",
     "reverse-text": "treetune.tasksets.reverse_text:ReverseText",
     "union": "treetune.mixture:Union",
+    "wikispeedia": "treetune.tasksets.wikispeedia:Wikispeedia",
 }
