@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
 from treetune.contract import Contract, contract_of
-from treetune.envs import BUILTIN
 from treetune.envs.bm25 import Index, index_of
 from treetune.envs.conversation import between
 from treetune.errors import EnvironmentFault
@@ -95,7 +94,7 @@ def corpus(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", [name for name in BUILTIN if name != "alphabet-sort"])
+@pytest.mark.parametrize("name", [*TRUTHS, "lcb", "searchcode"])
 def test_every_environment_declares_a_contract(name):
     assert isinstance(contract_of(name), Contract)
 
@@ -503,7 +502,7 @@ class TestRetriever:
         assert (last.reward, last.info["metrics"]["search_failures"]) == (1.0, 1)
 
     def test_a_server_that_is_not_there_or_never_answers_costs_little_time(self, monkeypatch):
-        monkeypatch.setattr("treetune.envs.search.TIMEOUT", 0.2)
+        monkeypatch.setattr("treetune.envs.searcher.TIMEOUT", 0.2)
 
         async def handler(request: web.Request) -> web.Response:
             await asyncio.sleep(3)

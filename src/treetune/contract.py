@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from treetune.task import Task
 
 
 class Kind(StrEnum):
@@ -49,10 +52,16 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     """The column that SkyRL's environment of this name reads."""
     needs: dict[str, str] = {}
     """Further keys that a row must have, and what they mean."""
+    choices: dict[str, tuple[str, ...]] = {}
+    """The only values that some of those keys may have."""
+    pattern: str | None = None
+    """What a stored text must match as a whole, for any answer to match it."""
     rewards: str = "0 or 1"
     """What rewards it gives."""
     max_turns: int = 1
     """The most turns unless a row's `extra_info.max_turns` says otherwise."""
+    sandbox: bool = False
+    """Its episodes run code of the policy: they need a sandbox (`treetune.sandbox.probe` says whether there is one)."""
 
     def problem(self, truth: Any) -> str | None:
         """What is wrong with a ground truth, or None."""
@@ -63,8 +72,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return f"is {kind.value}, expected {' or '.join(self.takes)}"
 
-    def encode(self, truth: Any) -> Any:
-        """A natural ground truth in the form that trainers' environments read."""
+    def encode(self, truth: Any, task: Task | None = None) -> Any:
+        """A natural ground truth in the form that trainers' environments read; what the task says may matter too."""
         if self.stored is Stored.TEXT and kind_of(truth) is Kind.NUMBER:
             # 42.0 as "42": environments compare text, and an answer says 42.
             return str(int(truth)) if isinstance(truth, float) and truth.is_integer() else str(truth)
@@ -88,13 +97,16 @@ def kind_of(truth: Any) -> Kind | None:
 
 def markdown(contracts: Mapping[str, Contract]) -> str:
     """The contracts as a table, for the docs."""
-    lines = ["| id | what | ground truth | further keys | rewards | turns |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| id | what | ground truth | further keys | rewards | turns | runs code |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for id, contract in sorted(contracts.items()):
         needs = "; ".join(f"`{key}`: {meaning}" for key, meaning in contract.needs.items())
         takes = " or ".join(contract.takes)
-        lines.append(
-            f"| `{id}` | {contract.about} | {takes} | {needs or '-'} | {contract.rewards} | {contract.max_turns} |"
-        )
+        code = "in a sandbox" if contract.sandbox else "-"
+        cells = (f"`{id}`", contract.about, takes, needs or "-", contract.rewards, contract.max_turns, code)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
 

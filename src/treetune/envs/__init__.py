@@ -5,7 +5,9 @@ BUILTIN = {
     "alphabet-sort": "treetune.envs.alphabet_sort:AlphabetSortEnvironment",
     "gsm8k": "treetune.envs.gsm8k:Gsm8kEnvironment",
     "gsm8k_multi_turn": "treetune.envs.gsm8k_multi_turn:Gsm8kMultiTurnEnvironment",
+    "lcb": "treetune.envs.lcb:LcbEnvironment",
     "search": "treetune.envs.search:SearchEnvironment",
+    "searchcode": "treetune.envs.searchcode:SearchCodeEnvironment",
     "text2sql": "treetune.envs.text2sql:Text2SqlEnvironment",
     "wikispeedia": "treetune.envs.wikispeedia:WikispeediaEnvironment",
 }

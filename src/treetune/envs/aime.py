@@ -9,6 +9,8 @@ does not count, and both sides are normalised: units, dollar signs, `\text`, `\b
 Differences from skyrl-gym 0.4.0:
 - the ground truth stands in the task's `reward_spec`; there only a `reward_model` column is read.
 - a number as ground truth is compared as its text (42.0 also as `42`); there it is an AttributeError.
+- with `reward_spec: {method: math_verify}` an answer that is not the same text may still mean the same: math-verify
+  (`pip install 'treetune[math]'`) compares them, `0.5` with `\frac{1}{2}`. There the method is not read.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import re
 from treetune.contract import Contract, Kind, Stored
 from treetune.environment import Action, Step
 from treetune.envs.conversation import Conversation, truth_texts
+from treetune.envs.math_verifier import require_math_verify, same
+from treetune.offload import call
 from treetune.task import Task
 
 TAIL = 300
@@ -25,6 +29,8 @@ TAIL = 300
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
 _NO_ANSWER = "[INVALID]"
+_BY_MEANING = ("math_verify", "math-verify")
+"""The `reward_spec.method` that asks for more than equal text."""
 
 # The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
 _REPLACED = {
@@ -68,14 +74,24 @@ class AimeEnvironment(Conversation):
         rewards="1 or -1",
     )
 
+    @classmethod
+    def gold(cls, task: Task) -> str | None:
+        problem = cls.CONTRACT.problem(task.ground_truth)
+        return None if problem else f"Answer: {truth_texts(task.ground_truth)[-1]}"
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._truths = [normalised(text) for text in truth_texts(task.ground_truth)]
+        self._by_meaning = task.reward_spec.get("method") in _BY_MEANING
+        if self._by_meaning:
+            require_math_verify()
 
     async def step(self, action: Action) -> Step:
         given = _ANSWER.findall(action.text[-TAIL:])
         answer = normalised(given[-1] if given else _NO_ANSWER)
         right = answer in self._truths
+        if not right and given and self._by_meaning:
+            right = await call(same, truth_texts(self.task.ground_truth)[-1], given[-1].strip())
         if right:
             explanation = "right"
         elif given:

@@ -14,6 +14,11 @@ class AlphabetSortTask(Task, frozen=True, kw_only=True):
 class AlphabetSortEnvironment(Environment):
     task: AlphabetSortTask
 
+    @classmethod
+    def gold(cls, task: Task) -> list[str] | None:
+        rounds = getattr(task, "rounds", None) or []
+        return ["\n".join(sorted_so_far(rounds, turn)) for turn in range(len(rounds))] or None
+
     def __init__(self, task: AlphabetSortTask) -> None:
         super().__init__(task)
         self._turn = 0

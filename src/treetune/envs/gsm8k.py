@@ -29,7 +29,12 @@ class Gsm8kEnvironment(Conversation):
         about="Grade-school math in one answer that ends in `#### number`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,
+        pattern=r"-?[0-9.]+",
     )
+
+    @classmethod
+    def gold(cls, task: Task) -> str | None:
+        return gold_number(cls.CONTRACT, task)
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -47,3 +52,8 @@ class Gsm8kEnvironment(Conversation):
 def final_number(text: str) -> str | None:
     found = _NUMBER.search(text)
     return found[1].replace(",", "") if found else None
+
+
+def gold_number(contract: Contract, task: Task) -> str | None:
+    """The line that a ground truth is answered with, unless it is none."""
+    return None if contract.problem(task.ground_truth) else f"#### {truth_texts(task.ground_truth)[-1]}"

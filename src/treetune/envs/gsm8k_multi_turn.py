@@ -15,7 +15,7 @@ from __future__ import annotations
 from treetune.contract import Contract, Kind, Stored
 from treetune.environment import Action, Step
 from treetune.envs.conversation import Conversation, truth_texts
-from treetune.envs.gsm8k import final_number
+from treetune.envs.gsm8k import final_number, gold_number
 from treetune.task import Task
 
 FORMAT_REWARD = 0.2
@@ -33,9 +33,15 @@ class Gsm8kMultiTurnEnvironment(Conversation):
         about="Grade-school math in several attempts, each ending in `#### number`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,
+        pattern=r"-?[0-9.]+",
+        needs={"extra_info": "may be empty, but not absent"},
         rewards="each turn: 1 right, 0.2 / max_turns well-formed, 0 otherwise",
         max_turns=5,
     )
+
+    @classmethod
+    def gold(cls, task: Task) -> str | None:
+        return gold_number(cls.CONTRACT, task)
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

@@ -64,9 +64,16 @@ class Text2SqlEnvironment(Conversation):
         about="Questions to a database, answered with one SQL query after trying others",
         takes=(Kind.TEXT,),
         needs={"db_id": "the database's name", "data": f"its collection: {', '.join(LAYOUTS)}"},
+        choices={"data": tuple(LAYOUTS)},
         rewards="1 right, 0 wrong, -1 not in the format",
         max_turns=5,
     )
+
+    @classmethod
+    def gold(cls, task: Task) -> str | None:
+        if cls.CONTRACT.problem(task.ground_truth):
+            return None
+        return f"<think>This query answers it.</think><solution>{task.ground_truth}</solution>"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

@@ -35,7 +35,7 @@ def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
         del spec[""]
     if "ground_truth" in spec:
         truth = spec["ground_truth"]
-        stored = contract.encode(truth) if contract is not None else truth
+        stored = contract.encode(truth, task) if contract is not None else truth
         spec["ground_truth"] = parts.truth(truth, stored, text_truth)
     columns: dict[str, Any] = {"env_class": task.env_class, "reward_spec": spec or None}
     added = {name: value for name, value in _needed(task, contract).items() if name not in parts.columns}

@@ -1,0 +1,203 @@
+"""Runs an answer on test cases, inside a sandbox: a program of its own that needs nothing but Python.
+
+    python case_runner.py < answer-and-cases
+
+Standard input has the answer as one line of JSON, then one line a case. Standard output gets, for each case, one line
+of JSON and as many bytes as it says: what was printed or returned, or the error. The first failure ends it.
+
+It holds no secret: expected outputs never come here, and whoever takes this process over can only write outputs, which
+are judged outside. Each case is a process of its own that begins afresh.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import types
+from typing import Any
+
+NAMES = {
+    "bisect": "bisect_left bisect_right insort",
+    "collections": "Counter OrderedDict defaultdict deque",
+    "copy": "deepcopy",
+    "functools": "cache cmp_to_key lru_cache partial reduce",
+    "heapq": "heapify heappop heappush heapreplace merge nlargest nsmallest",
+    "itertools": "accumulate chain combinations count cycle groupby islice pairwise permutations product repeat "
+    "zip_longest",
+    "math": "atan2 ceil comb factorial floor gcd inf isqrt log log10 log2 pi prod sqrt",
+    "operator": "iand itemgetter or_ sub xor",
+    "os.path": "commonprefix",
+    "random": "randrange shuffle",
+    "string": "ascii_lowercase ascii_uppercase",
+    "time": "time",
+    "typing": "Any Callable Deque Dict Generator Iterable Iterator List Optional Set Tuple Union",
+}
+"""What answers may use without importing it: the names that LiveCodeBench gives them."""
+MODULES = "bisect collections copy datetime functools heapq io itertools math operator os random re string sys".split()
+PACKAGES = {"np": "numpy", "pd": "pandas"}
+STREAMS = (("stdin", "r", "surrogateescape"), ("stdout", "w", "surrogateescape"), ("stderr", "w", "backslashreplace"))
+ERROR_BYTES = 2000
+RESULT = 3
+"""The descriptor that a function's result is written to."""
+
+
+def main() -> None:
+    # Away from where the streams of the cases go.
+    source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    answer = json.loads(source.readline())
+    names = prelude(answer["code"])
+    for line in source:
+        case = Case(answer, json.loads(line))
+        child = os.fork()
+        if child == 0:
+            case.run(names)
+            return
+        ended = case.wait(child)
+        write(sink, json.dumps(ended.head).encode() + b"\n")
+        write(sink, ended.content)
+        if ended.head["ended"] != "done":
+            return
+
+
+def prelude(code: str) -> dict[str, Any]:
+    """The names that every answer starts with."""
+    names: dict[str, Any] = {"re_search": re.search}
+    for module, wanted in NAMES.items():
+        found = __import__(module, fromlist=["*"])
+        names.update({name: getattr(found, name) for name in wanted.split() if hasattr(found, name)})
+    names.update({module: __import__(module) for module in MODULES})
+    for name, package in PACKAGES.items():
+        if re.search(rf"\b({name}|{package})\b", code):
+            try:
+                names[name] = __import__(package)
+            except ImportError:
+                continue  # an answer that really uses it says so itself
+    return names
+
+
+class Case:
+    """One case: a child process whose streams are files."""
+
+    def __init__(self, answer: dict[str, Any], case: dict[str, Any]) -> None:
+        self.answer, self.arguments = answer, case["arguments"]
+        self.input, self.output, self.error = (tempfile.TemporaryFile(buffering=0) for _ in range(3))  # noqa: SIM115
+        write(self.input.fileno(), case["stdin"].encode("utf-8", "surrogatepass"))
+        self.input.seek(0)
+        function = answer["function"]
+        defined = function is not None and re.search(rf"\bdef\s+{function}\b", answer["code"])
+        self.calls = bool(defined) or not answer["program"]
+        """Whether a function is called: where it must be, and where the answer defines it."""
+
+    def wait(self, child: int) -> Ended:
+        """Until its end, or the end of its time."""
+        deadline = time.monotonic() + self.answer["seconds"]
+        reaped = status = 0
+        while not reaped and (left := deadline - time.monotonic()) > 0:
+            signal.sigtimedwait([signal.SIGCHLD], left)
+            reaped, status = os.waitpid(child, os.WNOHANG)
+        for kill in (os.killpg, os.kill)[: 1 if reaped else 2]:  # the group: what it left running
+            try:
+                kill(child, signal.SIGKILL)
+            except OSError:
+                continue
+        if not reaped:
+            os.waitpid(child, 0)
+        killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        if not reaped or killed_by in (signal.SIGXCPU, signal.SIGKILL):
+            return Ended("timeout", self.calls, b"")
+        if killed_by:
+            return Ended("error", self.calls, f"killed by signal {killed_by}".encode())
+        if status:
+            return Ended("error", self.calls, contents(self.error.fileno(), ERROR_BYTES))
+        return Ended("done", self.calls, contents(self.output.fileno()))
+
+    def run(self, names: dict[str, Any]) -> None:
+        """In the child, which then ends as any program does: threads are awaited, exit functions run."""
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        seconds = self.answer["cpu_seconds"]
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        output = self.output.fileno()
+        printed = os.open(os.devnull, os.O_WRONLY) if self.calls else output
+        places = [(self.input.fileno(), 0), (printed, 1), (self.error.fileno(), 2), (output, RESULT)]
+        apart = [(os.dup(descriptor), place) for descriptor, place in places]  # none is another's place
+        for descriptor, place in apart if self.calls else apart[:RESULT]:
+            os.dup2(descriptor, place)
+        os.closerange(RESULT + self.calls, 1024)
+        for number, (name, mode, errors) in enumerate(STREAMS):
+            stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        sys.argv = ["answer.py"]
+        try:
+            if self.calls:
+                self.call(names)
+            else:
+                self.execute("__main__", names)
+        except SystemExit:
+            return  # however a program ends itself, its output counts
+        except BaseException as error:
+            sys.exit(described(error))
+
+    def execute(self, name: str, names: dict[str, Any]) -> types.ModuleType:
+        module = types.ModuleType(name)
+        module.__dict__.update(names, __file__="answer.py")
+        sys.modules[name] = module
+        exec(compile(self.answer["code"], "answer.py", "exec"), module.__dict__)  # noqa: S102
+        return module
+
+    def call(self, names: dict[str, Any]) -> None:
+        module = self.execute("answer", names)
+        holder = module.Solution() if hasattr(module, "Solution") else module
+        returned = getattr(holder, self.answer["function"])(*self.arguments)
+        write(RESULT, json.dumps(plain(list(returned) if isinstance(returned, tuple) else returned)).encode())
+
+
+class Ended:
+    """How a case ended, and what to say about it."""
+
+    def __init__(self, ended: str, called: bool, content: bytes) -> None:
+        self.head = {"ended": ended, "kind": "value" if called else "text", "size": len(content)}
+        self.content = content
+
+
+def plain(value: Any) -> Any:
+    """The value, if JSON can say it as it is: a tuple inside a list is no list, and 1 is no key."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: plain(item) for key, item in value.items()}
+    raise TypeError(f"the function gave a {type(value).__name__}")
+
+
+def described(error: BaseException) -> str:
+    places = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == "answer.py"]
+    said = traceback.format_exception_only(type(error), error)[-1].strip()
+    line = error.lineno if isinstance(error, SyntaxError) else places[-1] if places else None
+    return f"{said} (line {line})" if line else said
+
+
+def contents(descriptor: int, last: int | None = None) -> bytes:
+    size = os.fstat(descriptor).st_size
+    begin = 0 if last is None else max(0, size - last)
+    return os.pread(descriptor, size - begin, begin)
+
+
+def write(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+if __name__ == "__main__":
+    main()

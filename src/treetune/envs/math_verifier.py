@@ -1,0 +1,106 @@
+r"""Are two mathematical expressions the same? math-verify says it, in a process of its own, against a clock.
+
+    require_math_verify()
+    await call(same, r"\frac{1}{2}", "0.5")   # True
+
+`same` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept; one that
+does not answer in time is ended, and the answer counts as another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from queue import LifoQueue
+
+from treetune.errors import EnvironmentFault, MissingExtraError
+
+SECONDS = 5.0
+"""How long one comparison may take."""
+START_SECONDS = 120.0
+"""How long the import of sympy may take on a busy machine."""
+
+_WORKER = Path(__file__).with_name("math_worker.py")
+
+
+def require_math_verify() -> None:
+    if find_spec("math_verify") is None:
+        raise MissingExtraError.of("math-verify", "math")
+
+
+def same(truth: str, answer: str) -> bool:
+    """Whether the answer means what the ground truth says."""
+    worker = _idle.get()
+    keep: Worker | None = None
+    try:
+        if worker is None:
+            worker = Worker()
+        reply = worker.ask([truth, answer], SECONDS)
+        if reply:
+            keep = worker
+        return reply == b"true\n"
+    finally:
+        if worker is not None and keep is None:
+            worker.end()
+        _idle.put(keep)
+
+
+class Worker:
+    """A process that compares."""
+
+    def __init__(self) -> None:
+        require_math_verify()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER)],  # -P: not beside our own modules
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        if self._line(START_SECONDS) != b"ready\n":
+            self.end()
+            raise EnvironmentFault("math-verify does not start", remedy="pip install --force-reinstall math-verify")
+
+    def ask(self, question: list[str], seconds: float) -> bytes:
+        """Its reply; nothing where it died or is late."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return self._line(seconds)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _line(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        # A line is written in one piece, so the first byte means all of it.
+        return self._process.stdout.readline() if poll.poll(seconds * 1000) else b""
+
+
+def _no_workers() -> LifoQueue[Worker | None]:
+    idle: LifoQueue[Worker | None] = LifoQueue()
+    for _ in range(len(os.sched_getaffinity(0))):
+        idle.put(None)
+    return idle
+
+
+_idle = _no_workers()
+
+
+def _start_anew() -> None:
+    global _idle
+    _idle = _no_workers()
+
+
+# A forked child must not talk to its parent's workers.
+os.register_at_fork(after_in_child=_start_anew)
