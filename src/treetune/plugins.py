@@ -1,4 +1,4 @@
-"""Finding classes by name: registered ids, installed packages, `module:Name`, `file.py:Name`.
+"""Finding classes by name: registered ids, installed packages, `module:Name`, `file.py:Name`, `skyrl:NAME`.
 
     load_object("my_tasks/colours.py:Colours")
     tasksets.resolve("arithmetic")
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,10 +95,12 @@ def _import(name: str, shown: str) -> Any:
 class Registry:
     """Named classes of one kind: built in, registered at run time, or brought by an installed package."""
 
-    def __init__(self, kind: str, group: str, builtin: str) -> None:
+    def __init__(self, kind: str, group: str, builtin: str, foreign: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self._group = group
         self._builtin_module = builtin
+        self._foreign = foreign or {}
+        """Prefixes of names that belong to another library, each with the function that gives its classes."""
         self._registered: dict[str, str | type] = {}
         self._resolved: dict[str, type] = {}
 
@@ -120,11 +122,11 @@ class Registry:
     def _find(self, name: str) -> type:
         if name in self._registered:
             entry = self._registered[name]
-            return entry if isinstance(entry, type) else self._class(load_object(entry), entry)
+            return entry if isinstance(entry, type) else self._load(entry)
         if name in self._builtin:
             return self._class(load_object(self._builtin[name]), name)
         if ":" in name:
-            return self._class(load_object(name), name)
+            return self._load(name)
         if name in self._installed:
             return self._class(self._installed[name].load(), name)
         raise UnknownNameError.of(
@@ -141,6 +143,11 @@ class Registry:
             **dict.fromkeys(self._builtin, "built in"),
             **dict.fromkeys(self._registered, "registered"),
         }
+
+    def _load(self, spec: str) -> type:
+        prefix, _, rest = spec.partition(":")
+        found = load_object(self._foreign[prefix])(rest) if prefix in self._foreign else load_object(spec)
+        return self._class(found, spec)
 
     def _class(self, value: Any, name: str) -> type:
         if not isinstance(value, type):
@@ -160,4 +167,9 @@ class Registry:
 
 
 tasksets = Registry("taskset", "treetune.tasksets", "treetune.tasksets")
-environments = Registry("environment", "treetune.environments", "treetune.envs")
+environments = Registry(
+    "environment",
+    "treetune.environments",
+    "treetune.envs",
+    foreign={"skyrl": "treetune.trainers.skyrl_gym:environment_class"},
+)

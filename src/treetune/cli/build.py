@@ -26,7 +26,8 @@ def build_command(
     engine: Annotated[str, typer.Option(help="local, or ray to build on a Ray cluster.")] = "local",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Build the datasets of a config into cached parquet, and print where they are.
+    """Build the datasets of a config into cached parquet, and print where they are; for SkyRL, also the overrides that
+    make it train on them.
 
     Keys are overridden with dots: --train_tasks[0].max_rows 100. Only train_tasks and val_tasks are looked at, so a
     trainer's own config can hold them.
@@ -66,8 +67,9 @@ def build_command(
             )
         refuse_clashes([task.name for task in tasks], sidecars)
     files = {f"{split}_files": [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")}
+    overrides = _overrides(entries) if format == "skyrl" else None
     if json:
-        print_json({**files, "tasks": entries})
+        print_json({**files, **({"overrides": overrides} if overrides is not None else {}), "tasks": entries})
         return
     for entry in entries:
         state = "hit" if entry["hit"] else f"miss, built in {entry['seconds']:.1f} s"
@@ -76,6 +78,16 @@ def build_command(
         for reason, count in entry["dropped"].items():
             if count:
                 console.print(f"       {count:,} rows dropped: {reason}", markup=False, soft_wrap=True)
+    if overrides is not None:
+        from treetune.trainers.skyrl_tasks import shell_words
+
+        console.print(f"for SkyRL: {shell_words(overrides)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _overrides(entries: list[dict[str, Any]]) -> list[str]:
+    from treetune.trainers.skyrl_tasks import cli_overrides
+
+    return cli_overrides({split: [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")})
 
 
 def _build(console: Any, task: DatasetTaskset, format: Any, force: bool, engine: Any) -> Any:

@@ -9,8 +9,6 @@ row by its own task: the taskset's `reward`, the row's environment, or the rule.
 from __future__ import annotations
 
 import inspect
-import os
-import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -51,8 +49,10 @@ def compute_score(
 
         result = score(solution_str, ground_truth)
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
+    from treetune.background import run
+
     task = _task(str(data_source), ground_truth, dict(extra_info or {}))
-    trace = _loop().run(_answered(scorer, task, solution_str))
+    trace = run(_answered(scorer, task, solution_str))
     if not trace.outcome.scored:
         raise TasksetError(
             f"row {task.extra_info.get('index')} of {data_source!s} could not be scored: "
@@ -97,30 +97,6 @@ def _taskset(scorer: str) -> Any:
         environments.resolve(scorer.removeprefix("env:"))  # its file runs now, before many threads ask for it at once
         return _ByEnvironment()
     return load_task(msgspec.json.decode(scorer))
-
-
-class _Loop:
-    """An event loop in a thread of its own: verl calls rewards from many threads, environments are async."""
-
-    def __init__(self) -> None:
-        import asyncio
-
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="treetune-rewards", daemon=True).start()
-
-    def run(self, work: Any) -> Any:
-        import asyncio
-
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-@lru_cache(maxsize=1)
-def _loop() -> _Loop:
-    return _Loop()
-
-
-# A forked child has no threads: it makes a loop of its own.
-os.register_at_fork(after_in_child=_loop.cache_clear)
 
 
 class _ByEnvironment:

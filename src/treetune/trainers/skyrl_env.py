@@ -1,0 +1,178 @@
+"""A Treetune environment as skyrl-gym plays one. `treetune.trainers.skyrl.register()` names this class for each.
+
+    env = skyrl_gym.make("alphabet-sort", env_config={}, extras=row)
+    messages, _ = env.init(prompt)
+    output = env.step("a b c")      # observations, reward, done, metadata
+    env.close()
+
+The task is the one that the row was written from, with the same uid. A row's own `extra_info.max_turns` holds; without
+it the trainer's `generator.max_turns` does. SkyRL does not close an environment after an error, so this class does: at
+once where a call of its own fails, and when it is dropped otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from skyrl_gym.envs.base_text_env import BaseTextEnv
+
+from treetune.background import run, submit
+from treetune.environment import Action, Environment, Observation, Step, make
+from treetune.envs.conversation import max_turns_of
+from treetune.errors import EnvironmentFault, described
+from treetune.formats.skyrl import task_of
+from treetune.offload import call
+from treetune.rollout import CLOSE_SECONDS
+from treetune.score import finite
+from treetune.task import Message, Task
+
+
+class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
+    """One episode. `id` is how the rows name the environment, `environment` what Treetune makes of that."""
+
+    def __init__(
+        self,
+        id: str,
+        environment: str | type[Environment],
+        env_config: Any = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._id = id
+        self._named = environment
+        self._config = env_config
+        self._extras = dict(extras or {})
+        self._environment: Environment | None = None
+        self._finalizer: Any = None
+        self._metrics: dict[str, Any] = {}
+        self.task: Task | None = None
+
+    def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
+        self.close()
+        self.turns, self._metrics = 0, {}
+        self.task = task_of_extras(self._id, prompt, self._extras)
+        with self._guarded("start"):
+            self.max_turns = max_turns_of(self.task, self._extras.get("max_turns") or 0)
+            self.task = task = _with_settings(self.task, self._config, self.max_turns)
+            environment = self._named(task) if isinstance(self._named, type) else make(self._named, task)
+            self._environment = environment
+            self._finalizer = weakref.finalize(self, _begin_closing, environment)
+            observed = Observation.of(run(call(environment.start))).messages()
+        # A copy: the trainer appends the conversation to it.
+        return copy.deepcopy(observed), {}
+
+    def step(self, action: str) -> dict[str, Any]:
+        environment = self._environment
+        if environment is None:
+            raise EnvironmentFault(f"{self._id}: step() without init(), or after an error")
+        self.turns += 1
+        with self._guarded("step"):
+            step = run(call(environment.step, Action.of(action)))
+            if not isinstance(step, Step):
+                raise EnvironmentFault(
+                    f"{type(environment).__name__}.step() returned a {type(step).__name__}", remedy="return a Step"
+                )
+            self._remember(step)
+            reward = finite(step.reward, "reward")
+            observations = copy.deepcopy(step.observation.messages())
+        # SkyRL's loop goes on until the environment says that it is done: nobody else counts turns.
+        cut = not step.done and bool(self.max_turns) and self.turns >= self.max_turns
+        if cut:
+            warnings.warn(
+                f"{self._id}: an episode was ended after max_turns={self.max_turns}; "
+                "give rows an extra_info.max_turns, or set generator.max_turns",
+                stacklevel=2,
+            )
+        return {
+            "observations": observations,
+            "reward": reward,
+            "done": step.done or cut,
+            "metadata": {**step.info, "truncated": step.truncated or cut},
+        }
+
+    def get_metrics(self) -> dict[str, Any]:
+        """What SkyRL logs of an episode: turns, success where the environment tells it, its own metrics."""
+        return {"turns": self.turns, **self._metrics}
+
+    def close(self) -> None:
+        self._environment = None
+        closing: Future[Any] | None = self._finalizer() if self._finalizer is not None else None
+        if closing is not None:
+            try:
+                closing.result(CLOSE_SECONDS)
+            except Exception as error:
+                # What the episode earned stands, whatever becomes of its leftovers.
+                warnings.warn(f"{self._id}: close failed: {described(error)}", stacklevel=2)
+
+    def _remember(self, step: Step) -> None:
+        for name, value in dict(step.info.get("metrics") or {}).items():
+            self._metrics[name] = finite(value, f"metric {name!r}")
+        if (success := step.info.get("success")) is not None:
+            self._metrics["success"] = float(success)
+
+    @contextmanager
+    def _guarded(self, phase: str) -> Iterator[None]:
+        """Closes after an error, and says which row it was."""
+        try:
+            yield
+        except BaseException as error:
+            self.close()
+            if (task := self.task) is not None:
+                index = task.extra_info.get("index", "?")
+                error.add_note(f"{phase} of {self._id}: row {index} of {task.data_source}, uid {task.uid}")
+            raise
+
+
+def task_of_extras(env_class: str, prompt: list[Message], extras: Mapping[str, Any]) -> Task:
+    """The task of a row as SkyRL hands it over: without prompt and environment, and with the trainer's `max_turns`."""
+    row = {key: value for key, value in extras.items() if key != "max_turns"}
+    task = task_of({**row, "prompt": prompt, "env_class": env_class})
+    written = (extras.get("extra_info") or {}).get("uid")
+    if written is None or written == task.uid:
+        return task
+    spec = {key: value if key == "ground_truth" else _json_value(value) for key, value in task.reward_spec.items()}
+    restored = msgspec.structs.replace(task, reward_spec=spec)
+    if written == restored.uid:
+        return restored
+    warnings.warn(
+        f"{env_class}: a row is not the task it was written from: its prompt or reward_spec was changed on the way; "
+        "JSON files change types when SkyRL reads them, parquet does not",
+        stacklevel=3,
+    )
+    return task
+
+
+def _json_value(value: Any) -> Any:
+    """The value of a key that parquet could not hold, which is JSON text there."""
+    try:
+        return msgspec.json.decode(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
+    except msgspec.DecodeError:
+        return value
+
+
+def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
+    """The task with what the trainer's config says where the row says nothing; no such key changes the uid."""
+    settings = {"max_turns": max_turns, **_chosen(config)} if max_turns else _chosen(config)
+    return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info})
+
+
+def _chosen(config: Any) -> dict[str, Any]:
+    """What a user set in `environment.skyrl_gym.NAME`; SkyRL's own defaults are paths and addresses of its makers."""
+    import dataclasses
+
+    if dataclasses.is_dataclass(config):
+        fields = dataclasses.fields(config)
+        return {field.name: value for field in fields if (value := getattr(config, field.name)) != field.default}
+    return {str(key): value for key, value in config.items()} if isinstance(config, Mapping) else {}
+
+
+def _begin_closing(environment: Environment) -> Future[Any]:
+    """Does not wait: it may be the garbage collector that asks, in any thread."""
+    return submit(call(environment.close))

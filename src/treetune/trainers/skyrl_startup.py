@@ -1,0 +1,56 @@
+"""Registers Treetune's environments when `skyrl_gym` is imported.
+
+`install_hook()` copies this file beside a `.pth` file that runs it at every start of Python. So it imports nothing:
+what it costs, every program pays. Treetune is imported after skyrl_gym, if ever.
+"""
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def register_on_import(environments: dict[str, str], replace: bool) -> None:
+    sys.meta_path.insert(0, _Finder(environments, replace))
+
+
+class _Finder:
+    """Has the other finders find skyrl_gym, and registers when that has been run."""
+
+    def __init__(self, environments: dict[str, str], replace: bool) -> None:
+        self.environments, self.replace = environments, replace
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name != "skyrl_gym":
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                self.follow(spec.loader)
+                return spec
+        return None
+
+    def follow(self, loader: "Any") -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:  # an empty folder of that name
+            return
+
+        def exec_module(module: "Any") -> None:
+            execute(module)
+            self.register()
+
+        loader.exec_module = exec_module
+
+    def register(self) -> None:
+        try:
+            from treetune.trainers.skyrl_registry import register
+
+            register(replace=self.replace)
+            for id, environment in self.environments.items():
+                register(environment, id=id, replace=self.replace)
+        except Exception as error:
+            # skyrl_gym itself is well, and the program may not need ours.
+            import warnings
+
+            warnings.warn(f"Treetune's environments are not known to skyrl-gym: {error}", stacklevel=2)

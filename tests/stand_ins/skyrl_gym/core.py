@@ -1,0 +1,3 @@
+class Env:
+    def close(self):
+        pass
