@@ -1,4 +1,4 @@
-"""`treetune validate`: check a taskset."""
+"""`treetune validate`: check files of rows, or a taskset."""
 
 from __future__ import annotations
 
@@ -10,21 +10,90 @@ import typer
 
 def validate_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET...",
+            help="Files of rows (parquet, JSON, JSON lines; folders, globs, name[@config][:split] of the hub), "
+            "or one taskset: an id, config.yaml, file.py:Name or module:Name.",
+        ),
+    ],
     num_tasks: Annotated[
         int | None, typer.Option("-n", "--num-tasks", help="How many tasks; all unless given.")
     ] = None,
     max_concurrent: Annotated[int | None, typer.Option("-c", "--max-concurrent", help="Checks at once (64).")] = None,
     split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
-    gold: Annotated[bool | None, typer.Option(help="Run each task with its gold answer too (yes).")] = None,
+    gold: Annotated[
+        bool | None,
+        typer.Option(help="Run each row or task with its gold answer, rows with five wrong ones too (tasksets: yes)."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder for the results.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the results in -o.")] = False,
+    val: Annotated[
+        list[str] | None,
+        typer.Option(help="Files: validation files, which must share no prompt with the others. Repeatable."),
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(help="Files: an environment that is registered elsewhere. Repeatable.")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="Files: skyrl, verl or trl, if their columns do not tell.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Files: only the rules that need no contents.")] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Files: count tokens, and look for its special tokens; a folder or a name.")
+    ] = None,
+    max_prompt_length: Annotated[int, typer.Option(min=1, help="Files: the limit, with --tokenizer.")] = 512,
+    fix: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Files: write the rows with what is safe to fix fixed.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Files: --fix may overwrite OUT.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
-    """Check a taskset: its own `validate`, and that its gold answers are rewarded.
+    """Check files of rows by every rule, or a taskset by its own `validate` and its gold answers.
 
-    Every task ends as valid, invalid (with the reason) or unchecked. Exit code 1 where one is invalid.
+    Files: each finding names its rule, rows, what was found, what is expected and the fix. Tasksets: every task ends as
+    valid, invalid (with the reason) or unchecked. Exit code 1 where something is wrong; warnings are not.
     """
+    from treetune.cli.overrides import read_overrides
+    from treetune.cli.validate_files import FileOptions, are_files, validate_files
+    from treetune.errors import UsageError
+
+    if unknown := [target for target in targets if target.startswith("-")]:
+        context.args[:] = unknown  # typer takes them for targets
+        read_overrides(context, ("taskset", "limits"))
+    if are_files(targets):
+        options = FileOptions(
+            val=val or [],
+            env=env or [],
+            format=format,
+            quick=quick,
+            gold=bool(gold),
+            fix=fix,
+            force=force,
+            tokenizer=tokenizer,
+            max_prompt_length=max_prompt_length,
+        )
+        if context.obj:
+            raise UsageError(f"{context.obj[0]}: files of rows have no config to override")
+        return validate_files(targets, options, json)
+    if len(targets) > 1:
+        raise UsageError(f"{targets[1]}: only files are checked together", remedy="name one taskset at a time")
+    given = [("--val", val), ("--env", env), ("--format", format), ("--quick", quick), ("--tokenizer", tokenizer)]
+    if wrong := [name for name, value in (*given, ("--fix", fix), ("--force", force)) if value]:
+        raise UsageError(f"{', '.join(wrong)}: only files have that, and {targets[0]} is a taskset")
+    return _validate_taskset(context, targets[0], num_tasks, max_concurrent, split, gold, output, resume, json)
+
+
+def _validate_taskset(
+    context: typer.Context,
+    target: str,
+    num_tasks: int | None,
+    max_concurrent: int | None,
+    split: str,
+    gold: bool | None,
+    output: Path | None,
+    resume: bool,
+    json: bool,
+) -> int:
     import asyncio
     import shlex
     import time
@@ -112,6 +181,6 @@ def _print(console: Any, summary: Any, path: Path) -> None:
             table.add_column(heading)
         for finding in summary.findings:
             rows = ", ".join(map(str, finding.rows))
-            table.add_row(finding.rule, str(finding.count), rows, Text(finding.message))
+            table.add_row(finding.rule, str(finding.count), rows, Text(finding.found))
         console.print(table)
     console.print(f"results: {path}", markup=False, soft_wrap=True)

@@ -17,14 +17,12 @@ from treetune.errors import described, first_of
 from treetune.evaluate.config import ValidateConfig
 from treetune.evaluate.run_folder import Records, RunFolder
 from treetune.evaluate.runner import drawn
+from treetune.finding import SHOWN, Finding, Severity
 from treetune.policies.scripted import Gold
 from treetune.rollout import run_rollout
 from treetune.score import Validity
 from treetune.task import Task
 from treetune.taskset import Taskset
-
-_REASONS = 10
-"""How many tasks a finding names."""
 
 
 class Check(msgspec.Struct):
@@ -38,18 +36,6 @@ class Check(msgspec.Struct):
     """The rule that failed: `invalid-task`, `gold-not-rewarded`, `gold-failed`, `validate-failed`."""
     reason: str | None = None
     gold_reward: float | None = None
-
-
-class Finding(msgspec.Struct):
-    """One rule that failed, and where."""
-
-    rule: str
-    severity: str
-    file: str
-    rows: list[int]
-    """The first ten tasks, by idx."""
-    count: int
-    message: str
 
 
 class ValidationSummary(msgspec.Struct):
@@ -159,11 +145,12 @@ def summarise_checks(checks: Collection[Check], name: str) -> ValidationSummary:
         findings=[
             Finding(
                 rule=rule,
-                severity="error",
+                severity=Severity.ERROR,
                 file=name,
-                rows=[check.idx for check in failed[:_REASONS]],
+                unit="task",
+                rows=[check.idx for check in failed[:SHOWN]],
                 count=len(failed),
-                message=failed[0].reason or "",
+                found=failed[0].reason or "",
             )
             for rule, failed in sorted(by_rule.items())
         ],

@@ -5,7 +5,8 @@ Parsed by msgspec: text stays text whatever it looks like, and numbers are exact
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,21 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 _BOM = b"\xef\xbb\xbf"
 
 
-def json_batches(file: File) -> Iterator[Batch]:
-    """The rows of a file of JSON or JSON lines."""
+OnFault = Callable[[int, str], None]
+
+
+def json_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Batch]:
+    """The rows of a file of JSON or JSON lines.
+
+    With `on_fault`, which is told its number and what is wrong, a faulty row is left out and the others follow. A key
+    that comes twice in a mapping is such a fault then: trainers' loader refuses it.
+    """
     path = file.path
     try:
         if file.kind is Kind.LINES or _holds_lines(path):
-            yield from _lines(path)
+            yield from _lines(path, on_fault)
         else:
-            yield from _document(path)
+            yield from _document(path, on_fault)
     except OSError as error:
         raise ReadError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -46,7 +54,7 @@ def _holds_lines(path: Path) -> bool:
     return True
 
 
-def _lines(path: Path) -> Iterator[Batch]:
+def _lines(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
     with path.open("rb") as file:
         numbered = enumerate(file, 1)
         while some := list(islice(numbered, BATCH)):
@@ -54,27 +62,62 @@ def _lines(path: Path) -> Iterator[Batch]:
                 some[0] = (1, some[0][1].removeprefix(_BOM))
             some = [(number, line) for number, line in some if line and not line.isspace()]
             with uncollected():
-                rows = [_row(line, str(path), "line", number) for number, line in some]
-            yield Batch(str(path), "line", [number for number, _ in some], rows)
+                yield _batch(path, "line", some, on_fault)
 
 
-def _document(path: Path) -> Iterator[Batch]:
+def _document(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
     """A JSON array of rows, or one row. Read whole: only its end tells whether an array is well-formed. Its rows are
     decoded batch by batch."""
     content = path.read_bytes().removeprefix(_BOM)
     if not content.strip():
         raise ReadError(f"{path} is empty", remedy="an empty list of rows is []")
     if not content.lstrip().startswith(b"["):
-        yield Batch(str(path), "row", range(1), [_row(content, str(path), "row", 0)])
+        yield _batch(path, "row", [(0, content)], on_fault)
         return
     try:
         raw = msgspec.json.decode(content, type=list[msgspec.Raw])
     except msgspec.DecodeError as error:
         raise ReadError(f"{path}{_position(content, error)}: {error}") from None
     for first in range(0, len(raw), BATCH):
-        some = raw[first : first + BATCH]
-        rows = [_row(bytes(text), str(path), "row", first + number) for number, text in enumerate(some)]
-        yield Batch(str(path), "row", range(first, first + len(rows)), rows)
+        some = [(first + number, bytes(text)) for number, text in enumerate(raw[first : first + BATCH])]
+        yield _batch(path, "row", some, on_fault)
+
+
+def _batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_fault: OnFault | None) -> Batch:
+    if on_fault is None:
+        rows = [_row(text, str(path), unit, number) for number, text in texts]
+        return Batch(str(path), unit, [number for number, _ in texts], rows)
+    rows, numbers = [], []
+    for number, text in texts:
+        try:
+            row = _row(text, str(path), unit, number)
+            _refuse_twice(text, row)
+            rows.append(row)
+            numbers.append(number)
+        except (ReadError, ValueError) as error:
+            on_fault(number, str(error).removeprefix(f"{path}, {unit} {number}: "))
+    return Batch(str(path), unit, numbers, rows)
+
+
+def _refuse_twice(text: bytes, row: Row) -> None:
+    """Raises ValueError where a mapping has a key twice. A text with as many colons after quotes as keys has none."""
+    if text.count(b'":') + text.count(b'" :') == _keys(row) and b'"\t:' not in text:
+        return
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) < len(items):
+            names = [name for name, _ in items]
+            raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in a mapping")
+        return found
+
+    json.loads(text, object_pairs_hook=pairs)
+
+
+def _keys(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(_keys(item) for item in value.values() if isinstance(item, dict | list))
+    return sum(_keys(item) for item in value if isinstance(item, dict | list))
 
 
 def _row(text: bytes, path: str, unit: str, number: int) -> Row:

@@ -74,7 +74,7 @@ def read_batches(sources: Sources, *, columns: Sequence[str] | None = None) -> I
 def _batches(source: File | HubName, columns: Sequence[str] | None) -> Iterator[Batch]:
     if isinstance(source, File) and source.kind is Kind.PARQUET:
         return _parquet(source.path, columns)
-    found = _hub(source) if isinstance(source, HubName) else json_batches(source)
+    found = hub_batches(source) if isinstance(source, HubName) else json_batches(source)
     return found if columns is None else (_only(batch, columns) for batch in found)
 
 
@@ -90,7 +90,7 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Batch]:
     for batch in _parquet_batches(path, columns):
         rows = _arrow_rows(batch)
         places = Batch(str(path), "row", range(first, first + len(rows)), rows)
-        json_fields = _json_fields(batch.schema.metadata)
+        json_fields = json_fields_of(batch.schema.metadata)
         for position, row in enumerate(rows if json_fields else ()):
             try:
                 parsed(row, json_fields)
@@ -122,7 +122,7 @@ def _arrow_rows(batch: pa.RecordBatch) -> list[Row]:
         return rows_of(batch.schema.names, batch.columns, batch.num_rows)
 
 
-def _json_fields(metadata: dict[bytes, bytes] | None) -> list[str]:
+def json_fields_of(metadata: dict[bytes, bytes] | None) -> list[str]:
     from treetune.datasets.schema import JSON_FIELDS
 
     fields: list[str] = json_value((metadata or {}).get(JSON_FIELDS, b"[]"))
@@ -132,7 +132,7 @@ def _json_fields(metadata: dict[bytes, bytes] | None) -> list[str]:
 # The hub
 
 
-def _hub(source: HubName) -> Iterator[Batch]:
+def hub_batches(source: HubName) -> Iterator[Batch]:
     from treetune.datasets.config import LoadingParams
     from treetune.datasets.source import open_source
 

@@ -1,0 +1,131 @@
+"""`treetune validate FILES`: check files of rows by all rules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treetune.formats.validation import Report, validate
+from treetune.formats.validation.printed import print_report
+
+
+class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `treetune validate` that files have."""
+
+    val: list[str]
+    env: list[str]
+    format: str | None
+    quick: bool
+    gold: bool
+    fix: Path | None
+    force: bool
+    tokenizer: str | None
+    max_prompt_length: int
+
+
+_OTHERS = re.compile(r"\.(py|ya?ml)(:|$)")
+
+
+def are_files(targets: list[str]) -> bool:
+    """Whether targets are files of rows (paths, folders, globs, datasets of the hub) rather than a taskset."""
+    import glob
+    import os
+
+    from treetune.formats.sources import KINDS
+
+    def is_file(target: str) -> bool:
+        path = Path(os.path.expanduser(target))
+        if path.suffix.lower() in KINDS or path.is_dir():
+            return True
+        return not _OTHERS.search(target) and (glob.has_magic(target) or "/" in target)
+
+    return any(map(is_file, targets))
+
+
+def validate_files(targets: list[str], options: FileOptions, json: bool) -> int:
+    from treetune.cli.output import console_for, print_json
+    from treetune.errors import UsageError
+
+    if options.fix is not None and options.fix.exists() and not options.force:
+        raise UsageError(f"{options.fix} exists already", remedy="choose another name, or say --force")
+    if options.quick and (options.tokenizer or options.gold):
+        raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
+    console = console_for(json)
+    report = _validated(targets, options, console)
+    if options.gold:
+        _gold(targets, options, report, console)
+    fixed = _fixed(targets, options) if options.fix is not None else None
+    if json:
+        findings = [msgspec.to_builtins(finding) for finding in report.findings]
+        print_json(
+            {
+                "valid": report.ok,
+                "rows": report.rows,
+                "files": report.files,
+                "gold_checked": report.gold_checked,
+                "findings": findings,
+                **({"fixed": msgspec.to_builtins(fixed)} if fixed is not None else {}),
+            }
+        )
+    else:
+        print_report(report, console)
+        if fixed is not None:
+            left = "".join(f"; {count:,} left out: {why}" for why, count in fixed.left_out.items())
+            console.print(
+                f"{fixed.path}: {fixed.rows:,} rows, {fixed.changed:,} of them fixed{left}",
+                markup=False,
+                soft_wrap=True,
+            )
+    return 0 if report.ok else 1
+
+
+def _validated(targets: list[str], options: FileOptions, console: Any) -> Report:
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    lengths = None
+    if options.tokenizer is not None:
+        from treetune.formats.validation.lengths import Lengths
+
+        lengths = Lengths(options.tokenizer, options.max_prompt_length)
+    with Progress(
+        TextColumn("checking {task.completed:,} rows"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task("", total=None)
+        return validate(
+            targets,
+            validation=options.val,
+            format=options.format,
+            environments=options.env,
+            quick=options.quick,
+            lengths=lengths,
+            on_rows=lambda done: progress.update(bar, completed=done),
+        )
+
+
+def _gold(targets: list[str], options: FileOptions, report: Report, console: Any) -> None:
+    import asyncio
+
+    from rich.progress import Progress
+
+    from treetune.formats.validation.chunks import readable_batches
+    from treetune.formats.validation.gold import check_gold
+
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("trying gold answers", total=report.rows)
+        batches = readable_batches([*targets, *options.val])
+        asyncio.run(check_gold(batches, options.format, report, lambda: progress.advance(bar)))
+
+
+def _fixed(targets: list[str], options: FileOptions) -> Any:
+    from treetune.formats.validation.chunks import readable_batches
+    from treetune.formats.validation.fix import write_fixed
+
+    assert options.fix is not None
+    return write_fixed(readable_batches(targets), options.fix, options.format or "skyrl")

@@ -1,0 +1,140 @@
+"""The rows of a file a chunk at a time, whatever is wrong with it: what cannot be read is a finding, the rest goes on.
+
+Parquet comes as Arrow, which can be screened; JSON comes as rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from treetune.errors import TreetuneError
+from treetune.formats.batch import Batch, Row
+from treetune.formats.json_files import json_batches
+from treetune.formats.reading import hub_batches, json_fields_of
+from treetune.formats.sources import File, HubName, Kind, Sources, find
+from treetune.formats.validation.arrays import taken
+from treetune.formats.validation.report import Report
+from treetune.formats.values import rows_of, uncollected
+from treetune.formats.verl import parsed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SIZE = 16_384
+"""Rows of a chunk of parquet: what is fastest and small."""
+BUFFER = 1 << 20
+"""Bytes that are read of a column at a time."""
+
+
+class Chunk(NamedTuple):
+    file: str
+    unit: str
+    numbers: Sequence[int]
+    rows: list[Row] | None
+    table: pa.RecordBatch | None = None
+    json_fields: Sequence[str] = ()
+
+    def rows_at(self, positions: np.ndarray[Any, Any]) -> list[Row]:
+        """Some of the rows, as Python values without nulls."""
+        if self.rows is not None:
+            return [self.rows[position] for position in positions]
+        if self.table is None or not len(positions):
+            return []
+        some = self.table if len(positions) == self.table.num_rows else taken(self.table, positions)
+        with uncollected():
+            rows = rows_of(some.schema.names, some.columns, some.num_rows)
+            return [parsed(row, self.json_fields) for row in rows] if self.json_fields else rows
+
+
+def readable_batches(sources: Sources) -> Iterator[Batch]:
+    """The rows of all sources that can be read; what cannot is told by `validate`."""
+    for source in find(sources):
+        for chunk in chunks_of(source, Report(), quick=False):
+            rows = chunk.rows_at(np.arange(len(chunk.numbers)))
+            yield Batch(chunk.file, chunk.unit, chunk.numbers, rows)
+
+
+def chunks_of(source: File | HubName, report: Report, *, quick: bool) -> Iterator[Chunk]:
+    """The chunks of one source; what cannot be read is told to the report."""
+    name = source.name if isinstance(source, HubName) else str(source.path)
+    count = 0
+    try:
+        for chunk in _chunks(source, report, quick):
+            count += len(chunk.numbers)
+            yield chunk
+    except Exception as error:  # whatever a damaged file makes a reader raise
+        message = error.message if isinstance(error, TreetuneError) else f"{error}"
+        report.add("unreadable", name, f"after {count:,} rows: {message}" if count else message)
+        return
+    if not count and not any(rule == "unreadable" and file == name for rule, file in report.by_place):
+        report.add("no-rows", name, "no rows")
+
+
+def _chunks(source: File | HubName, report: Report, quick: bool) -> Iterator[Chunk]:
+    if isinstance(source, File) and source.kind is Kind.PARQUET:
+        yield from _parquet(source.path, report, quick)
+        return
+    if isinstance(source, HubName):
+        batches = hub_batches(source)
+    else:
+        name = str(source.path)
+        unit = "line" if source.kind is Kind.LINES else "row"
+        batches = json_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
+    for batch in batches:
+        yield Chunk(batch.source, batch.unit, batch.numbers, batch.rows)
+
+
+def _parquet(path: Path, report: Report, quick: bool) -> Iterator[Chunk]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
+        names = file.schema_arrow.names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise TreetuneError(f"it has several columns {', '.join(twice)}")
+        metadata = file.metadata.metadata
+        fields = json_fields_of(metadata)
+        wanted = [leaf for leaf in _leaves(file) if _cheap(leaf)] if quick else None
+        first = 0
+        for batch in file.iter_batches(SIZE, columns=wanted, use_threads=False):
+            places = range(first, first + batch.num_rows)
+            first += batch.num_rows
+            batch, numbers = _readable(batch, places, str(path), report)
+            yield Chunk(str(path), "row", numbers, None, batch, fields)
+
+
+def _leaves(file: Any) -> list[str]:
+    return [file.schema.column(number).path for number in range(len(file.schema))]
+
+
+def _cheap(leaf: str) -> bool:
+    """Whether a rule that needs no contents reads it."""
+    column, _, last = leaf.partition(".")
+    if column == "prompt":
+        return last.endswith(("role", "tool_calls"))
+    return column not in ("extra_info", "data_source", "ability") or last == "max_turns"
+
+
+def _readable(
+    batch: pa.RecordBatch, numbers: Sequence[int], file: str, report: Report
+) -> tuple[pa.RecordBatch, Sequence[int]]:
+    """A batch without the rows whose text is no UTF-8: parquet does not look, and readers of values fail there."""
+    import pyarrow as pa
+
+    try:
+        batch.validate(full=True)
+        return batch, numbers
+    except pa.ArrowInvalid as error:
+        cause = str(error)
+    good = []
+    for position in range(batch.num_rows):
+        try:
+            batch.slice(position, 1).validate(full=True)
+            rows_of(batch.schema.names, batch.slice(position, 1).columns, 1)
+            good.append(position)
+        except (pa.ArrowInvalid, UnicodeDecodeError):
+            report.add("unreadable", file, cause.partition("\n")[0], [numbers[position]])
+    return batch.take(pa.array(good, pa.int64())), [numbers[position] for position in good]

@@ -1,0 +1,47 @@
+"""A report as a person reads it: one block for each finding, errors first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treetune.finding import Finding, Severity
+from treetune.formats.validation.report import Report
+
+
+def print_report(report: Report, console: Any) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    findings = report.findings
+    if findings:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for heading in ("rule", "where", "found and expected"):
+            table.add_column(heading, overflow="fold")
+        for one in findings:
+            style = "red" if one.severity is Severity.ERROR else "yellow"
+            why = Text(one.found)
+            why.append(f"\nexpected: {one.expected}\nfix: {one.fix}", style="dim")
+            table.add_row(Text(f"{one.rule}\n{one.severity}", style=style), Text(f"{one.file}\n{where(one)}"), why)
+        console.print(table)
+    console.print(verdict(report), markup=False, soft_wrap=True)
+
+
+def where(finding: Finding) -> str:
+    if not finding.count:
+        return "the file"
+    if finding.count == 1:
+        return f"{finding.unit} {finding.rows[0]}"
+    rows = ", ".join(map(str, finding.rows))
+    more = ", ..." if finding.count > len(finding.rows) else ""
+    return f"{finding.count:,} {finding.unit}s: {rows}{more}"
+
+
+def verdict(report: Report) -> str:
+    errors, warnings = report.errors, len(report.by_place) - report.errors
+    gold = f", {report.gold_checked:,} gold answers tried" if report.gold_checked else ""
+    looked = f"{report.rows:,} rows in {len(report.files)} file{'s' if len(report.files) != 1 else ''}{gold}"
+    quick = "; contents were not read" if report.quick else ""
+    if not errors:
+        aside = f", {warnings} warning{'s' if warnings != 1 else ''}" if warnings else ""
+        return f"Dataset valid! {looked}{aside}{quick}"
+    return f"Not valid: {looked}, {errors} error{'s' if errors != 1 else ''} and {warnings} warnings{quick}"

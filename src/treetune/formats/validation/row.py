@@ -1,0 +1,203 @@
+"""What is wrong with one row: the one place that knows, for every kind of file.
+
+    check = RowCheck("skyrl")
+    list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
+
+A row has no nulls (see `values`). Each rule comes once at the most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from treetune.contract import Contract, contract_of
+from treetune.errors import did_you_mean
+from treetune.formats.validation.rules import LESS_KNOWN_ROLES, ROLES
+from treetune.formats.validation.truths import stored_fault
+from treetune.plugins import environments
+
+Fault = tuple[str, str]
+"""A rule, and what was found."""
+
+SPECIAL = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+)
+"""The special tokens of the usual tokenizers."""
+
+
+class RowCheck:
+    """`known`: ids of environments beside those that are registered here. `contents`: whether messages have theirs."""
+
+    def __init__(
+        self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] = SPECIAL
+    ) -> None:
+        self.format = format
+        self.known = {*environments.names(), *known}
+        self.contents = contents
+        self.special = special
+        self._contracts: dict[str, Contract | None] = {}
+
+    def __call__(self, row: Mapping[str, Any]) -> Iterator[Fault]:
+        yield from self._prompt(row.get("prompt"))
+        if not isinstance(row.get("extra_info", {}), dict):
+            yield "extra-info-not-a-mapping", told(row["extra_info"])
+        if self.format == "skyrl":
+            yield from self._skyrl(row)
+        else:
+            yield from self._other(row)
+
+    def contract(self, env_class: str) -> Contract | None:
+        if env_class not in self._contracts:
+            self._contracts[env_class] = contract_of(env_class)
+        return self._contracts[env_class]
+
+    # The prompt
+
+    def _prompt(self, prompt: Any) -> Iterator[Fault]:
+        if prompt is None:
+            yield "missing-prompt", "none"
+        elif not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
+            yield "prompt-not-messages", told(prompt)
+        elif not prompt:
+            yield "empty-prompt", "an empty list"
+        else:
+            faults: dict[str, str] = {}
+            for message in prompt:
+                for rule, found in self._message(message):
+                    faults.setdefault(rule, found)
+            roles = [message.get("role") for message in prompt]
+            if "user" not in roles and not faults.keys() & {"unknown-role", "missing-role"}:
+                faults["no-user-message"] = f"only {', '.join(map(str, roles))}"
+            if roles[-1] == "assistant":
+                faults["ends-with-assistant"] = "a last message of the assistant"
+            yield from faults.items()
+
+    def _message(self, message: Mapping[str, Any]) -> Iterator[Fault]:
+        role = message.get("role")
+        if role is None:
+            yield "missing-role", f"a message with only {', '.join(message) or 'nothing'}"
+        elif role not in ROLES:
+            yield ("rare-role" if role in LESS_KNOWN_ROLES else "unknown-role"), told(role)
+        if self.contents:
+            yield from self._content(message)
+
+    def _content(self, message: Mapping[str, Any]) -> Iterator[Fault]:
+        content = message.get("content")
+        if isinstance(content, str):
+            if not content or content.isspace():
+                yield "empty-content", told(content)
+            elif special := self.special.search(content):
+                yield "special-tokens", special[0]
+        elif content is None:
+            if "tool_calls" not in message:
+                yield "missing-content", f"none in a message of the {message.get('role', '?')}"
+        elif not isinstance(content, list):
+            yield "content-not-text", told(content)
+        elif not content:
+            yield "empty-content", "an empty list"
+
+    # SkyRL
+
+    def _skyrl(self, row: Mapping[str, Any]) -> Iterator[Fault]:
+        env_class = row.get("env_class")
+        contract = None
+        if env_class is None:
+            yield "missing-env-class", "none" + did_you_mean("env_class", row.keys() - {"env_class"})
+        elif not isinstance(env_class, str):
+            yield "env-class-not-text", told(env_class)
+        elif env_class not in self.known:
+            yield "unknown-env-class", told(env_class) + did_you_mean(env_class, self.known)
+        else:
+            contract = self.contract(env_class)
+        yield from self._reward(row, env_class, contract)
+        if contract is not None:
+            yield from self._needs(row, contract)
+            yield from _turns(row, contract)
+
+    def _reward(self, row: Mapping[str, Any], env_class: Any, contract: Contract | None) -> Iterator[Fault]:
+        elsewhere = contract is not None and contract.column == "reward_model"
+        spec = row.get("reward_spec", row.get("reward_model") if elsewhere else None)
+        if spec is None:
+            yield "missing-reward-spec", "none" + did_you_mean("reward_spec", row.keys() - {"reward_spec"})
+            return
+        if not isinstance(spec, dict):
+            yield "reward-spec-not-a-mapping", told(spec)
+            return
+        truth = spec.get("ground_truth")
+        if truth is None:
+            yield "missing-ground-truth", f"only {', '.join(spec) or 'an empty mapping'}"
+        elif contract is not None:
+            fault = stored_fault(contract, truth)
+            if fault is not None:
+                yield fault.rule, f"{env_class} reads {fault.expected}, this is {told(truth)}"
+        if elsewhere:
+            model = row.get("reward_model")
+            if not isinstance(model, dict) or model.get("ground_truth") is None:
+                yield "missing-column", f"no reward_model.ground_truth, which {env_class} reads"
+
+    def _needs(self, row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
+        missing = [key for key in contract.needs if key not in row]
+        if missing:
+            yield "missing-column", f"no {', '.join(missing)}, which {row['env_class']} reads"
+        for key, choices in contract.choices.items():
+            if key in row and row[key] not in choices:
+                yield "wrong-value", f"{key} is {told(row[key])}, expected {', '.join(choices)}"
+                return
+
+    # verl and TRL
+
+    def _other(self, row: Mapping[str, Any]) -> Iterator[Fault]:
+        extra = row.get("extra_info")
+        env_class = extra.get("env_class") if isinstance(extra, dict) else None
+        if env_class is not None and (not isinstance(env_class, str) or env_class not in self.known):
+            if not isinstance(env_class, str) or ":" not in env_class:
+                yield "unknown-env-class", told(env_class) + did_you_mean(str(env_class), self.known)
+            env_class = None
+        if self.format == "verl":
+            spec = row.get("reward_model")
+            if spec is None:
+                yield "missing-reward-spec", "no reward_model"
+                return
+            if not isinstance(spec, dict):
+                yield "reward-spec-not-a-mapping", told(spec)
+                return
+            truth = spec.get("ground_truth")
+            if truth is None:
+                yield "missing-ground-truth", f"only {', '.join(spec) or 'an empty mapping'}"
+        else:
+            truth = row.get("ground_truth")
+        contract = self.contract(env_class) if env_class is not None else None
+        if truth is not None and contract is not None:
+            problem = contract.problem(truth)
+            if problem is not None:
+                yield "ground-truth-type", f"for {env_class} it {problem}"
+
+
+def told(value: Any) -> str:
+    """A value as a finding shows it: its type where that is not plain to see, and its beginning."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return shown if isinstance(value, str) else f"{_NAMES.get(type(value), type(value).__name__)} {shown}"
+
+
+_NAMES: dict[type, str] = {
+    bool: "boolean", int: "number", float: "number", list: "list", dict: "mapping", bytes: "bytes",
+}  # fmt: skip
+
+
+def _turns(row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
+    extra = row.get("extra_info")
+    for place, holder in (("max_turns", row), ("extra_info.max_turns", extra)):
+        given = holder.get("max_turns") if isinstance(holder, dict) else None
+        if contract.max_turns > 1 and given is not None and not _whole(given):
+            yield "bad-max-turns", f"{place} is {told(given)}"
+            return
+
+
+def _whole(given: Any) -> bool:
+    try:
+        return not isinstance(given, bool) and int(given) == float(given) >= 1
+    except (TypeError, ValueError, OverflowError):
+        return False

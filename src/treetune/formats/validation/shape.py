@@ -1,0 +1,189 @@
+"""The types of a file's columns, and whether trainers' loader takes several files together.
+
+Parquet says its types; those of JSON follow from all values, as `datasets` reads them. Two files fit where no column
+has two types: null fits all, and a mapping may lack keys, unless it is inside a list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from treetune.finding import SHOWN
+from treetune.formats.batch import Row
+from treetune.formats.validation.report import Report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Feature = str | dict[str, Any] | list[Any]
+"""A type: a name, a mapping of keys to types, or a list of one type."""
+
+_KINDS: dict[type, str] = {
+    str: "text", int: "integer", float: "float", bool: "boolean", list: "list", dict: "mapping",
+}  # fmt: skip
+_FEATURES = {"text": "string", "integer": "int64", "float": "double", "boolean": "bool"}
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d)?)?Z?)?")
+"""What Arrow's JSON reader takes for a date."""
+_OF_TRUTH = ("reward_spec.ground_truth", "reward_model.ground_truth", "ground_truth", "env_class")
+
+
+class Shape:
+    """The types of one place in the rows of a JSON file, and of the places below it."""
+
+    __slots__ = ("counts", "dates", "items", "keys", "large", "parsable", "rows")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.rows: dict[str, list[int]] = {}
+        self.keys: dict[str, Shape] = {}
+        self.items: Shape | None = None
+        self.dates = True
+        self.large: list[int] = []
+        self.parsable: list[int] = []
+        """Rows whose text is JSON of something else, such as 7 or true."""
+
+    def take(self, value: Any, row: int) -> None:
+        kind = _KINDS.get(type(value), "other")
+        count = self.counts.get(kind, 0)
+        self.counts[kind] = count + 1
+        if count < SHOWN:
+            self.rows.setdefault(kind, []).append(row)
+        if kind == "mapping":
+            for key, item in value.items():
+                if item is not None:
+                    shape = self.keys.get(key)
+                    if shape is None:
+                        shape = self.keys[key] = Shape()
+                    shape.take(item, row)
+        elif kind == "list":
+            self.items = self.items or Shape()
+            for item in value:
+                if item is not None:
+                    self.items.take(item, row)
+        elif kind == "text":
+            self.dates = self.dates and _DATE.fullmatch(value) is not None
+            if len(self.parsable) < SHOWN and _PARSED(value):
+                self.parsable.append(row)
+        elif kind == "integer" and not -(2**63) <= value < 2**63 and len(self.large) < SHOWN:
+            self.large.append(row)
+
+    def feature(self) -> Feature:
+        """As `datasets` reads it."""
+        kinds = self.counts.keys()
+        if not kinds:
+            return "null"
+        if kinds == {"integer", "float"} or (kinds == {"integer"} and self.large):
+            return "double"
+        if len(kinds) > 1 or "other" in kinds:
+            return "json"
+        (kind,) = kinds
+        if kind == "mapping":
+            uniform = all(
+                shape.counts and sum(shape.counts.values()) == self.counts[kind] for shape in self.keys.values()
+            )
+            return {key: shape.feature() for key, shape in self.keys.items()} if self.keys and uniform else "json"
+        if kind == "list":
+            return [self.items.feature() if self.items is not None else "null"]
+        return "timestamp[s]" if kind == "text" and self.dates else _FEATURES[kind]
+
+    def faults(self, path: str = "") -> Iterator[tuple[str, str, str, list[int]]]:
+        """The rules that are broken below: rule, path, what was found, rows."""
+        kinds = self.counts.keys()
+        if "text" in kinds and len(kinds) > 1 and self.parsable:
+            others = ", ".join(sorted(kinds - {"text"}))
+            yield "mixed-types", path, f"{path} is text here, {others} in other rows", self.parsable
+        if kinds == {"text"} and self.dates:
+            yield "reread-dates", path, f"{path} is a date in every row", self.rows["text"]
+        if self.large:
+            yield "big-integers", path, f"{path} is an integer over 64 bits", self.large
+        for key, shape in self.keys.items():
+            yield from shape.faults(f"{path}.{key}" if path else key)
+        if self.items is not None:
+            yield from self.items.faults(f"{path}[]")
+
+
+def _PARSED(text: str) -> bool:
+    """Whether `datasets`, which parses text in a mixed column again, would make something else of it."""
+    return text[:1] in _BEGIN and _LITERAL.fullmatch(text.strip()) is not None
+
+
+_BEGIN = frozenset('-0123456789tfnN{["I \t\n')
+_LITERAL = re.compile(r"-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\{.*\}|\[.*\]|\".*\"", re.DOTALL)
+
+
+def shape_of(rows: list[Row], numbers: Any, shape: Shape) -> None:
+    """Take the rows of a batch into the shape of their file."""
+    for row, number in zip(rows, numbers, strict=True):
+        shape.take(row, number)
+
+
+def report_shape(shape: Shape, file: str, unit: str, report: Report) -> None:
+    """Tell what `datasets` would change in what matters: ground truths, environments and contents."""
+    for rule, path, found, rows in shape.faults():
+        if path in _OF_TRUTH or path.startswith(("prompt", "reward_spec.ground_truth", "reward_model.ground_truth")):
+            report.add(rule, file, found, rows, unit)
+
+
+def schema_feature(schema: pa.Schema) -> dict[str, Feature]:
+    return {field.name: type_feature(field.type) for field in schema}
+
+
+def type_feature(kind: pa.DataType) -> Feature:
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return "json" if kind.extension_name == "arrow.json" else str(kind)
+    if types.is_struct(kind):
+        return {field.name: type_feature(field.type) for field in kind}
+    if types.is_list(kind):
+        return [type_feature(kind.value_type)]
+    if types.is_fixed_size_list(kind) or types.is_large_list(kind):
+        return [type_feature(kind.value_type), str(kind)]
+    if types.is_dictionary(kind):
+        return type_feature(kind.value_type)
+    if types.is_map(kind) or types.is_union(kind):
+        return "unsupported"
+    return str(kind)
+
+
+def unsupported(feature: Feature, path: str = "") -> str | None:
+    """The path of a type that `datasets` does not know."""
+    if isinstance(feature, dict):
+        below = (unsupported(item, f"{path}.{key}" if path else key) for key, item in feature.items())
+        return next((found for found in below if found), None)
+    if isinstance(feature, list):
+        return unsupported(feature[0], f"{path}[]")
+    return path if feature == "unsupported" else None
+
+
+def difference(one: Mapping[str, Feature], other: Mapping[str, Feature], path: str = "") -> str | None:
+    """Where two files have types that the loader does not put together, or None."""
+    for key in one.keys() & other.keys():
+        place = f"{path}.{key}" if path else key
+        mine, theirs = one[key], other[key]
+        if "null" in (mine, theirs):
+            continue
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            if found := difference(mine, theirs, place):
+                return found
+        elif not _equal(mine, theirs):
+            return f"{place} is {_shown(mine)} here, {_shown(theirs)} in"
+    return None
+
+
+def _equal(one: Feature, other: Feature) -> bool:
+    """Inside a list all keys must be there; `[null]` is what an empty list has."""
+    if isinstance(one, list) and isinstance(other, list):
+        return one[1:] == other[1:] and (_equal(one[0], other[0]) or "null" in (one[0], other[0]))
+    return one == other
+
+
+def _shown(feature: Feature) -> str:
+    if isinstance(feature, dict):
+        return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in sorted(feature.items())) + "}"
+    if isinstance(feature, list):
+        return f"{feature[1]}" if len(feature) > 1 else f"list<{_shown(feature[0])}>"
+    return feature
