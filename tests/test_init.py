@@ -1,0 +1,185 @@
+"""`treetune init --dataset` and the examples: scripts that write datasets, run as a user runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treetune import Action, Task, load_taskset
+from treetune.formats import read_rows, read_tasks
+from treetune.plugins import load_object
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Runs a Python script in a fresh folder."""
+
+    def run(file: str | Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(file), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["word-problems", "json", "class", "Task"])
+def test_a_scaffolded_dataset_is_written_and_valid(treetune, script, tmp_path, name):
+    assert treetune("init", name, "--dataset").code == 0
+    module = name.lower().replace("-", "_")
+    done = script(f"{module}/{module}_dataset.py", "--output_dir", "out", "--train_size", "7", "--val_size", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Created 7 train examples" in done.stdout
+    assert "Created 3 validation examples" in done.stdout
+    assert [len(list(read_rows(tmp_path / f"out/{split}.parquet"))) for split in ("train", "validation")] == [7, 3]
+    row = next(read_rows(tmp_path / "out/train.parquet"))
+    assert row["env_class"] == "gsm8k"
+    assert row["data_source"] == module
+    assert row["extra_info"]["split"] == "train"
+    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+
+
+def test_a_scaffolded_dataset_has_a_test_that_passes(treetune, tmp_path):
+    treetune("init", "sums", "--dataset")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "sums"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_faulty_dataset_fails_the_script(treetune, script, tmp_path):
+    treetune("init", "sums", "--dataset")
+    file = tmp_path / "sums/sums_dataset.py"
+    broken = {
+        'env_class="gsm8k"': 'env_class="gsm9k"',
+        '"ground_truth": answer': '"ground_truth": [answer]',
+        'split == "validation"': "False",  # both splits ask the same
+    }
+    for right, wrong in broken.items():
+        assert right in file.read_text()
+        changed = file.with_name("changed.py")
+        changed.write_text(file.read_text().replace(right, wrong))
+        done = script(changed, "--output_dir", "out", "--train_size", "5", "--val_size", "5")
+        assert done.returncode == 1, f"{wrong}: {done.stdout}{done.stderr}"
+
+
+def test_sizes_and_home_folders_are_understood(treetune, script, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    treetune("init", "sums", "--dataset")
+    assert script("sums/sums_dataset.py").returncode == 0
+    assert len(list(read_rows(tmp_path / "home/data/sums/train.parquet"))) == 1000
+    assert len(list(read_rows(tmp_path / "home/data/sums/validation.parquet"))) == 100
+
+
+def test_an_existing_folder_is_never_written_over(treetune, tmp_path):
+    assert treetune("init", "sums", "--dataset").code == 0
+    (tmp_path / "sums/sums_dataset.py").write_text("mine")
+    assert treetune("init", "sums", "--dataset").code == 2
+    assert (tmp_path / "sums/sums_dataset.py").read_text() == "mine"
+
+
+# The examples
+
+
+def test_the_gsm8k_example_writes_the_rows_of_the_format(script, gsm8k, tmp_path):
+    done = script(
+        EXAMPLES / "gsm8k/gsm8k_dataset.py", "--output_dir", "out",
+        "--train", f"{gsm8k}/train.jsonl", "--validation", f"{gsm8k}/test.jsonl",
+        "--train_size", "50", "--val_size", "20",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    source = [json.loads(line) for line in (gsm8k / "train.jsonl").read_text().splitlines()[:50]]
+    rows = list(read_rows(tmp_path / "out/train.parquet"))
+    assert [row["extra_info"]["question"] for row in rows] == [row["question"] for row in source]
+    first = rows[0]
+    del first["extra_info"]["uid"]
+    assert first == {
+        "data_source": "openai/gsm8k",
+        "prompt": [
+            {
+                "role": "user",
+                "content": source[0]["question"]
+                + ' Let\'s think step by step and output the final answer after "####".',
+            }
+        ],
+        "env_class": "gsm8k",
+        "reward_spec": {"method": "rule", "ground_truth": source[0]["answer"].split("#### ")[1].replace(",", "")},
+        "ability": "math",
+        "extra_info": {"split": "train", "index": 0, **source[0]},
+    }
+    assert len(list(read_rows(tmp_path / "out/validation.parquet"))) == 20
+
+
+def test_the_gsm8k_example_rewards_the_answers_of_the_source(script, gsm8k, tmp_path):
+    arguments = ["--train", f"{gsm8k}/train.jsonl", "--validation", f"{gsm8k}/test.jsonl"]
+    assert script(EXAMPLES / "gsm8k/gsm8k_dataset.py", "--output_dir", "out", *arguments).returncode == 0
+    for task in read_tasks(tmp_path / "out/validation.parquet"):
+        answer = task.extra_info["answer"].replace(",", "")
+        assert played("treetune.envs.gsm8k:Gsm8kEnvironment", task, answer) == [1.0]
+
+
+def test_the_gsm8k_example_reads_the_hub_by_default(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    done = script(EXAMPLES / "gsm8k/gsm8k_dataset.py", "--output_dir", "out")
+    assert done.returncode == 1
+    assert "openai/gsm8k" in done.stderr
+
+
+def test_the_multiply_example_writes_valid_rows_without_a_problem_twice(script, tmp_path):
+    done = script(
+        EXAMPLES / "multiply/multiply_dataset.py", "--output_dir", "out", "--train_size", "300", "--val_size", "50"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [row for split in ("train", "validation") for row in read_rows(tmp_path / f"out/{split}.parquet")]
+    assert len({row["prompt"][1]["content"] for row in rows}) == 350
+    for row in rows:
+        a, b = (int(word) for word in row["prompt"][1]["content"].removeprefix("What is ").strip("?").split(" * "))
+        assert row["reward_spec"] == {"method": "rule", "ground_truth": str(a * b)}
+        assert 10 <= a <= 99
+        assert 10 <= b <= 99
+    assert script(EXAMPLES / "multiply/multiply_dataset.py", "--num_digits", "1").returncode == 2
+
+
+def played(environment: str, task: Task, *actions: str) -> list[float]:
+    """The reward of each step."""
+
+    async def play() -> list[float]:
+        cls: Any = load_object(environment)
+        episode = cls(task)
+        await episode.start()
+        return [(await episode.step(Action.of(action))).reward for action in actions]
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards"),
+    [
+        (["\\boxed{3066}"], [1.0]),
+        (["So \\boxed{1}, no: \\boxed{3,066}."], [1.0]),
+        (["3066", "\\boxed{3065}", "\\boxed{3066}"], [0.0, 0.0, 1.0]),
+        ([""] * 5, [0.0] * 5),
+    ],
+)
+def test_the_multiply_environment_rewards_the_boxed_product(answers, rewards):
+    task = Task(prompt="What is 42 * 73?", env_class="multiply", reward_spec={"ground_truth": "3066"})
+    assert played(f"{EXAMPLES}/multiply/env.py:Multiply", task, *answers) == rewards
+
+
+def test_the_multiply_example_is_a_taskset_too(treetune):
+    target = f"{EXAMPLES}/multiply/multiply_dataset.py:Multiplication"
+    assert treetune("eval", target, "-m", "scripted:gold", "-n", "5", "--json").json["mean_reward"] == 1.0
+    assert treetune("eval", target, "-m", "scripted:echo", "-n", "5", "--json").json["mean_reward"] == 0.0
+    assert len(list(load_taskset(target, {"taskset.split": "validation"}).select_tasks())) == 100
