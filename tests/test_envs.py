@@ -19,47 +19,26 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+import episodes
+from episodes import play, rewards, shown
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
 from treetune.contract import Contract, contract_of
+from treetune.envs import math_verifier
+from treetune.envs.alphabet_sort import AlphabetSortEnvironment
 from treetune.envs.bm25 import Index, index_of
 from treetune.envs.conversation import between
-from treetune.errors import EnvironmentFault
+from treetune.errors import EnvironmentFault, MissingExtraError
 from treetune.offload import call
+from treetune.plugins import environments
 from treetune.policy import Request
+from treetune.sandbox import probe
+from treetune.tasksets.alphabet_sort import AlphabetSort
 
 TRUTHS = {"gsm8k": "5", "gsm8k_multi_turn": "5", "aime": "204", "search": ["Paris"], "text2sql": "SELECT 1"}
 
 
 def task_of(env_class: str, truth: Any = None, **extra: Any) -> Task:
-    truth = TRUTHS[env_class] if truth is None else truth
-    return Task(prompt="?", env_class=env_class, reward_spec={"ground_truth": truth}, extra_info=extra)
-
-
-def play(task: Task, *actions: Any) -> list[Step]:
-    """The steps of an episode, until it ends or there is nothing left to say."""
-
-    async def episode() -> list[Step]:
-        environment = await call(make, task.env_class, task)
-        assert await call(environment.start) == task.messages
-        steps: list[Step] = []
-        try:
-            for action in actions:
-                steps.append(await call(environment.step, Action.of(action)))
-                if steps[-1].done:
-                    break
-        finally:
-            await call(environment.close)
-        return steps
-
-    return asyncio.run(episode())
-
-
-def rewards(task: Task, *actions: Any) -> list[float]:
-    return [step.reward for step in play(task, *actions)]
-
-
-def shown(step: Step) -> str:
-    return str(step.observation.content)
+    return episodes.task_of(env_class, TRUTHS[env_class] if truth is None else truth, **extra)
 
 
 @pytest.fixture
@@ -610,3 +589,132 @@ def test_a_huge_action_costs_linear_time(name, part, ask, corpus):
 @given(st.lists(st.sampled_from(["<a>", "</a>", "x", "\n", "<b>"])).map("".join))
 def test_what_stands_between_tags_is_what_the_pattern_finds(text):
     assert list(between(text, "a")) == re.findall("<a>(.*?)</a>", text, re.DOTALL)
+
+
+GOLDEN = {
+    "gsm8k": ["5", 5, 5.0, "-1.5"],
+    "gsm8k_multi_turn": ["5", 5, 5.0],
+    "aime": ["204", 204, 2.5, "\\frac{1}{2}", "$\\sqrt3$"],
+    "search": ["Paris", ["Paris", "Lutetia"], {"target": ["Paris"]}],
+    "text2sql": ["SELECT name FROM pet", "SELECT count(*) FROM pet WHERE age < 5"],
+    "lcb": [[{"input": "5", "output": "25"}, {"input": "2", "output": "4"}]],
+    "searchcode": ["42", 42],
+}
+WRONG = ["", "?", "I do not know.", "#### 7", "Answer: 7", "<answer>Rome</answer>", "```python\nprint(7)\n```"]
+
+
+@pytest.mark.parametrize(("name", "truth"), [(name, truth) for name, truths in GOLDEN.items() for truth in truths])
+def test_gold_earns_the_full_reward_and_more_than_wrong_answers(name, truth, ask, corpus):
+    if contract_of(name).sandbox and not probe().available:
+        pytest.skip(f"no sandbox can start here: {probe().cause}")
+    task = episodes.task_of(name, truth, db_id="pets", data="spider", corpus=str(corpus), max_turns=1)
+    gold = environments.resolve(name).gold(task)
+    (step,) = play(task, gold)
+    assert (step.reward, step.done, step.info["success"]) == (1.0, True, True)
+    assert all(rewards(task, wrong)[-1] < 1.0 for wrong in WRONG)
+
+
+@pytest.mark.parametrize("name", list(GOLDEN))
+@pytest.mark.parametrize("truth", [None, [], True])
+def test_a_ground_truth_that_is_none_has_no_gold(name, truth):
+    assert environments.resolve(name).gold(Task(prompt="?", reward_spec={"ground_truth": truth})) is None
+
+
+def test_gold_of_several_turns_is_one_action_each():
+    task = AlphabetSort()[0]
+    gold = AlphabetSortEnvironment.gold(task)
+    assert len(gold) == len(task.rounds)
+    assert sum(rewards(task, *gold)) == pytest.approx(1.0)
+
+
+def test_a_gold_that_cannot_be_matched_earns_nothing():
+    """So that a check of gold answers finds it."""
+    task = task_of("gsm8k", "1,000")
+    assert rewards(task, environments.resolve("gsm8k").gold(task)) == [0.0]
+
+
+@pytest.mark.parametrize("name", list(TRUTHS))
+def test_an_episode_starts_with_the_prompt(name, ask):
+    task = ask() if name == "text2sql" else task_of(name)
+    assert asyncio.run(call(make(name, task).start)) == [{"role": "user", "content": "?"}]
+
+
+class TestMathVerify:
+    """Answers that mean the same, where a row asks for it."""
+
+    @staticmethod
+    def reward(truth: Any, answer: str, method: str | None = "math_verify") -> float:
+        spec = {"ground_truth": truth, "method": method}
+        return rewards(Task(prompt="?", env_class="aime", reward_spec=spec), f"so\nAnswer: {answer}")[-1]
+
+    @pytest.mark.parametrize(
+        ("truth", "answer", "reward"),
+        [
+            ("\\frac{1}{2}", "0.5", 1.0),
+            ("\\frac{1}{2}", "$\\dfrac{2}{4}$", 1.0),
+            ("0.5", "\\boxed{\\frac{1}{2}}", 1.0),
+            ("\\sqrt{8}", "2 \\sqrt 2", 1.0),
+            ("\\{1, 2\\}", "\\{2, 1\\}", 1.0),
+            ("(1, 2)", "(2, 1)", -1.0),
+            (2.5, "5/2", 1.0),
+            ("204", "204.0", 1.0),
+            ("204", "205", -1.0),
+            ("204", "\\text{nonsense", -1.0),
+            ("204", "x" * 250, -1.0),
+            ("204", "\udc80", -1.0),
+        ],
+    )
+    def test_expressions_are_compared_by_meaning(self, truth, answer, reward):
+        pytest.importorskip("math_verify")
+        assert self.reward(truth, answer) == reward
+
+    @pytest.mark.parametrize("method", [None, "rule"])
+    def test_other_rows_are_compared_as_ever(self, method):
+        assert self.reward("\\frac{1}{2}", "0.5", method) == -1.0
+        assert self.reward("\\frac{1}{2}", "\\frac12", method) == 1.0
+
+    def test_without_the_mark_nothing_counts(self):
+        task = Task(prompt="?", env_class="aime", reward_spec={"ground_truth": "204", "method": "math_verify"})
+        assert rewards(task, "\\boxed{204}") == [-1.0]
+
+    def test_an_expression_without_end_is_given_up_and_others_go_on(self, monkeypatch):
+        pytest.importorskip("math_verify")
+        monkeypatch.setattr("treetune.envs.math_verifier.SECONDS", 1.0)
+        endless = "9^{9^{9^9}}"
+
+        async def together() -> list[float]:
+            spec = {"ground_truth": "\\frac{1}{2}", "method": "math_verify"}
+            task = Task(prompt="?", env_class="aime", reward_spec=spec)
+            answers = [endless, "0.5", endless, "0.5", "0.6", endless]
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    await asyncio.sleep(0.01)
+                    ticks += 1
+
+            ticking = asyncio.create_task(tick())
+            steps = await asyncio.gather(*(episodes.episode(task, f"Answer: {answer}") for answer in answers))
+            ticking.cancel()
+            assert ticks > 10  # the loop was never blocked for long
+            return [step.reward for (step,) in steps]
+
+        assert asyncio.run(together()) == [-1.0, 1.0, -1.0, 1.0, -1.0, -1.0]
+
+    def test_a_worker_that_is_killed_is_replaced(self):
+        pytest.importorskip("math_verify")
+        assert self.reward("\\frac{1}{2}", "0.5") == 1.0
+        for _ in range(math_verifier._idle.qsize()):
+            worker = math_verifier._idle.get()
+            if worker is not None:
+                worker._process.kill()
+                worker._process.wait()
+            math_verifier._idle.put(worker)
+        assert [self.reward("\\frac{1}{2}", f"{n}/{2 * n}") for n in range(2, 8)] == [1.0] * 6
+
+    def test_without_the_package_it_is_said(self, monkeypatch):
+        monkeypatch.setattr(math_verifier, "find_spec", lambda name: None)
+        with pytest.raises(MissingExtraError, match=r"pip install 'treetune\[math\]'"):
+            self.reward("204", "204")
+        assert self.reward("204", "204", "rule") == 1.0

@@ -9,5 +9,6 @@ BUILTIN = {
     "search": "treetune.envs.search:SearchEnvironment",
     "searchcode": "treetune.envs.searchcode:SearchCodeEnvironment",
     "text2sql": "treetune.envs.text2sql:Text2SqlEnvironment",
+    "textarena": "treetune.envs.textarena:TextArenaEnvironment",
     "wikispeedia": "treetune.envs.wikispeedia:WikispeediaEnvironment",
 }

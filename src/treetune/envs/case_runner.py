@@ -116,7 +116,8 @@ class Case:
         if killed_by:
             return Ended("error", self.calls, f"killed by signal {killed_by}".encode())
         if status:
-            return Ended("error", self.calls, contents(self.error.fileno(), ERROR_BYTES))
+            full = b"" if os.statvfs(tempfile.gettempdir()).f_bavail else b"its output or its files are too large"
+            return Ended("error", self.calls, contents(self.error.fileno(), ERROR_BYTES) or full)
         return Ended("done", self.calls, contents(self.output.fileno()))
 
     def run(self, names: dict[str, Any]) -> None:

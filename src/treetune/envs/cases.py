@@ -23,7 +23,6 @@ from treetune.task import Message, Task
 
 _BLOCK = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
 _DEFINITION = re.compile(r"^([ \t]*)def \w+", re.MULTILINE)
-_SCALARS = (str, int, float)
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -49,14 +48,14 @@ class Problem(msgspec.Struct, frozen=True):
             name = (cases[0].get("metadata") or {}).get("func_name")
             if not isinstance(name, str) or not name.isidentifier():
                 raise ValueError("has functional cases without metadata.func_name")
-            return cls([_call(case, None) for case in cases], name, program=False)
+            return cls([Case("", "", *_call(case, None)) for case in cases], name, program=False)
         stub = None if cases[0].get("testtype") else stub_in(messages)
         if stub is None:
-            return cls([Case(*_texts(case, number), [], None) for number, case in enumerate(cases, 1)])
+            return cls([Case(_text(case["input"]), _text(case["output"]), [], None) for case in cases])
         both = []
-        for number, case in enumerate(cases, 1):
-            call = _call(case, stub.parameters)
-            both.append(Case(*_texts(case, number), call.arguments, call.returns))
+        for case in cases:
+            arguments, returns = _call(case, stub.parameters)
+            both.append(Case(_text(case["input"]), _text(case["output"]), arguments, returns))
         return cls(both, stub.name)
 
 
@@ -146,20 +145,14 @@ def _decoded(truth: Any) -> list[dict[str, Any]]:
     return truth
 
 
-def _texts(case: dict[str, Any], number: int) -> tuple[str, str]:
-    """Standard input and output; a list is lines."""
-    texts = []
-    for key in ("input", "output"):
-        value = case[key]
-        lines = value if isinstance(value, list) else [value]
-        if not all(isinstance(line, _SCALARS) for line in lines):
-            raise ValueError(f"has an {key} that is neither text nor lines in case {number}")
-        texts.append("\n".join(map(str, lines)))
-    return texts[0], texts[1]
+def _text(value: Any) -> str:
+    """As a program reads or prints it: a list is lines, what has no text is JSON."""
+    lines = value if isinstance(value, list) else [value]
+    return "\n".join(str(line) if isinstance(line, str | int | float) else json.dumps(line) for line in lines)
 
 
-def _call(case: dict[str, Any], parameters: int | None) -> Case:
-    """As a call: text is one argument a line; a list is all of them where there are as many parameters."""
+def _call(case: dict[str, Any], parameters: int | None) -> tuple[list[Any], Any]:
+    """Arguments and result: text is one argument a line; a list is all of them where there are as many parameters."""
     given, expected = case["input"], case["output"]
     if isinstance(given, str):
         arguments = [_value(line) for line in given.removesuffix("\n").split("\n")] if given.strip() else []
@@ -167,7 +160,7 @@ def _call(case: dict[str, Any], parameters: int | None) -> Case:
         arguments = given
     else:
         arguments = [given]
-    return Case("", "", arguments, _value(expected) if isinstance(expected, str) else expected)
+    return arguments, _value(expected) if isinstance(expected, str) else expected
 
 
 def _value(text: str) -> Any:

@@ -17,7 +17,8 @@ Differences from skyrl-gym 0.4.0:
 - an answer is a program of its own: `sys.stdin.buffer`, `global`, `from __future__` and the `EOFError` at the end of
   the input work; there its lines become the body of a function, and such answers earn 0.
 - every case begins afresh; there one case sees what another left behind.
-- a case may use 6 seconds of processor time, and 12 by the clock; there 6 by the clock, however busy the machine is.
+- a case may use 6 seconds of processor time, and 12 by the clock, all together five minutes; there each has 6 by the
+  clock, however busy the machine is.
 - a function's result must be what JSON can say; there an object that equals everything is right.
 - numbers and lists as inputs and outputs become text, and a function's texts that are no JSON are taken literally;
   there such cases earn 0 for ever.
@@ -48,6 +49,8 @@ CPU_SECONDS = 6
 CLOCK_SECONDS = 12.0
 """The most seconds of one case by the clock, on a busy machine."""
 START_SECONDS = 10.0
+MOST_SECONDS = 300.0
+"""The most seconds of all cases together, by the clock."""
 MEMORY_MB = 1024
 DISK_MB = 64
 OUTPUT_KB = 1024
@@ -136,7 +139,7 @@ def limits_of(problem: Problem) -> SandboxLimits:
     inputs = max(len(case.stdin) for case in problem.cases)
     outputs = sum(len(case.stdout) + len(json.dumps(case.returns)) for case in problem.cases)
     return SandboxLimits(
-        seconds=START_SECONDS + (CLOCK_SECONDS + 1) * len(problem.cases),
+        seconds=min(START_SECONDS + (CLOCK_SECONDS + 1) * len(problem.cases), MOST_SECONDS),
         memory_mb=MEMORY_MB,
         disk_mb=DISK_MB + (4 * (inputs + outputs) >> 20),
         output_kb=OUTPUT_KB + (8 * outputs >> 10),
@@ -176,7 +179,7 @@ def _wrong(problem: Problem, case: Case, head: Head | None, content: bytes) -> s
         return "it broke off"
     said = content.decode(errors="replace")
     if head.ended == "timeout":
-        return f"no end after {CPU_SECONDS} seconds"
+        return _ENDED[Ended.TIMEOUT]
     if head.ended == "error":
         return _quoted(said.strip().rpartition("\n")[2] or "it failed")
     if head.kind == "text":

@@ -25,6 +25,9 @@ SECONDS = 5.0
 START_SECONDS = 120.0
 """How long the import of sympy may take on a busy machine."""
 
+DIED = b""
+"""What a process that has ended says."""
+
 _WORKER = Path(__file__).with_name("math_worker.py")
 
 
@@ -35,19 +38,25 @@ def require_math_verify() -> None:
 
 def same(truth: str, answer: str) -> bool:
     """Whether the answer means what the ground truth says."""
-    worker = _idle.get()
-    keep: Worker | None = None
+    reply = _asked(truth, answer)
+    if reply == DIED:
+        reply = _asked(truth, answer)  # the machine may have ended an idle one; an answer that ends two is wrong
+    return reply == b"true\n"
+
+
+def _asked(truth: str, answer: str) -> bytes | None:
+    idle = _idle
+    worker = idle.get()
+    reply: bytes | None = DIED
     try:
-        if worker is None:
-            worker = Worker()
-        reply = worker.ask([truth, answer], SECONDS)
-        if reply:
-            keep = worker
-        return reply == b"true\n"
+        worker = worker or Worker()
+        reply = worker.ask([truth, answer])
+        return reply
     finally:
-        if worker is not None and keep is None:
+        if worker is not None and not reply:
             worker.end()
-        _idle.put(keep)
+            worker = None
+        idle.put(worker)
 
 
 class Worker:
@@ -65,26 +74,26 @@ class Worker:
             self.end()
             raise EnvironmentFault("math-verify does not start", remedy="pip install --force-reinstall math-verify")
 
-    def ask(self, question: list[str], seconds: float) -> bytes:
-        """Its reply; nothing where it died or is late."""
+    def ask(self, question: list[str]) -> bytes | None:
+        """Its reply; None where it is late."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return b""
-        return self._line(seconds)
+            return DIED
+        return self._line(SECONDS)
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _line(self, seconds: float) -> bytes:
+    def _line(self, seconds: float) -> bytes | None:
         assert self._process.stdout is not None
         poll = select.poll()
         poll.register(self._process.stdout, select.POLLIN)
         # A line is written in one piece, so the first byte means all of it.
-        return self._process.stdout.readline() if poll.poll(seconds * 1000) else b""
+        return self._process.stdout.readline() if poll.poll(seconds * 1000) else None
 
 
 def _no_workers() -> LifoQueue[Worker | None]:
