@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from treetune.errors import TasksetError
@@ -20,3 +21,9 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
                     f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}",
                     remedy=found.remedy,
                 )
+
+
+def missing_extra(cls: type) -> str | None:
+    """The extra that a taskset's class names as `EXTRA`, where what it installs is not there."""
+    extra: str | None = getattr(cls, "EXTRA", None)
+    return extra if extra is not None and find_spec(extra.replace("-", "_")) is None else None

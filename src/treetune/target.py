@@ -150,7 +150,7 @@ def located(node: Any, folders: Iterable[Path]) -> Any:
     if not isinstance(node, Mapping):
         return node
     found = dict(node)
-    for key in ("id", "filter"):
+    for key in ("id", "filter", "opponent"):
         if isinstance(node.get(key), str):
             found[key] = absolute_spec(node[key], folders)
     for key in ("pass_rates", "graph", "folder"):

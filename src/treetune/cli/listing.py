@@ -47,13 +47,17 @@ def _about(registry: Any, id: str) -> str:
     import importlib
     import inspect
 
+    from treetune.requirements import missing_extra
+
     try:
         cls = registry.resolve(id)
     except Exception as error:  # a broken package of somebody else must not break the list
         return f"cannot be loaded: {error}"
     doc = inspect.getdoc(cls) if cls.__doc__ else None
     doc = doc or inspect.getdoc(importlib.import_module(cls.__module__)) or ""
-    return doc.partition("\n")[0]
+    extra = missing_extra(cls)
+    missing = f" Not installed: pip install 'treetune[{extra}]'" if extra else ""
+    return doc.partition("\n")[0] + missing
 
 
 def _describe(name: str, json: bool) -> None:

@@ -7,6 +7,7 @@ BUILTIN = {
     "mixture": "treetune.mixture:Mixture",
     "reasoning-gym": "treetune.tasksets.reasoning_gym:ReasoningGym",
     "reverse-text": "treetune.tasksets.reverse_text:ReverseText",
+    "textarena": "treetune.tasksets.textarena:TextArena",
     "union": "treetune.mixture:Union",
     "wikispeedia": "treetune.tasksets.wikispeedia:Wikispeedia",
 }

@@ -35,6 +35,7 @@ class ReasoningGymConfig(TasksetConfig, frozen=True, kw_only=True):
 
 class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     INFINITE = True
+    EXTRA = "reasoning-gym"
 
     def __init__(self, config: ReasoningGymConfig | None = None) -> None:
         super().__init__(config)

@@ -1,0 +1,247 @@
+"""One game of textarena, with random numbers of its own.
+
+    game = Game("TicTacToe-v0", seed=7, players=2)
+    game.player, game.read(0)    # whose turn it is; what player 0 has not seen yet
+    game.act("[4]")              # True when the game is over
+    game.rewards
+
+textarena's games draw from the global `random` (two from numpy's). Around every call into a game its own state is put
+in place and the one from before put back, so that neither side sees the other's draws. One game at a time does so.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from treetune.errors import (
+    ConfigError,
+    EnvironmentFault,
+    MissingExtraError,
+    TasksetError,
+    TreetuneError,
+    UnknownNameError,
+    described,
+)
+
+MOST_PLAYERS = 15
+WAIT_SECONDS = 120.0
+"""How long a game waits for another that is at work; none takes nearly as long, unless it hangs."""
+
+
+class InvalidMove(Exception):
+    """Raised by a copy of a game that is used to try a move."""
+
+
+class Game:
+    def __init__(self, name: str, *, seed: int, players: int = 1, params: dict[str, Any] | None = None) -> None:
+        self._name = name
+        self._random = _Random(seed)
+        template = _template(name, msgspec.json.encode(params or {}, order="sorted"))
+        with self._random.in_place():
+            # A copy of one that was never played: some games do not start afresh when they are reset a second time.
+            self._env = _copied(template)
+            self._env.reset(num_players=players, seed=seed)
+
+    @property
+    def env(self) -> Any:
+        """textarena's own, without the wrappers that repeat the whole conversation in each observation."""
+        return _unwrapped(self._env)
+
+    @property
+    def player(self) -> int:
+        """Whose turn it is."""
+        return int(self.env.state.current_player_id)
+
+    @property
+    def players(self) -> int:
+        return int(self.env.state.num_players)
+
+    @property
+    def rewards(self) -> dict[int, float]:
+        """Empty until the game is over."""
+        return self.env.state.rewards or {}
+
+    def about(self, player: int) -> dict[str, Any]:
+        """What textarena tells of a player in the end: `reason`, `invalid_move`, `turn_count`."""
+        info: dict[str, Any] = self.env.state.game_info.get(player, {})
+        return info
+
+    def read(self, player: int) -> str:
+        """What is new to a player, but for its own words."""
+        if player == self.player:
+            with self._random.in_place():
+                _, seen = self.env.get_observation()
+        else:
+            seen, self.env.state.observations[player] = self.env.state.observations.get(player, []), []
+        if isinstance(seen, str):
+            return seen
+        action = _textarena().ObservationType.PLAYER_ACTION
+        return "\n".join(
+            self._said(sender, str(message)) for sender, message, kind in seen if (sender, kind) != (player, action)
+        )
+
+    def act(self, text: str) -> bool:
+        with self._random.in_place():
+            done, _ = self._env.step(action=text)
+        return bool(done)
+
+    def allows(self, text: str) -> bool:
+        """Whether the game takes this for a valid move, tried on a copy."""
+        trial = copy.copy(self)
+        trial._random = copy.copy(self._random)
+        trial._env = _copied(self._env)
+        trial.env.state.set_invalid_move = _refuse
+        try:
+            trial.act(text)
+        except TreetuneError:
+            raise
+        except Exception:  # many games trip over what they do not expect
+            return False
+        return True
+
+    def _said(self, sender: int, message: str) -> str:
+        if sender == _textarena().GAME_ID:
+            return message
+        return f"[{self.env.state.role_mapping.get(sender, f'Player {sender}')}] {message}"
+
+
+def check(name: str, params: dict[str, Any], players: int | None) -> int:
+    """The number of players of a game that can be played here; an error that says why where it cannot."""
+    known = _textarena().envs.registration.ENV_REGISTRY
+    if name not in known:
+        raise UnknownNameError.of(
+            "textarena game", name, known, remedy="the names are textarena's own, such as Sudoku-v0"
+        )
+    try:
+        _template(name, msgspec.json.encode(params, order="sorted"))
+    except TreetuneError:
+        raise
+    except Exception as error:
+        raise _explained(name, params, error) from None
+    refusal: Exception | None = None
+    for number in range(1, MOST_PLAYERS + 1) if players is None else [players]:
+        try:
+            game = Game(name, seed=0, players=number, params=params)
+        except TreetuneError:
+            raise
+        except Exception as error:
+            refusal = refusal or error
+            continue
+        # Some games for several would begin with one player, who would play alone.
+        if players is not None or game.players > 1 or isinstance(game.env.state, _textarena().SinglePlayerState):
+            return game.players
+    assert refusal is not None
+    if players is not None:
+        raise ConfigError([("taskset.players", f"{name} does not start with {players}: {described(refusal)}")])
+    raise _explained(name, params, refusal)
+
+
+def _explained(name: str, params: dict[str, Any], error: Exception) -> TreetuneError:
+    said = str(error)
+    if isinstance(error, SyntaxError):
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return TasksetError(
+            f"{name} does not run on Python {version}: {described(error)}",
+            remedy="use Python 3.12 or newer, or another game",
+        )
+    if isinstance(error, LookupError) and (data := re.findall(r"nltk\.download\('([\w.-]+)'\)", said)):
+        names = " ".join(dict.fromkeys(data))
+        return TasksetError(
+            f"{name} needs data of nltk that is not there: {names}",
+            remedy=f"python -m nltk.downloader {names}; where there is no network, copy the data and set NLTK_DATA",
+        )
+    if isinstance(error, ValueError) and (key := re.search(r"\w+_API_KEY", said)):
+        return TasksetError(
+            f"{name} asks a model of its own over the network: {said}", remedy=f"set {key[0]}, or use another game"
+        )
+    if isinstance(error, ImportError) and (module := re.search(r"No module named '([\w.]+)'", said)):
+        return TasksetError(
+            f"{name} needs {module[1]}, which is not installed", remedy="install it, or use another game"
+        )
+    if isinstance(error, TypeError | AssertionError | ValueError) and params:
+        return ConfigError([("taskset.params", f"{name} refuses them: {described(error)}")])
+    return TasksetError(f"{name} does not start: {described(error)}", remedy="use another game")
+
+
+def _unwrapped(env: Any) -> Any:
+    while isinstance(env, _textarena().Wrapper):
+        env = env.env
+    return env
+
+
+def _copied(env: Any) -> Any:
+    # English as a whole is only read, and long to copy.
+    dictionary = vars(_unwrapped(env)).get("dictionary")
+    return copy.deepcopy(env, {id(dictionary): dictionary})
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise InvalidMove
+
+
+def _textarena() -> Any:
+    try:
+        return importlib.import_module("textarena")
+    except ModuleNotFoundError as error:
+        if error.name != "textarena":
+            raise
+        raise MissingExtraError.of("textarena", "textarena") from None
+
+
+@lru_cache(maxsize=16)
+def _template(name: str, params: bytes) -> Any:
+    """A game that is never played; some read long lists of words when they are made."""
+    textarena = _textarena()
+    with _Random(0).in_place():
+        return textarena.make(name, **msgspec.json.decode(params))
+
+
+_busy = threading.Lock()
+
+
+class _Random:
+    """The global generators' state that belongs to one game."""
+
+    def __init__(self, seed: int) -> None:
+        self._python: Any = random.Random(seed).getstate()
+        self._numpy: Any = None
+        self._seed = seed
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        # Both come with textarena.
+        nltk: Any = importlib.import_module("nltk")
+        numpy: Any = importlib.import_module("numpy").random
+        if not _busy.acquire(timeout=WAIT_SECONDS):
+            raise EnvironmentFault(
+                f"another game of textarena has not come back for {WAIT_SECONDS:.0f} seconds",
+                remedy="a game that hangs blocks the others of its process; leave that game out",
+            )
+        download, before = nltk.download, (random.getstate(), numpy.get_state())
+        try:
+            # Games fetch word lists each time they are made, found or not; what is missing is told instead.
+            nltk.download = _no_download
+            random.setstate(self._python)
+            numpy.set_state(self._numpy or numpy.RandomState(self._seed % 2**32).get_state())
+            yield
+        finally:
+            self._python, self._numpy = random.getstate(), numpy.get_state()
+            random.setstate(before[0])
+            numpy.set_state(before[1])
+            nltk.download = download
+            _busy.release()
+
+
+def _no_download(*args: Any, **kwargs: Any) -> bool:
+    return True
