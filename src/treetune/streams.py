@@ -28,6 +28,7 @@ from treetune.taskset import Taskset
 CHEAP_SECONDS = 0.002
 """A task that is made faster than this is made on the event loop; others in a thread or by a worker."""
 MOST_STREAMS = 1024
+LAST = 2**62
 _PROBES = 8
 
 
@@ -153,8 +154,8 @@ class Streams:
         self.place(state.streams)
 
     def place(self, streams: Mapping[str, StreamState]) -> None:
-        if negative := [name for name, entry in streams.items() if entry.index < 0]:
-            raise UsageError(f"a cursor cannot be negative: {negative}")
+        if wrong := [name for name, entry in streams.items() if not 0 <= entry.index < LAST]:
+            raise UsageError(f"the cursor of a stream is a number from 0 to 2**62; wrong are {wrong}")
         for name, entry in streams.items():
             self._opened(name)
             if self._adapts and entry.curriculum is not None:
@@ -185,14 +186,18 @@ class Streams:
 
     async def task_at(self, index: int) -> Task:
         """The task at an index of the order, whatever the cursors say."""
-        if index < 0:
-            raise UsageError(f"an index cannot be negative, got {index}")
+        self.check_index(index)
+        return await self.fetch(Draw("", index))
+
+    def check_index(self, index: int) -> None:
+        """Refuses an index that no task can be made for."""
+        if not 0 <= index < LAST:
+            raise UsageError(f"an index is a number from 0 to 2**62, got {index}")
         if self.sequential:
             raise UsageError(
                 f"{self.taskset.name} is only a generator: it has no task at an index of your choice",
                 remedy="sample without an index, or write task_at(index)",
             )
-        return await self.fetch(Draw("", index))
 
     def _reader(self, stream: str) -> Reader:
         if stream not in self._readers:

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from treetune.cli import build, cache, convert, demo, evaluate, init, listing, rescore, show, validate
+from treetune.cli import build, cache, convert, demo, evaluate, init, listing, rescore, serve, show, validate
 from treetune.cli.output import (
     CommandLineError,
     error_text,
@@ -37,6 +37,7 @@ OVERRIDABLE: dict[str, Callable[..., Any]] = {
     "show": show.show_command,
     "validate": validate.validate_command,
     "eval": evaluate.eval_command,
+    "serve": serve.serve_command,
 }
 """The verbs that take dotted overrides."""
 

@@ -1,0 +1,189 @@
+"""`treetune serve`: a taskset behind an address, for trainers to pull from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from treetune.serve.server import EnvServer
+
+_REPORT_SECONDS = 10.0
+
+
+def serve_command(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
+    zmq: Annotated[
+        str, typer.Option("--zmq", help="Where the pull server listens; port 0 takes a free one.")
+    ] = "tcp://127.0.0.1:5555",
+    model: Annotated[
+        list[str] | None,
+        typer.Option("-m", "--model", help="Who answers; the first where a request names none. May be repeated."),
+    ] = None,
+    allow_endpoint: Annotated[
+        list[str] | None, typer.Option(help="An address that requests may name, such as a trainer's inference server.")
+    ] = None,
+    workers: Annotated[int, typer.Option("-w", "--workers", help="Worker processes; 0: all in one process.")] = 0,
+    max_workers: Annotated[int | None, typer.Option(help="Up to how many when there is much to do.")] = None,
+    engine: Annotated[str, typer.Option(help="Where workers run: processes, or ray.")] = "processes",
+    capacity: Annotated[int, typer.Option(help="Rollouts under way at once; beyond it the answer is `busy`.")] = 512,
+    state: Annotated[
+        Path | None, typer.Option(help="A folder that keeps cursors and the key: the server goes on after a crash.")
+    ] = None,
+    accept_changes: Annotated[bool, typer.Option(help="Go on with a --state of other tasks.")] = False,
+    key_file: Annotated[Path | None, typer.Option(help="The key of the tasks' seals; made if absent.")] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="TREETUNE_TOKEN", help="Without it only `health` is answered.")
+    ] = None,
+    curve_key: Annotated[
+        Path | None, typer.Option(help="Encrypt connections with the key in this file, made where there is none.")
+    ] = None,
+    open_access: Annotated[
+        bool, typer.Option("--open", help="Allow an address that other machines can reach without a token.")
+    ] = False,
+    metrics: Annotated[str | None, typer.Option(help="Show figures to Prometheus at HOST:PORT.")] = None,
+    drain: Annotated[float, typer.Option(help="Seconds that work under way may take to end on SIGTERM.")] = 30.0,
+    split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "train",
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")] = False,
+) -> int:
+    """Serve a taskset: clients pull tasks in its order, and have rollouts run here.
+
+    Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600,
+    --endpoint.base_url http://127.0.0.1:8000/v1
+    """
+    import asyncio
+    import logging
+
+    from treetune.cli.overrides import read_overrides
+    from treetune.config import convert
+    from treetune.policies.endpoint import EndpointConfig
+    from treetune.requirements import refuse_unservable
+    from treetune.rollout import Limits
+    from treetune.serve.access import Access
+    from treetune.serve.models import ModelsConfig
+    from treetune.serve.server import EnvServer, ServerConfig
+    from treetune.target import build_taskset, read_target
+
+    overrides = read_overrides(context, ("taskset", "limits", "endpoint"))
+    data = read_target(target, overrides, split)
+    endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
+    limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
+    names = model or ([str(data["model"])] if data.get("model") else [])
+    models = ModelsConfig(
+        model=names[0] if names else None,
+        endpoint=endpoint,
+        models={name: endpoint for name in names[1:]},
+        allowed_endpoints=[
+            convert({"base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
+        ],
+    )
+    settings: dict[str, Any] = {
+        "address": zmq,
+        "capacity": capacity,
+        "drain_seconds": drain,
+        "state": state,
+        "key_file": key_file,
+        "accept_changes": accept_changes,
+    }
+    config = convert(settings, ServerConfig, source="the options")
+    access = Access(token=token or None, curve_key=curve_key, open=open_access)
+    config = _with(config, access=access, limits=limits)
+    taskset = build_taskset(data["taskset"], raw=overrides, source=target)
+    refuse_unservable(taskset)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    if workers or max_workers or engine != "processes":
+        server = _pool(taskset, config, models, max(1, workers), max_workers, engine)
+    else:
+        server = EnvServer(taskset, config, models)
+    asyncio.run(_serve(server, metrics, json))
+    return 0
+
+
+def _with(config: Any, **changes: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(config, **changes)
+
+
+def _pool(taskset: Any, config: Any, models: Any, workers: int, max_workers: int | None, engine: str) -> EnvServer:
+    from treetune.config import convert
+    from treetune.errors import UsageError
+    from treetune.serve.engines import load_engine
+    from treetune.serve.pool import EnvServerPool, PoolConfig
+
+    if max_workers is not None and max_workers < workers:
+        raise UsageError(f"--max-workers {max_workers} is less than --workers {workers}")
+    pool = convert({"workers": workers, "max_workers": max_workers}, PoolConfig, source="the options")
+    return EnvServerPool(taskset, config, models, pool, load_engine(engine))
+
+
+async def _serve(server: EnvServer, metrics: str | None, json: bool) -> None:
+    import asyncio
+    import contextlib
+    import logging
+    import os
+    import signal
+
+    from treetune.cli.output import print_json
+    from treetune.serve.metrics import serve_metrics
+
+    log = logging.getLogger("treetune.serve")
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+
+    def stop() -> None:
+        if asked.is_set():
+            os._exit(130)  # asked twice: at once
+        log.info("stopping: no new work; what is under way may end (%g s)", server.config.drain_seconds)
+        asked.set()
+
+    starting = asyncio.ensure_future(server.start())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: stop() if starting.done() else starting.cancel())
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    if starting.cancelled():
+        return
+    shown = None
+    if metrics is not None:
+        host, _, port = metrics.rpartition(":")
+        shown = f"http://{host or '127.0.0.1'}:{serve_metrics(server.metrics, host or '127.0.0.1', int(port))}/metrics"
+    info = await server.host.info()
+    size = "endless" if info.num_tasks is None else f"{info.num_tasks:,} tasks"
+    log.info("serving %s (%s) at %s, cursor %d", info.name, size, server.address, info.cursor)
+    key = server.public_key.decode() if server.public_key is not None else None
+    if key is not None:
+        log.info("encrypted; the key that clients need: %s", key)
+    if server.config.state is None:
+        log.info("without --state the cursor is lost when this server ends")
+    if json:
+        print_json({"address": server.address, "pid": os.getpid(), "server_key": key, "metrics": shown})
+    reporter = asyncio.create_task(_report(server, log))
+    await asked.wait()
+    reporter.cancel()
+    await server.stop()
+    log.info("stopped; the next index is %d", server.streams.cursor())
+
+
+async def _report(server: EnvServer, log: Any) -> None:
+    """A line now and then while something happens."""
+    import asyncio
+
+    before: Any = None
+    while True:
+        await asyncio.sleep(_REPORT_SECONDS)
+        stats = server.metrics.stats()
+        if (now := (stats["requests"], stats["in_flight"])) != before:
+            before = now
+            done = sum(stats["outcomes"].values())
+            errors = sum(stats["errors"].values())
+            log.info(
+                "%d tasks given, %d rollouts ended, %d under way, %d errors",
+                stats["requests"].get("sample", 0),
+                done,
+                stats["in_flight"],
+                errors,
+            )

@@ -1,0 +1,108 @@
+"""Who may talk to a server: addresses, the token, optional CURVE encryption.
+
+A server listens on this machine only, unless told otherwise; an open address needs a token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import zmq
+
+from treetune.errors import StorageError, UsageError
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    token: str | None = None
+    """Without it nothing but `health` is answered."""
+    curve_key: Path | None = None
+    """The file of the server's secret key, made where there is none: connections are then encrypted."""
+    open: bool = False
+    """Allow an address that others can reach without a token."""
+
+
+def check_address(address: str, access: Access) -> None:
+    """Refuses an address that is none, and one that is open to everybody without a token."""
+    parts = urlsplit(address)
+    try:
+        bad = parts.scheme not in ("tcp", "ipc") or (parts.scheme == "tcp" and parts.port is None)
+    except ValueError:
+        bad = True
+    if bad:
+        raise UsageError(f"{address!r} is no address", remedy="write tcp://127.0.0.1:5555 (port 0: any free one)")
+    if parts.scheme == "tcp" and not is_loopback(parts.hostname or "") and not access.token and not access.open:
+        raise UsageError(
+            f"{address} can be reached by other machines, and there is no token",
+            remedy="pass --token (or set TREETUNE_TOKEN); --open allows it without one",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
+    """Binds, and gives the address with its real port."""
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        raise UsageError(f"cannot listen on {address}: {error}", remedy="is another server there?") from None
+    return str(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\x00"))  # type: ignore[union-attr]
+
+
+def curve_server(socket: zmq.Socket[bytes], secret: bytes) -> None:
+    socket.curve_server = True
+    socket.curve_secretkey = secret
+    socket.curve_publickey = zmq.curve_public(secret)
+
+
+def curve_client(socket: zmq.Socket[bytes], server_key: bytes) -> None:
+    public, secret = zmq.curve_keypair()
+    socket.curve_serverkey = server_key
+    socket.curve_publickey, socket.curve_secretkey = public, secret
+
+
+def secret_key(path: Path) -> bytes:
+    """The key in a file that only its owner can read, made where there is none."""
+    try:
+        if not path.exists():
+            _write_secret(path, zmq.curve_keypair()[1])
+        key = path.read_bytes().strip()
+        zmq.curve_public(key)
+        return key
+    except OSError as error:
+        raise StorageError(f"cannot use the key file {path}: {error.strerror or error}") from error
+    except (zmq.ZMQError, ValueError):
+        raise UsageError(f"{path} holds no CURVE key", remedy="remove it, and one is made") from None
+
+
+def seal_key(path: Path) -> bytes:
+    """The key of the seals in a file, made where there is none; servers that share it take each other's tasks."""
+    from treetune.serve.integrity import new_key
+
+    try:
+        if not path.exists():
+            _write_secret(path, new_key().hex().encode())
+        key = bytes.fromhex(path.read_text().strip())
+    except OSError as error:
+        raise StorageError(f"cannot use the key file {path}: {error.strerror or error}") from error
+    except ValueError:
+        key = b""
+    if len(key) < 16:
+        raise UsageError(f"{path} holds no key", remedy="remove it, and one is made; or write 64 hexadecimal digits")
+    return key
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content + b"\n")

@@ -1,0 +1,76 @@
+"""Answers are kept by the id that the client gave its request: repeating the id repeats the answer, not the work.
+
+    answers.begin(id, identity)     # False where the id is known: then the answer is on its way, or comes again
+    answers.finish(id, data)        # the identities that wait for it
+
+Kept until acknowledged, or for a bounded time and size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+MOST_BYTES = 256 << 20
+MOST_ANSWERS = 200_000
+SECONDS = 900.0
+
+
+class Answers:
+    def __init__(self, most_bytes: int = MOST_BYTES, most: int = MOST_ANSWERS, seconds: float = SECONDS) -> None:
+        self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
+        self._waiting: dict[bytes, list[bytes]] = {}
+        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
+        self._bytes = 0
+
+    def begin(self, id: bytes, identity: bytes) -> bool:
+        """Whether this is a new request; one that is under way already will be answered to this identity too."""
+        waiting = self._waiting.get(id)
+        if waiting is None:
+            self._waiting[id] = [identity]
+            return True
+        if identity not in waiting:
+            waiting.append(identity)
+        return False
+
+    def kept(self, id: bytes) -> bytes | None:
+        found = self._kept.get(id)
+        return found[1] if found is not None else None
+
+    def keep(self, id: bytes, data: bytes) -> None:
+        """Keeps an answer that was given at once."""
+        self._kept[id] = (time.monotonic(), data)
+        self._bytes += len(data)
+        self._shrink()
+
+    def finish(self, id: bytes, data: bytes, keep: bool = True) -> list[bytes]:
+        """Who waits for the answer; nobody where it was given already."""
+        waiting = self._waiting.pop(id, [])
+        if keep and waiting:
+            self.keep(id, data)
+        return waiting
+
+    def acknowledge(self, ids: list[bytes]) -> None:
+        for id in ids:
+            if (found := self._kept.pop(id, None)) is not None:
+                self._bytes -= len(found[1])
+
+    @property
+    def under_way(self) -> int:
+        return len(self._waiting)
+
+    def is_under_way(self, id: bytes) -> bool:
+        return id in self._waiting
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _shrink(self) -> None:
+        kept = self._kept
+        oldest = time.monotonic() - self._seconds
+        while kept:
+            id, (when, data) = next(iter(kept.items()))
+            if len(kept) <= self._most and self._bytes <= self._most_bytes and when >= oldest:
+                return
+            del kept[id]
+            self._bytes -= len(data)

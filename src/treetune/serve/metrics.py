@@ -1,0 +1,141 @@
+"""A server in figures: counted as plain numbers on the hot path, shown to Prometheus and `treetune top` when asked.
+
+metrics.request("sample", seconds)
+metrics.stats()                  # for `treetune top`
+serve_metrics(metrics, 9100)     # for Prometheus
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from treetune.serve.work import Scored
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
+"""Seconds up to which each bucket of the latencies goes."""
+
+
+class Latency:
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BOUNDS) + 1)
+        self.total = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.began = time.time()
+        self.requests: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.malformed = 0
+        self.sources: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.rewards: dict[str, list[float]] = {}
+        """By source: how many were scored, and the sum of their rewards."""
+        self.latencies: dict[str, Latency] = {}
+        self.gauges: Callable[[], dict[str, float]] = dict
+        """What is so now: `in_flight`, `queue`, `workers`, `kept_answers`, and the cursors as `cursor:NAME`."""
+
+    def request(self, method: str, seconds: float, kind: str | None = None) -> None:
+        self.requests[method] += 1
+        latency = self.latencies.get(method)
+        if latency is None:
+            latency = self.latencies[method] = Latency()
+        latency.add(seconds)
+        if kind is not None:
+            self.errors[kind] += 1
+
+    def scored(self, traces: Iterable[Scored]) -> None:
+        for trace in traces:
+            self.outcomes[trace.outcome] += 1
+            if trace.outcome in ("completed", "truncated"):
+                sums = self.rewards.setdefault(trace.source, [0, 0.0])
+                sums[0] += 1
+                sums[1] += trace.reward
+
+    def stats(self) -> dict[str, Any]:
+        """All of it, as plain values."""
+        served = sum(self.sources.values())
+        return {
+            "uptime": time.time() - self.began,
+            "requests": dict(self.requests),
+            "errors": dict(self.errors),
+            "malformed": self.malformed,
+            "outcomes": dict(self.outcomes),
+            "sources": {
+                name: {
+                    "tasks": count,
+                    "share": count / served,
+                    "mean_reward": self._mean_reward(name),
+                }
+                for name, count in self.sources.items()
+            },
+            "seconds": {method: latency.total for method, latency in self.latencies.items()},
+            **self.gauges(),
+        }
+
+    def _mean_reward(self, source: str) -> float | None:
+        count, total = self.rewards.get(source, (0, 0.0))
+        return total / count if count else None
+
+    def collect(self) -> Iterator[Metric]:
+        """What Prometheus asks for."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        for name, label, values, what in (
+            ("requests", "method", self.requests, "Requests answered"),
+            ("errors", "kind", self.errors, "Requests answered with an error, by its kind"),
+            ("tasks", "source", self.sources, "Tasks handed out, by their source"),
+            ("rollouts", "outcome", self.outcomes, "Rollouts ended, by their outcome"),
+        ):
+            family = CounterMetricFamily(f"treetune_{name}", what, labels=[label])
+            for key, count in list(values.items()):
+                family.add_metric([key], count)
+            yield family
+        yield CounterMetricFamily("treetune_malformed", "Messages dropped: no request could be read", self.malformed)
+        rewards = CounterMetricFamily("treetune_reward_sum", "The sum of rewards, by source", labels=["source"])
+        scored = CounterMetricFamily("treetune_reward_count", "Scored rollouts, by source", labels=["source"])
+        for source, (number, total) in list(self.rewards.items()):
+            rewards.add_metric([source], total)
+            scored.add_metric([source], number)
+        yield rewards
+        yield scored
+        latency = HistogramMetricFamily("treetune_seconds", "Seconds from a request to its answer", labels=["method"])
+        for method, found in list(self.latencies.items()):
+            reached, buckets = 0, []
+            for bound, bucket in zip([*map(str, BOUNDS), "+Inf"], found.buckets, strict=True):
+                reached += bucket
+                buckets.append((bound, reached))
+            latency.add_metric([method], buckets, found.total)
+        yield latency
+        cursors = GaugeMetricFamily("treetune_cursor", "The next index of each stream", labels=["stream"])
+        for name, value in self.gauges().items():
+            if name.startswith("cursor:"):
+                cursors.add_metric([name.removeprefix("cursor:")], value)
+            else:
+                yield GaugeMetricFamily(f"treetune_{name}", name.replace("_", " "), value)
+        yield cursors
+
+
+def serve_metrics(metrics: Metrics, address: str, port: int) -> int:
+    """Shows them to Prometheus over HTTP, from a thread of its own; gives the port."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    server, _ = start_http_server(port, address, registry)
+    return int(server.server_port)

@@ -1,0 +1,466 @@
+"""EnvServer: a taskset behind one address. It owns the order; clients pull tasks and have rollouts run.
+
+    server = EnvServer(taskset, ServerConfig(address="tcp://127.0.0.1:5555"), ModelsConfig(model="my-model"))
+    await server.start()
+    await server.wait_stopped()
+
+Messages are taken in batches. What a batch drew is on disk (`state`) before any of its replies is sent, and answers
+are kept by request id, so a client may repeat a request whatever became of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import zmq
+
+from treetune.errors import StorageError, UsageError, user_code
+from treetune.host import EPISODE_IDLE_SECONDS, MOST_IN_GROUP, LocalHost, info_of
+from treetune.rollout import Limits
+from treetune.serve.access import Access, bind_address, check_address, curve_server, seal_key, secret_key
+from treetune.serve.answers import Answers
+from treetune.serve.codec import pack, unpack
+from treetune.serve.crew import Crew, Job, LocalCrew
+from treetune.serve.errors import BadRequest, Busy, Denied, Stopping
+from treetune.serve.integrity import Seals, new_key
+from treetune.serve.metrics import Metrics
+from treetune.serve.models import Models, ModelsConfig
+from treetune.serve.sockets import Frames, LoopSocket, new_socket
+from treetune.serve.store import Store
+from treetune.serve.wire import (
+    CancelRequest,
+    CancelResponse,
+    HealthResponse,
+    InfoResponse,
+    ObserveRequest,
+    Request,
+    Response,
+    RestoreRequest,
+    RunGroupRequest,
+    SampleRequest,
+    StateRequest,
+    StateResponse,
+    StatsResponse,
+    StepRequest,
+    failure,
+)
+from treetune.serve.work import Done, Work
+from treetune.streams import Draw, Streams, StreamState, load
+from treetune.taskset import Taskset
+
+log = logging.getLogger("treetune.serve")
+R = TypeVar("R", bound=Request)
+_LONGEST_ID = 64
+_MOST_WAITING = 20_000
+"""Samples that wait for a slow taskset, before the answer is `busy`."""
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    address: str = "tcp://127.0.0.1:5555"
+    """Where to listen; port 0 takes a free one."""
+    access: Access = Access()
+    capacity: Annotated[int, msgspec.Meta(ge=1)] = 512
+    """The most rollouts and episodes under way at once; a group counts as many. Beyond it the answer is `busy`."""
+    limits: Limits = Limits()
+    """Turns and seconds of one rollout."""
+    state: Path | None = None
+    """The folder that keeps cursors, recent draws and the key of the seals."""
+    key_file: Path | None = None
+    """The key of the seals, where `state` is not to keep it."""
+    accept_changes: bool = False
+    """Go on with a `state` that belongs to other tasks."""
+    drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """How long work under way may take to end when the server stops."""
+
+
+class EnvServer:
+    def __init__(
+        self, taskset: Taskset[Any, Any], config: ServerConfig | None = None, models: ModelsConfig | None = None
+    ) -> None:
+        self.taskset = taskset
+        self.config = config or ServerConfig()
+        self.models_config = models or ModelsConfig()
+        self.address = self.config.address
+        self.public_key: bytes | None = None
+        """What a client needs where connections are encrypted."""
+        self.answers = Answers()
+        self.metrics = Metrics()
+        self.metrics.gauges = self._gauges
+        self._jobs: dict[bytes, Job] = {}
+        self._in_flight = 0
+        self._episodes: dict[str, float] = {}
+        """When each live one was last heard of."""
+        self._recovered: dict[bytes, Draw] = {}
+        self._store: Store | None = None
+        self._socket: LoopSocket | None = None
+        self._stopping = False
+        self._stopped = asyncio.Event()
+        self._quiet = asyncio.Event()
+        """While stopping: no request is under way any more."""
+        self._opened = contextlib.AsyncExitStack()
+        """What is to be closed, last opened first."""
+        # What the batch in hand has come to so far.
+        self._replies: list[tuple[bytes, bytes, bytes]] = []
+        self._drawn: list[tuple[bytes, Draw]] = []
+        self._before: dict[str, StreamState] = {}
+        self._made_later: list[Job] = []
+        """Tasks to be made once it is known that they were drawn."""
+        self._begun = b""
+        self._handlers: dict[bytes, Callable[[bytes, bytes, str, bytes], None]] = {
+            b"health": self._health,
+            b"info": self._info,
+            b"sample": self._sample,
+            b"run_rollout": self._run,
+            b"run_group": self._run,
+            b"start": self._run,
+            b"step": self._run,
+            b"cancel": self._cancel,
+            b"observe": self._observe,
+            b"state": self._state,
+            b"restore": self._restore,
+            b"stats": self._stats,
+        }
+
+    # Its life
+
+    async def start(self) -> None:
+        """Loads the taskset, gets the crew ready, and only then listens: who is answered is served."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        config, opened = self.config, self._opened
+        check_address(config.address, config.access)
+        self.streams: Streams = await load(self.taskset)
+        key = self._open_store()
+        self.seals = Seals(key, self.streams.identity.digest)
+        self.models = Models(self.models_config, self.taskset)
+        opened.push_async_callback(self.models.close)
+        self.host = LocalHost(self.streams, self.models.policy_of, config.limits)
+        opened.push_async_callback(self.host.close)
+        self.work = Work(self.host, self.seals)
+        socket = new_socket(zmq.ROUTER)
+        if config.access.curve_key is not None:
+            secret = secret_key(config.access.curve_key)
+            curve_server(socket, secret)
+            self.public_key = zmq.curve_public(secret)
+        self._socket = LoopSocket(socket, self._on_batch)
+        opened.callback(self._socket.close)
+        self._here = LocalCrew(self.work)
+        self.crew = self._make_crew(key)
+        await self.crew.start()
+        opened.push_async_callback(self.crew.close)
+        self.address = bind_address(socket, config.address)
+        sweeper = asyncio.create_task(self._sweep())
+        opened.callback(sweeper.cancel)
+
+    def _make_crew(self, key: bytes) -> Crew:
+        return self._here
+
+    def _open_store(self) -> bytes:
+        """The key of the seals; and where cursors were kept, goes on there."""
+        config = self.config
+        if config.state is not None:
+            self._store = Store(config.state)
+            self._opened.callback(self._store.close)
+            self._store.adopt(self.streams.identity, config.accept_changes)
+            self.streams.place(self._store.streams())
+            self._recovered = self._store.draws()
+        if config.key_file is not None:
+            return seal_key(config.key_file)
+        return self._store.key() if self._store is not None else new_key()
+
+    async def stop(self) -> None:
+        """Takes no more work, lets what is under way end, and closes."""
+        if not self._stopping:
+            self._stopping = True
+            if self._jobs:
+                log.info("waiting for %d requests to end", len(self._jobs))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._quiet.wait(), self.config.drain_seconds)
+            await self.close()
+        await self.wait_stopped()
+
+    async def close(self) -> None:
+        """Closes at once; work under way is stopped."""
+        self._stopping = True
+        await self._opened.aclose()
+        self._stopped.set()
+
+    async def wait_stopped(self) -> None:
+        await self._stopped.wait()
+
+    # Batches
+
+    def _on_batch(self, batch: list[Frames]) -> None:
+        for frames in batch:
+            if len(frames) != 4 or not 1 <= len(frames[1]) <= _LONGEST_ID or frames[2] not in self._handlers:
+                self._malformed(frames)
+                continue
+            identity, id, method, payload = frames
+            self._begun = b""
+            try:
+                self._handlers[method](identity, id, method.decode(), payload)
+            except Exception as error:
+                self._fail(identity, id, method.decode(), error)
+        self._commit()
+        for reply in self._replies:
+            self._send(reply)
+        self._replies.clear()
+
+    def _malformed(self, frames: Frames) -> None:
+        """Dropped and counted; who at least sent an id and a method is told."""
+        self.metrics.malformed += 1
+        if len(frames) == 4 and 1 <= len(frames[1]) <= _LONGEST_ID:
+            known = ", ".join(name.decode() for name in self._handlers)
+            error = BadRequest(f"unknown method {frames[2][:40]!r}", remedy=f"the methods are {known}")
+            self._replies.append((frames[0], frames[1], pack(failure(error))))
+
+    def _fail(self, identity: bytes, id: bytes, method: str, error: Exception) -> None:
+        response = failure(error)
+        if response.kind == "failed":
+            log.error("%s failed", method, exc_info=error)
+        if isinstance(error, BadRequest):
+            self.metrics.malformed += 1
+        if self._begun == id:
+            self.answers.finish(id, b"", keep=False)
+        self.metrics.request(method, 0.0, response.kind)
+        self._replies.append((identity, id, pack(response)))
+
+    def _commit(self) -> None:
+        """What the batch drew is on disk before anybody is told; where it cannot be, nobody is, and no cursor moved."""
+        drawn, before, later = self._drawn, self._before, self._made_later
+        self._drawn, self._before, self._made_later = [], {}, []
+        if self._store is not None and before:
+            try:
+                self._store.commit({name: self.streams.stream_state(name) for name in before}, drawn)
+            except StorageError as error:
+                log.error("%s", error)
+                self.streams.place(before)
+                self._take_back({id for id, _ in drawn}, pack(failure(error)))
+                later = [job for job in later if job.id not in dict(drawn)]
+        for job in later:
+            # A generator has one owner, and it is here.
+            (self._here if self.streams.sequential else self.crew).submit(job)
+
+    def _take_back(self, lost: set[bytes], told: bytes) -> None:
+        self.answers.acknowledge(list(lost))
+        self._replies = [(to, id, told if id in lost else data) for to, id, data in self._replies]
+        for id in lost:
+            self._replies += [(identity, id, told) for identity in self.answers.finish(id, told, keep=False)]
+
+    def _send(self, reply: tuple[bytes, bytes, bytes]) -> None:
+        if self._socket is not None:
+            self._socket.send(reply)
+
+    def _answer(self, identity: bytes, id: bytes, method: str, response: Any) -> None:
+        """Answers at once, in this batch."""
+        self.metrics.request(method, 0.0)
+        self._replies.append((identity, id, pack(response)))
+
+    def _read(self, id: bytes, payload: bytes, kind: type[R]) -> R:
+        """The request, once its sender has shown the token."""
+        request = unpack(payload, kind)
+        token = self.config.access.token
+        if token is not None and not hmac.compare_digest(token.encode(), (request.token or "").encode()):
+            raise Denied("the token is missing or wrong", remedy="pass the server's --token to the client")
+        if request.ack:
+            self.answers.acknowledge(request.ack)
+        return request
+
+    def _is_new(self, identity: bytes, id: bytes) -> bool:
+        """Whether the work is yet to be done; one that was done is answered again, one under way will be."""
+        if (kept := self.answers.kept(id)) is not None:
+            self._replies.append((identity, id, kept))
+            return False
+        if not self.answers.begin(id, identity):
+            return False
+        self._begun = id
+        return True
+
+    def _changes(self, stream: str) -> None:
+        """Remembers how a stream was before this batch, and that it must be saved."""
+        if self._store is not None and stream not in self._before:
+            self._before[stream] = self.streams.stream_state(stream)
+
+    # What is answered here
+
+    def _health(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        self._answer(identity, id, method, HealthResponse(ready=not self._stopping, in_flight=self._in_flight))
+
+    def _info(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        self._read(id, payload, Request)
+        info = info_of(self.streams)
+        info.capacity, info.models = self.config.capacity, self.models.names
+        self._answer(identity, id, method, InfoResponse(**msgspec.structs.asdict(info)))
+
+    def _sample(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        request = self._read(id, payload, SampleRequest)
+        if not self._is_new(identity, id):
+            return
+        if self._stopping:
+            raise Stopping("the server is stopping", remedy="ask again when it is back")
+        draw = self._draw(id, request)
+        if self.streams.cheap:
+            task = self.streams.task(draw)
+            self.metrics.sources[task.data_source] += 1
+            data = self.work.sampled(task, draw.index)
+            self.answers.finish(id, data)
+            self.metrics.request(method, 0.0)
+            self._replies.append((identity, id, data))
+            return
+        self._made_later.append(Job(id, "make", msgspec.msgpack.encode(draw), self._finisher(id, method), size=0))
+
+    def _draw(self, id: bytes, request: SampleRequest) -> Draw:
+        if request.index is not None:
+            self.streams.check_index(request.index)
+            return Draw("", request.index)
+        if self._recovered and (before := self._recovered.pop(id, None)) is not None:
+            return before  # drawn by a server that died before its reply arrived
+        if self.answers.under_way > _MOST_WAITING:
+            raise Busy("too many requests are waiting for a task", remedy="ask again soon")
+        self._changes(request.stream)
+        with user_code(f"{self.taskset.name}.curriculum()"):
+            draw = self.streams.advance(request.stream)
+        self._drawn.append((id, draw))
+        return draw
+
+    def _observe(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        request = self._read(id, payload, ObserveRequest)
+        task = self.work.task_of(request.task)
+        if not self._is_new(identity, id):
+            return
+        self._changes(request.stream)
+        with user_code(f"{self.taskset.name}.curriculum().observe()"):
+            self.streams.observe(task, request.reward, request.stream)
+        self._done_here(identity, id, method, Response())
+
+    def _state(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        request = self._read(id, payload, StateRequest)
+        self._answer(identity, id, method, StateResponse(state=self.streams.state(request.stream)))
+
+    def _restore(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        request = self._read(id, payload, RestoreRequest)
+        if not self._is_new(identity, id):
+            return
+        for stream in request.state.streams:
+            self._changes(stream)
+        self.streams.restore(request.state)
+        self._done_here(identity, id, method, Response())
+
+    def _stats(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        self._read(id, payload, Request)
+        stats = {"name": self.taskset.name, **self.metrics.stats(), **self.crew.stats()}
+        self._answer(identity, id, method, StatsResponse(stats=stats))
+
+    def _done_here(self, identity: bytes, id: bytes, method: str, response: Any) -> None:
+        self.answers.finish(id, pack(response))
+        self._answer(identity, id, method, response)
+
+    # What the crew does
+
+    def _run(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        size, episode = 1, None
+        if method == "step":
+            step = self._read(id, payload, StepRequest)
+            size, episode = 0, step.episode
+            if episode in self._episodes:
+                self._episodes[episode] = time.monotonic()
+        elif method == "run_group":
+            size = self._read(id, payload, RunGroupRequest).n
+            if not 1 <= size <= MOST_IN_GROUP:
+                raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
+        else:
+            self._read(id, payload, Request)
+        if not self._is_new(identity, id):
+            return
+        if self._stopping:
+            raise Stopping("the server is stopping", remedy="ask again when it is back")
+        capacity = self.config.capacity
+        # A group that is larger than the capacity runs alone.
+        if size and self._in_flight and self._in_flight + size > capacity:
+            raise Busy(
+                f"{self._in_flight} rollouts are under way, of {capacity} at most",
+                remedy="ask again when some have ended, or serve with a larger --capacity",
+            )
+        if size > capacity:
+            log.warning("a group of %d is larger than the capacity of %d", size, capacity)
+        self._in_flight += size
+        job = Job(id, method, payload, self._finisher(id, method, size), size, episode)
+        self._jobs[id] = job
+        self.crew.submit(job)
+
+    def _cancel(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
+        request = self._read(id, payload, CancelRequest)
+        if isinstance(request.id, str) and request.id in self._episodes:
+            if self._is_new(identity, id):
+                job = Job(id, method, payload, self._finisher(id, method), 0, request.id)
+                self._jobs[id] = job
+                self.crew.submit(job)
+            return
+        target = request.id.encode() if isinstance(request.id, str) else request.id
+        if not isinstance(target, bytes):
+            raise BadRequest("an id is bytes or text")
+        found = target in self._jobs and self.crew.stop(target)
+        self._answer(identity, id, method, CancelResponse(found=found))
+
+    def _finisher(self, id: bytes, method: str, size: int = 0) -> Callable[[Done], None]:
+        began = time.perf_counter()
+
+        def finish(done: Done) -> None:
+            self._jobs.pop(id, None)
+            if self._stopping and not self._jobs:
+                self._quiet.set()
+            self._in_flight -= size
+            if done.source is not None:
+                self.metrics.sources[done.source] += 1
+            self._note_episode(method, done)
+            self.metrics.scored(done.scored)
+            self.metrics.request(method, time.perf_counter() - began, done.kind)
+            for identity in self.answers.finish(id, done.data):
+                self._send((identity, id, done.data))
+
+        return finish
+
+    def _note_episode(self, method: str, done: Done) -> None:
+        """A live episode counts as one rollout under way."""
+        if done.episode is None:
+            return
+        if method == "start":
+            self._episodes[done.episode] = time.monotonic()
+            self._in_flight += 1
+        elif done.over and self._episodes.pop(done.episode, None) is not None:
+            self._in_flight -= 1
+
+    async def _sweep(self) -> None:
+        """Forgets the episodes that nobody steps any more; their hosts close them."""
+        while True:
+            await asyncio.sleep(5)
+            oldest = time.monotonic() - EPISODE_IDLE_SECONDS
+            for episode in [id for id, heard in self._episodes.items() if heard < oldest]:
+                self.forget_episode(episode)
+
+    def forget_episode(self, episode: str) -> None:
+        """An episode that is gone no longer counts."""
+        if self._episodes.pop(episode, None) is not None:
+            self._in_flight -= 1
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "in_flight": self._in_flight,
+            "episodes": len(self._episodes),
+            "capacity": self.config.capacity,
+            "kept_answers": len(self.answers),
+            **{f"cursor:{name}": index for name, index in self.streams.cursors.items()},
+        }
