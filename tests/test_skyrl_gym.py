@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sqlite3
 import threading
@@ -18,16 +19,22 @@ import pytest
 import venvs
 from treetune import Action, Task, make
 from treetune.contract import contract_of
+from treetune.envs.lcb import LcbEnvironment
 from treetune.offload import call
+from treetune.sandbox import probe
 
 pytestmark = pytest.mark.slow
 
 THEIRS = """
-import json, sys
+import functools, json, sys
 from types import SimpleNamespace
 import skyrl_gym
+from skyrl_gym.envs.searchcode import env as searchcode
 
 def play(case):
+    # The one environment that takes no address.
+    url = case["config"]["search_url"]
+    searchcode.SearchToolGroup = functools.partial(searchcode.SearchToolGroup.func, search_url=url)
     try:
         env = skyrl_gym.make(case["env_class"], env_config=SimpleNamespace(**case["config"]), extras=case["extras"])
         env.init([{"role": "user", "content": "?"}])
@@ -42,6 +49,7 @@ def play(case):
     except Exception as error:
         return type(error).__name__
 
+searchcode.SearchToolGroup = functools.partial(searchcode.SearchToolGroup)
 json.dump([play(case) for case in json.load(open(sys.argv[1]))], open(sys.argv[2], "w"))
 """
 
@@ -74,6 +82,49 @@ SEARCH_PARTS = [
     "<search>capital</search>", "<search> </search>", "<search>", "</search>", "<answer>Paris</answer>", "text",
     "<answer> the PARIS! </answer>", "<answer>Rome</answer>", "<answer>", "</answer>", "Paris", "<answer></answer>",
     "<answer>An a the</answer>", "<Answer>Paris</Answer>", "<answer>Pa ris</answer>", "<answer>\nParis\n</answer>",
+]  # fmt: skip
+
+SEARCHCODE_PARTS = [
+    "<tool><search>capital</search></tool>", "<tool><python>print(40 + 2)</python></tool>", "<tool>", "</tool>", "text",
+    "<tool><python>print('a');print('b')</python></tool>", "<tool><shell>ls</shell></tool>", "<tool><a>b</a></tool>",
+    "<tool>search</tool>", "<tool> <search> x </search> <python>print(1)</python></tool>", "<search>x</search>",
+    "<solution>#### 42</solution>", "<solution>", "</solution>", "#### 42", "#### 41", "<solution>42</solution>", "\n",
+]  # fmt: skip
+PROGRAMS = [
+    "import sys\nwhile line := sys.stdin.readline():\n    print(int(line) ** 2)", "input()\ninput()",
+    "n = int(input())\ntry:\n    input()\nexcept EOFError:\n    print(n * n)",
+    "print(int(input()) ** 2)", "import sys\nprint(int(sys.stdin.read()) ** 2)", "print(int(input()) * 5)", "1 / 0",
+    "import sys\nfor line in sys.stdin:\n    print(int(line) ** 2)", "print(25)", "", "pass", "x =", "import nowhere",
+    "def main():\n    n = int(input())\n    print(n * n)\n\nif __name__ == '__main__':\n    main()", "print()",
+    "print(int(open(0).read()) ** 2)", "n = int(input())\nprint(n * n)\nexit(3)", "print(float(int(input()) ** 2))",
+    "n = int(input())\nprint(n * n)\nraise ValueError", "print(' ', int(input()) ** 2, '  ')\nprint()", "print(nan)",
+    "print(reduce(lambda a, b: a * b, [int(input())] * 2))", "print(int(input()) ** 2)\nprint('more')", "exit()",
+    "import math, collections\nprint(math.prod([int(input())] * 2))", "def square(n):\n    return n * n", "print('25')",
+    "n = int(input('? '))\nprint(n * n)", "import sys\nn = int(input())\nsys.stdout.write(str(n * n))",
+    "while True: 1/0",
+    "class A:\n    def f(self, n):\n        return n * n\nprint(A().f(int(input())))",
+    "lines = [input()]\nprint(lines)",
+    "s = input()\nprint(f'{int(s) ** 2:.6f}')", "print(int(input()) ** 2, file=sys.stderr)",
+    "print(*[int(input()) ** 2])",
+    "import time\nprint(int(input()) ** 2)", "from math import *\nprint(int(pow(int(input()), 2)))", "raise SystemExit",
+]  # fmt: skip
+FUNCTIONS = [
+    "def f(a, b):\n    return a + b",
+    "class Solution:\n    def f(self, a: List[int], b: List[int]):\n        return a + b",
+    "def f(a, b):\n    print(a)\n    return tuple(a + b)", "def f(a, b):\n    return [(n,) for n in a + b]",
+    "f = 5", "",
+    "def f(a, b):\n    return [float(n) for n in a + b]", "def f(a, b):\n    return set(a + b)",
+    "def f(a):\n    return a",
+    "def g(a, b):\n    return a + b", "f = lambda a, b: a + b", "def f(a, b):\n    return str(a + b)", "print(input())",
+    "class Solution:\n    def g(self):\n        pass\ndef f(a, b):\n    return a + b", "def f(a, b):\n    exit(0)",
+    "x =",
+    "if __name__ == '__main__':\n    1 / 0\ndef f(a, b):\n    return a + b", "def f(*both):\n    return sum(both, [])",
+    "def f(a, b):\n    return None", "def f(a, b):\n    a.extend(b)\n    return a",
+    "def f(a, b):\n    yield from a + b",
+    "def f(a, b):\n    return {n: n for n in a}", "def f(a, b):\n    return list(chain(a, b))", "1 / 0",
+    "def f(a, b): 1/0",
+    "def f(a, b=None):\n    return Counter(a)", "def f(a, b):\n    return json.dumps(a)",
+    "def f(a, b):\n    return -inf",
 ]  # fmt: skip
 
 
@@ -132,7 +183,7 @@ class Sides:
             for task, actions in cases
         ]
         given.write_text(json.dumps(rows))
-        venvs.run(self._python, "-c", THEIRS, given, taken)
+        venvs.run(self._python, "-c", THEIRS, given, taken, PATH=f"{self._python.parent}:{os.environ['PATH']}")
         steps: list[Steps | str] = json.loads(taken.read_text())
         return steps
 
@@ -245,6 +296,65 @@ def test_search_rewards_and_observations_agree(sides):
     assert {steps[-1][0] for steps in sides.ours(cases)} == {0.0, 1.0}
 
 
+@pytest.fixture
+def sandbox() -> None:
+    if not probe().available:
+        pytest.skip(f"no sandbox can start here: {probe().cause}")
+
+
+def fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def called(*cases: tuple[str, str], name: str = "f") -> list[dict[str, Any]]:
+    said = {"testtype": "functional", "metadata": {"func_name": name}}
+    return [{"input": given, "output": expected, **said} for given, expected in cases]
+
+
+def test_lcb_rewards_agree(sides, sandbox):
+    squares = [{"input": "5", "output": "25"}, {"input": "-3", "output": "9\n"}, {"input": "0", "output": "0.0"}]
+    words = [{"input": "2\na b", "output": "b a\n2", "testtype": "stdin", "metadata": {}}]
+    word_programs = [
+        "n = input()\nprint(*input().split()[::-1])\nprint(n)", "print('b a')\nprint('  2.0 ')", "print('b  a\\n2')",
+        "print('b a')\nprint()\nprint(2)", "print('b a 2')", "print('B a\\n2')", "print('b a\\n2\\n\\n\\n')",
+        "print('b a\\n2\\n3')",
+        "import sys\nn, words = sys.stdin.readlines()\nprint(*words.split()[::-1])\nprint(n)",
+    ]  # fmt: skip
+    lists = called(("[1]\n[2]", "[1, 2]"), ("[]\n[3]", "[3]"))
+    odd = (
+        called(("[]\n[]", "null"), ("[]\n[]", "NaN")),
+        called(("[]\n[]", "-Infinity")),
+        called(("[1]\n[]", '{"1": 1}')),
+    )
+    cases = [(task_of("lcb", json.dumps(squares)), [fenced(code)]) for code in PROGRAMS]
+    cases += [(task_of("lcb", json.dumps(words)), [fenced(code)]) for code in word_programs]
+    cases += [(task_of("lcb", json.dumps(truth)), [fenced(code)]) for truth in (lists, *odd) for code in FUNCTIONS]
+    right = "print(int(input()) ** 2)"
+    cases += [
+        (task_of("lcb", json.dumps(squares)), [answer])
+        for answer in (
+            right, f"```\n{right}\n```", f"```{right}```", f"```py\n{right}```",
+            f"```python\n1\n```\n```python\n{right}\n```",
+            f"```python\n{right}\n```\n```\n1\n```", f"```python\n{right}", f"~~~python\n{right}\n~~~", "", "``````",
+            f"```python \n{right}\n```", f"```c++\n{right}\n```", f"<code>{right}</code>", f"```python\r\n{right}\n```",
+        )
+    ]  # fmt: skip
+    assert sides.differing(cases) == []
+    assert sum(steps[-1][0] for steps in sides.ours(cases)) > 20
+
+
+def test_searchcode_rewards_and_observations_agree(sides, sandbox):
+    cases = [
+        (task_of("searchcode", truth, **extra), actions)
+        for truth, extra in (("42", {}), ("42", {"max_turns": 4}), ("41", {"max_turns": 1}))
+        for actions in transcripts(SEARCHCODE_PARTS, 60, 4)
+    ]
+    assert sides.ours(cases) == sides.theirs(cases)
+    assert {steps[-1][0] for steps in sides.ours(cases)} == {0.0, 1.0}
+
+
+SQUARES = json.dumps([{"input": "5", "output": "25"}, {"input": "3", "output": "9"}])
+ADD = json.dumps(called(("5", "5"), ("5", "5")))
 SOLVED = "<think>t</think><solution>SELECT 1</solution>"
 PETS = {"db_id": "pets", "data": "spider"}
 DIFFERENCES = {
@@ -280,10 +390,44 @@ DIFFERENCES = {
         1.0,
         "AssertionError",
     ),
+    "searchcode, a number": (task_of("searchcode", 42), ["<solution>#### 42</solution>"], 1.0, 0.0),
+    "searchcode, a number that a program printed": (
+        task_of("searchcode", "42"), ["<tool><python>print('####', 42)</python></tool>", "so"], 0.0, 1.0,
+    ),
+    "lcb, bytes from standard input": (
+        task_of("lcb", SQUARES), [fenced("import sys\nprint(int(sys.stdin.buffer.read()) ** 2)")], 1.0, 0.0,
+    ),
+    "lcb, bytes to standard output": (
+        task_of("lcb", SQUARES), [fenced("import os\nos.write(1, b'%d' % int(input()) ** 2)")], 1.0, 0.0,
+    ),
+    "lcb, a global": (
+        task_of("lcb", SQUARES),
+        [fenced("n = 1\ndef f():\n    global n\n    n += int(input())\nf()\nprint((n - 1) ** 2)")],
+        1.0,
+        0.0,
+    ),
+    "lcb, an import from the future": (
+        task_of("lcb", SQUARES), [fenced("from __future__ import annotations\nprint(int(input()) ** 2)")], 1.0, 0.0,
+    ),
+    "lcb, a case that sees another": (
+        task_of("lcb", ADD), [fenced("seen = []\ndef f(n):\n    seen.append(n)\n    return sum(seen)")], 1.0, 0.0,
+    ),
+    "lcb, an object that equals everything": (
+        task_of("lcb", ADD),
+        [fenced("class Same:\n    def __eq__(self, other): return True\ndef f(n): return Same()")],
+        0.0,
+        1.0,
+    ),
+    "lcb, numbers": (
+        task_of("lcb", json.dumps([{"input": 5, "output": 25}])), [fenced("print(int(input()) ** 2)")], 1.0, 0.0,
+    ),
+    "lcb, a function's text that is no JSON": (
+        task_of("lcb", json.dumps(called(("ab", "ba")))), [fenced("def f(s): return s[::-1]")], 1.0, 0.0,
+    ),
 }  # fmt: skip
 
 
-def test_the_differences_are_those_that_the_docs_name(sides):
+def test_the_differences_are_those_that_the_docs_name(sides, sandbox):
     cases = [(task, actions) for task, actions, _, _ in DIFFERENCES.values()]
 
     def last(steps: Steps | str) -> Any:
@@ -295,6 +439,12 @@ def test_the_differences_are_those_that_the_docs_name(sides):
     }
 
 
+def written(signature: str, cases: Any) -> Task:
+    """A problem that shows the function to write."""
+    prompt = f"Write it.\n```python\ndef {signature}:\n    # YOUR CODE HERE\n```"
+    return Task(prompt=prompt, env_class="lcb", reward_spec={"ground_truth": cases})
+
+
 def test_what_our_writer_stores_is_rewarded_by_the_real_environment(sides):
     """The ground truths that people write, encoded by the contracts."""
     natural = [
@@ -303,10 +453,20 @@ def test_what_our_writer_stores_is_rewarded_by_the_real_environment(sides):
         (task_of("aime", 204), "Answer: 204"),
         (task_of("search", ["Paris", "Lutetia"]), "<answer>Lutetia</answer>"),
         (task_of("search", "Paris"), "<answer>Paris</answer>"),
+        (task_of("searchcode", 42), "<solution>#### 42</solution>"),
+        (task_of("lcb", [{"input": "5", "output": "25"}]), fenced("print(int(input()) ** 2)")),
+        (task_of("lcb", [{"input": 5, "output": 25}]), fenced("print(int(input()) ** 2)")),
+        (task_of("lcb", [{"input": ["5", 6], "output": [30]}]), fenced("print(int(input()) * int(input()))")),
+        (task_of("lcb", called(("ab\n", "True"))), fenced("def f(s): return s == 'ab'")),
+        (written("square(n)", [{"input": "5", "output": "25"}]), fenced("def square(n): return n * n")),
+        (written("f(s)", [{"input": "ab", "output": "ba"}]), fenced("def f(s): return s[::-1]")),
+        (written("f(a, b)", [{"input": [[1], 2], "output": [1, 2]}]), fenced("def f(a, b): return [*a, b]")),
     ]
+    # And what knows the cases by heart.
+    natural += [(task, LcbEnvironment.gold(task)) for task, _ in natural if task.env_class == "lcb"]
     cases = []
     for task, gold in natural:
         contract = contract_of(task.env_class)
         assert contract is not None
-        cases.append((task_of(str(task.env_class), contract.encode(task.ground_truth)), [gold]))
+        cases.append((task_of(str(task.env_class), contract.encode(task.ground_truth, task)), [gold]))
     assert [ends(steps) for steps in sides.theirs(cases)] == [[(1.0, True)]] * len(cases)

@@ -14,8 +14,8 @@ it is a function, and skyrl-gym rewards only that.
 
 Differences from skyrl-gym 0.4.0:
 - code runs in a sandbox, with limits of memory, disk and output; there in the trainer's own process tree.
-- an answer is a program of its own: `sys.stdin.buffer`, `global`, `from __future__` and the `EOFError` at the end of
-  the input work; there its lines become the body of a function, and such answers earn 0.
+- an answer is a program of its own: `sys.stdin.buffer`, `os.write(1, ...)`, `global` and `from __future__` work;
+  there its lines become the body of a function, and such answers earn 0.
 - every case begins afresh; there one case sees what another left behind.
 - a case may use 6 seconds of processor time, and 12 by the clock, all together five minutes; there each has 6 by the
   clock, however busy the machine is.
