@@ -17,9 +17,9 @@ _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:
 
 
 def is_validation(file: str) -> bool:
-    """Whether a file's name, or that of its folder, says that it is for validation."""
+    """Whether a file's name, or its whole folder's, says that it is for validation."""
     path = Path(file)
-    return any(_VALIDATION.search(name.lower()) is not None for name in (path.stem, path.parent.name))
+    return bool(_VALIDATION.search(path.stem.lower()) or _VALIDATION.fullmatch(path.parent.name.lower()))
 
 
 class Repeats:

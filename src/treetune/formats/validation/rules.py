@@ -46,7 +46,7 @@ RULES = {
     "reread-dates": _error(
         "text that stays text: a JSON column of dates becomes dates", "write it as parquet, with `--fix`", True
     ),
-    "big-integers": _error("integers of 64 bits: larger ones become floats", "write them as text"),
+    "big-integers": _error("integers of 64 bits: larger ones become floats, or break the loader", "write them as text"),
     # The prompt
     "missing-prompt": _error("a prompt: a list of messages", "add it, or leave the row out"),
     "prompt-not-messages": _error(

@@ -29,27 +29,42 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d)?)?Z?)?")
 _OF_TRUTH = ("reward_spec.ground_truth", "reward_model.ground_truth", "ground_truth", "env_class")
 
 
+class Places:
+    """Rows, counted; the first ten by number. A row counts once, however many of its values are meant."""
+
+    __slots__ = ("count", "first", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[int] = []
+        self.last: int | None = None
+
+    def add(self, row: int) -> None:
+        if row != self.last:
+            self.last = row
+            self.count += 1
+            if self.count <= SHOWN:
+                self.first.append(row)
+
+
 class Shape:
     """The types of one place in the rows of a JSON file, and of the places below it."""
 
-    __slots__ = ("counts", "dates", "items", "keys", "large", "parsable", "rows")
+    __slots__ = ("counts", "dates", "items", "keys", "large", "parsable", "text")
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        self.rows: dict[str, list[int]] = {}
         self.keys: dict[str, Shape] = {}
         self.items: Shape | None = None
         self.dates = True
-        self.large: list[int] = []
-        self.parsable: list[int] = []
+        self.text = Places()
+        self.large = Places()
+        self.parsable = Places()
         """Rows whose text is JSON of something else, such as 7 or true."""
 
     def take(self, value: Any, row: int) -> None:
         kind = _KINDS.get(type(value), "other")
-        count = self.counts.get(kind, 0)
-        self.counts[kind] = count + 1
-        if count < SHOWN:
-            self.rows.setdefault(kind, []).append(row)
+        self.counts[kind] = self.counts.get(kind, 0) + 1
         if kind == "mapping":
             for key, item in value.items():
                 if item is not None:
@@ -63,18 +78,19 @@ class Shape:
                 if item is not None:
                     self.items.take(item, row)
         elif kind == "text":
+            self.text.add(row)
             self.dates = self.dates and _DATE.fullmatch(value) is not None
-            if len(self.parsable) < SHOWN and _PARSED(value):
-                self.parsable.append(row)
-        elif kind == "integer" and not -(2**63) <= value < 2**63 and len(self.large) < SHOWN:
-            self.large.append(row)
+            if _parsable(value):
+                self.parsable.add(row)
+        elif kind == "integer" and not -(2**63) <= value < 2**63:
+            self.large.add(row)
 
     def feature(self) -> Feature:
         """As `datasets` reads it."""
         kinds = self.counts.keys()
         if not kinds:
             return "null"
-        if kinds == {"integer", "float"} or (kinds == {"integer"} and self.large):
+        if kinds == {"integer", "float"} or (kinds == {"integer"} and self.large.count):
             return "double"
         if len(kinds) > 1 or "other" in kinds:
             return "json"
@@ -88,15 +104,15 @@ class Shape:
             return [self.items.feature() if self.items is not None else "null"]
         return "timestamp[s]" if kind == "text" and self.dates else _FEATURES[kind]
 
-    def faults(self, path: str = "") -> Iterator[tuple[str, str, str, list[int]]]:
-        """The rules that are broken below: rule, path, what was found, rows."""
+    def faults(self, path: str = "") -> Iterator[tuple[str, str, str, Places]]:
+        """The rules that are broken here and below: rule, path, what was found, rows."""
         kinds = self.counts.keys()
-        if "text" in kinds and len(kinds) > 1 and self.parsable:
+        if "text" in kinds and len(kinds) > 1 and self.parsable.count:
             others = ", ".join(sorted(kinds - {"text"}))
             yield "mixed-types", path, f"{path} is text here, {others} in other rows", self.parsable
         if kinds == {"text"} and self.dates:
-            yield "reread-dates", path, f"{path} is a date in every row", self.rows["text"]
-        if self.large:
+            yield "reread-dates", path, f"{path} is a date in every row", self.text
+        if self.large.count:
             yield "big-integers", path, f"{path} is an integer over 64 bits", self.large
         for key, shape in self.keys.items():
             yield from shape.faults(f"{path}.{key}" if path else key)
@@ -104,7 +120,7 @@ class Shape:
             yield from self.items.faults(f"{path}[]")
 
 
-def _PARSED(text: str) -> bool:
+def _parsable(text: str) -> bool:
     """Whether `datasets`, which parses text in a mixed column again, would make something else of it."""
     return text[:1] in _BEGIN and _LITERAL.fullmatch(text.strip()) is not None
 
@@ -120,10 +136,15 @@ def shape_of(rows: list[Row], numbers: Any, shape: Shape) -> None:
 
 
 def report_shape(shape: Shape, file: str, unit: str, report: Report) -> None:
-    """Tell what `datasets` would change in what matters: ground truths, environments and contents."""
+    """Tell what `datasets` would change in what matters: ground truths, environments and contents; and integers that it
+    fails on anywhere."""
+    told: dict[str, tuple[str, set[int], int]] = {}
     for rule, path, found, rows in shape.faults():
-        if path in _OF_TRUTH or path.startswith(("prompt", "reward_spec.ground_truth", "reward_model.ground_truth")):
-            report.add(rule, file, found, rows, unit)
+        if rule == "big-integers" or path in _OF_TRUTH or path.startswith(("prompt", *_OF_TRUTH[:2])):
+            first, numbers, count = told.get(rule, (found, set(), 0))
+            told[rule] = (first, numbers.union(rows.first), max(count, rows.count))
+    for rule, (found, numbers, count) in told.items():
+        report.add(rule, file, found, sorted(numbers)[:SHOWN], unit, count=max(count, len(numbers)))
 
 
 def schema_feature(schema: pa.Schema) -> dict[str, Feature]:

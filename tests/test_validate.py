@@ -1,0 +1,383 @@
+"""Files of rows checked by every rule: each fault told once, with its rows, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import faults
+from treetune import Environment, Step
+from treetune.cli.app import run as main
+from treetune.formats import read_tasks, validate_dataset
+from treetune.formats.validation import RULES, validate
+from treetune.formats.validation.prompts import key_of
+from treetune.formats.validation.row import RowCheck
+from treetune.formats.validation.screen import Screened
+from treetune.plugins import environments
+
+OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
+"""Rules that need a tokenizer or an environment: tested apart."""
+
+WHOLE_FILE = {"unreadable", "no-rows", "unsupported-type", "type-differs"}
+
+
+def told(*files: str | Path, **options: Any) -> dict[str, list[int]]:
+    return {finding.rule: finding.rows for finding in validate([str(file) for file in files], **options).findings}
+
+
+@pytest.fixture
+def paid() -> None:
+    """An environment that pays for anything, and one that cannot start."""
+
+    class Paid(Environment):
+        @classmethod
+        def gold(cls, task: Any) -> str:
+            return "gold"
+
+        def step(self, action: Any) -> Step:
+            return Step(reward=1.0, done=True)
+
+    class Broken(Paid):
+        def __init__(self, task: Any) -> None:
+            raise RuntimeError("no licence")
+
+    class Mute(Environment):
+        pass
+
+    for id, cls in (("paid", Paid), ("broken", Broken), ("mute", Mute)):
+        environments.register(id, cls)
+
+
+def test_every_rule_has_a_file_that_breaks_it() -> None:
+    assert RULES.keys() == faults.FAULTS.keys() | OTHERS
+
+
+@pytest.mark.parametrize("rule", faults.FAULTS)
+def test_each_fault_is_told_once_with_its_rows(rule: str, tmp_path: Path) -> None:
+    report = validate(faults.files(rule, tmp_path))
+    assert [finding.rule for finding in report.findings] == [rule]
+    (finding,) = report.findings
+    assert finding.severity == RULES[rule].severity
+    assert finding.found
+    assert finding.expected
+    assert finding.fix
+    if rule in WHOLE_FILE:
+        assert (finding.rows, finding.count) == ([], 0)
+    elif rule == "ground-truth-type":
+        assert (finding.rows, finding.count) == ([0, 1, 2, 3], 4)
+    elif rule == "reread-dates":
+        assert (finding.rows, finding.count) == ([1, 2, 3, 4], 4)
+    else:
+        assert (finding.rows, finding.count) == ([2 if finding.unit == "line" else 1], 1)
+
+
+def test_all_faults_of_rows_in_one_file_come_each_once(tmp_path: Path) -> None:
+    bad, expected = [], {}
+    for rule in faults.FAULTS:
+        for file in faults.files(rule, tmp_path) if rule not in (*WHOLE_FILE, "null-max-turns", "reread-dates") else ():
+            for one in read_lenient(file):
+                bad.append(one)
+    path = faults.lines(tmp_path / "all", bad)
+    report = validate(str(path))
+    found = {finding.rule for finding in report.findings}
+    missing = (faults.FAULTS.keys() - WHOLE_FILE - {"null-max-turns", "reread-dates", "train-val-overlap"}) - found
+    assert not missing
+    assert len(report.findings) == len(found), "one finding for a rule and a file"
+    expected = {finding.rule: finding.count for finding in report.findings}
+    assert expected["unknown-role"] == expected["no-user-message"] == expected["empty-content"] == 1
+
+
+def read_lenient(file: str) -> list[dict[str, Any]]:
+    if file.endswith(".jsonl"):
+        return [json.loads(line) for line in Path(file).read_text().splitlines()]
+    return [_without_nulls(one) for one in pq.read_table(file).to_pylist()]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def test_a_million_row_count_and_only_the_first_ten_rows(tmp_path: Path) -> None:
+    data = [faults.row(number, env_class="nowhere") for number in range(50)]
+    (finding,) = validate(str(faults.parquet(tmp_path / "a", data))).findings
+    assert (finding.rows, finding.count) == (list(range(10)), 50)
+
+
+def test_sound_files_have_no_findings(tmp_path: Path) -> None:
+    data = [faults.row(number) for number in range(30)]
+    assert told(faults.parquet(tmp_path / "train", data)) == {}
+    assert told(faults.lines(tmp_path / "train", data)) == {}
+
+
+@pytest.mark.parametrize("write", [faults.lines, faults.parquet])
+def test_the_same_rows_have_the_same_findings_in_every_kind_of_file(write: Any, tmp_path: Path) -> None:
+    data = [
+        faults.row(0, env_class="nowhere"),
+        faults.row(1, prompt=faults.user("")),
+        faults.row(2, prompt=faults.user("[INST] 1")),
+        faults.row(3, reward_spec={"method": "rule"}),
+        faults.row(4, prompt=faults.user("<｜User｜>")),
+        faults.row(5, prompt=faults.user("x < y </s>")),
+    ]
+    first = 1 if write is faults.lines else 0
+    expected = {
+        "unknown-env-class": [0],
+        "empty-content": [1],
+        "missing-ground-truth": [3],
+        "special-tokens": [2, 4, 5],
+    }
+    assert told(write(tmp_path / "a", data)) == {rule: [row + first for row in rows] for rule, rows in expected.items()}
+
+
+# The screen
+
+
+CONTENTS = st.one_of(
+    st.sampled_from(
+        ["", " ", "\n\t", "\u2003", "a", "é", "<s>", "a<|im_end|>", "<b>", "[INST]", "<｜x｜>", "<", "[", "<|"]
+    ),
+    st.text(max_size=20),
+    st.none(),
+)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "system", "assistant", "tool", "human", None]), "content": CONTENTS}
+)
+ROWS = st.fixed_dictionaries(
+    {
+        "prompt": st.one_of(st.none(), st.lists(MESSAGES, max_size=3)),
+        "env_class": st.sampled_from(["gsm8k", "gsm8k_multi_turn", "aime", "text2sql", "nowhere", None]),
+        "reward_spec": st.one_of(
+            st.none(), st.fixed_dictionaries({"ground_truth": st.sampled_from(["1", "1,000", "", " ", "-2.5", None])})
+        ),
+        "extra_info": st.one_of(st.none(), st.just({"a": "b"})),
+        "max_turns": st.sampled_from([None, 1, 0]),
+    }
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=8), st.integers(0, 3))
+@settings(max_examples=300, deadline=None)
+def test_the_screen_passes_over_no_faulty_row(rows: list[dict[str, Any]], skip: int) -> None:
+    batch = pa.RecordBatch.from_pylist([rows[0]] * skip + rows, schema=SCHEMA).slice(skip)
+    check = RowCheck("skyrl")
+    faulty = [bool(list(check(_without_nulls(row)))) for row in rows]
+    look = Screened(batch, check).look
+    assert not [number for number, bad in enumerate(faulty) if bad and not look[number]]
+
+
+SCHEMA = pa.schema(
+    {
+        "prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+        "env_class": pa.string(),
+        "reward_spec": pa.struct({"ground_truth": pa.string()}),
+        "extra_info": pa.struct({"a": pa.string()}),
+        "max_turns": pa.int64(),
+    }
+)
+
+
+def test_the_screen_points_at_no_sound_row() -> None:
+    data = [faults.row(number) for number in range(50)]
+    assert not Screened(pa.RecordBatch.from_pylist(data), RowCheck("skyrl")).look.any()
+
+
+@given(st.lists(st.lists(st.text(max_size=10), min_size=1, max_size=3), min_size=1, max_size=6), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_prompts_have_the_same_key_in_every_kind_of_file(prompts: list[list[str]], large: bool) -> None:
+    data = [faults.row(0, prompt=[{"role": "user", "content": text or "x"} for text in prompt]) for prompt in prompts]
+    batch = pa.RecordBatch.from_pylist(data)
+    if large:
+        message = pa.struct({"role": pa.string(), "content": pa.large_string()})
+        batch = batch.set_column(1, "prompt", batch.column("prompt").cast(pa.list_(message)))
+    keys = Screened(batch, RowCheck("skyrl")).keys
+    assert keys is not None
+    assert keys.tolist() == [key_of(row["prompt"]) for row in data]
+    assert len(set(keys.tolist())) == len({json.dumps(row["prompt"]) for row in data})
+
+
+# Several files
+
+
+def test_prompts_of_validation_files_are_looked_for_in_the_training_files(tmp_path: Path) -> None:
+    train = faults.parquet(tmp_path / "some", [faults.row(number) for number in range(20)])
+    held_out = faults.lines(tmp_path / "others", [faults.row(number) for number in range(15, 25)])
+    assert told(train, held_out) == {"duplicate-prompts": [1, 2, 3, 4, 5]}
+    report = validate(str(train), validation=str(held_out))
+    assert [(finding.rule, finding.file, finding.count) for finding in report.findings] == [
+        ("train-val-overlap", str(held_out), 5)
+    ]
+
+
+def test_types_that_the_loader_would_not_put_together(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([faults.row(number) for number in range(4)])
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    pq.write_table(table, one)
+    pq.write_table(table.set_column(2, "env_class", table["env_class"].cast(pa.large_string())), two)
+    report = validate([str(one), str(two)])
+    found = {finding.rule: finding.found for finding in report.findings}
+    assert found["type-differs"] == f"env_class is large_string here, string in {one}"
+    more_keys = [faults.row(number, extra_info={"index": number, "split": "a", "more": 1}) for number in range(8, 12)]
+    assert told(one, faults.parquet(tmp_path / "three", more_keys)) == {}
+
+
+def test_a_damaged_file_among_others_hides_nothing(tmp_path: Path) -> None:
+    bad = faults.files("unreadable", tmp_path)
+    other = faults.files("unknown-role", tmp_path)
+    assert told(*bad, *other) == {"unreadable": [], "unknown-role": [1]}
+
+
+def test_lines_after_a_broken_one_are_checked(tmp_path: Path) -> None:
+    path = faults.lines(tmp_path / "a", [faults.row(0), faults.row(1), faults.row(2, env_class="nowhere")])
+    text = path.read_text().splitlines()
+    path.write_text("\n".join([text[0], text[1][:-5], '{"a": 1, "a": 2}', text[2]]))
+    assert told(path) == {"unreadable": [2, 3], "unknown-env-class": [4]}
+
+
+def test_text_that_is_no_unicode_is_told_by_row(tmp_path: Path) -> None:
+    data = [faults.row(number) for number in range(5)]
+    path = faults.parquet(tmp_path / "a", data)
+    table = pq.read_table(path)
+    sources = pa.array([b"sums", b"sums", b"\xff\xfe", b"sums", b"sums"])
+    bad = pa.Array.from_buffers(pa.string(), 5, sources.buffers())
+    pq.write_table(table.set_column(0, "data_source", bad), path)
+    assert told(path) == {"unreadable": [2]}
+
+
+def test_quick_reads_no_contents(tmp_path: Path) -> None:
+    data = [faults.row(0, prompt=faults.user("<|im_start|>")), faults.row(1, prompt=faults.user(role="human"))]
+    path = faults.parquet(tmp_path / "a", [*data, faults.row(2, env_class="nowhere")])
+    assert told(path, quick=True) == {"unknown-role": [1], "unknown-env-class": [2]}
+    assert told(faults.parquet(tmp_path / "b", [faults.row(3)]), quick=True) == {}
+
+
+def test_environments_that_are_registered_elsewhere_can_be_named(tmp_path: Path) -> None:
+    path = faults.parquet(tmp_path / "a", [faults.row(0, env_class="multiply")])
+    assert told(path) == {"unknown-env-class": [0]}
+    assert told(path, environments=["multiply"]) == {}
+
+
+def test_rows_of_verl_and_trl(tmp_path: Path) -> None:
+    def verl(number: int, **changes: Any) -> dict[str, Any]:
+        reward = {"style": "rule", "ground_truth": "1"}
+        return faults.row(number, **{"reward_spec": ..., "env_class": ..., "reward_model": reward, **changes})
+
+    assert told(faults.parquet(tmp_path / "a", [verl(0), verl(1)])) == {}
+    bad = [verl(0), verl(1, reward_model=...), verl(2, reward_model={"style": "rule"})]
+    assert told(faults.parquet(tmp_path / "b", bad)) == {"missing-reward-spec": [1], "missing-ground-truth": [2]}
+    trl = [faults.row(n, reward_spec=..., env_class=..., ground_truth="1") for n in range(2)]
+    assert told(faults.parquet(tmp_path / "c", trl)) == {}
+
+
+# Gold answers
+
+
+def test_gold_answers_are_tried_with_wrong_ones(tmp_path: Path, paid: None, capsys: Any) -> None:
+    data = [
+        faults.row(0),
+        faults.row(1, env_class="paid"),
+        faults.row(2, env_class="broken"),
+        faults.row(3, env_class="mute"),
+        faults.row(4, prompt=faults.user("Say #### 5")),
+        faults.row(5),
+    ]
+    path = faults.parquet(tmp_path / "a", data)
+    assert main(["validate", str(path), "--gold", "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    findings = {finding["rule"]: finding for finding in result["findings"]}
+    assert {rule: finding["rows"] for rule, finding in findings.items()} == {
+        "gold-not-rewarded": [1, 4],
+        "environment-fails": [2],
+        "gold-unknown": [3],
+    }
+    assert "no licence" in findings["environment-fails"]["found"]
+    assert result["gold_checked"] == 4
+
+
+# Fixing
+
+
+def test_what_can_be_fixed_safely_is(tmp_path: Path, capsys: Any) -> None:
+    data = [
+        faults.row(0, reward_spec={"ground_truth": 1}),
+        faults.row(1, reward_spec={"ground_truth": "1,000"}),
+        faults.row(2, prompt="3 + 1?"),
+        faults.row(3, prompt=faults.user("4 + 1?", role="Human")),
+        faults.row(4, prompt=[{"from": "human", "value": "5 + 1?"}]),
+        faults.row(5, env_class="aime"),
+        faults.row(6, env_class="gsm8k_multi_turn", extra_info={"max_turns": 2}),
+        faults.row(7, env_class="gsm8k_multi_turn", extra_info=...),
+        faults.row(8),
+    ]
+    path, out = faults.lines(tmp_path / "bad", data), tmp_path / "good.parquet"
+    assert main(["validate", str(path), "--fix", str(out), "--json"]) == 1
+    fixed = json.loads(capsys.readouterr().out)["fixed"]
+    assert (fixed["rows"], fixed["left_out"]) == (9, {})
+    assert told(out) == {}
+    tasks = list(read_tasks(out))
+    assert [task.ground_truth for task in tasks[:2]] == [1, "1000"]
+    assert tasks[8] == next(iter(read_tasks(faults.lines(tmp_path / "same", data[8:]))))
+    assert main(["validate", str(path), "--fix", str(out)]) == 2, "nothing is overwritten unasked"
+
+
+def test_rows_that_cannot_be_fixed_are_left_out_and_counted(tmp_path: Path, capsys: Any) -> None:
+    path = faults.lines(tmp_path / "bad", [faults.row(0), faults.row(1, prompt=5), faults.row(2, prompt=...)])
+    main(["validate", str(path), "--fix", str(tmp_path / "good.jsonl"), "--json"])
+    fixed = json.loads(capsys.readouterr().out)["fixed"]
+    assert (fixed["rows"], sum(fixed["left_out"].values())) == (1, 2)
+
+
+# The command line and the function
+
+
+def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path, capsys: Any) -> None:
+    path = faults.files("unknown-env-class", tmp_path)
+    assert main(["validate", *path]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "unknown-env-class" in shown
+    assert "did you mean 'gsm8k'" in shown
+    assert "Not valid: 4 rows in 1 file, 1 error" in shown
+    assert main(["validate", *faults.files("duplicate-prompts", tmp_path)]) == 0, "a warning is no error"
+
+
+def test_wrong_usage_is_told(tmp_path: Path, capsys: Any) -> None:
+    (path,) = faults.files("unknown-role", tmp_path)
+    for arguments in (
+        [path, "arithmetic", "--quick", "--gold"],
+        ["arithmetic", "--quick"],
+        ["arithmetic", "reverse-text"],
+        [path, "--taskset.level", "3"],
+        [path, "--qick"],
+        [str(tmp_path / "absent.parquet")],
+        [path, "--format", "verll"],
+    ):
+        assert main(["validate", *arguments]) == 2, arguments
+    assert "did you mean '--quick'" in capsys.readouterr().err
+
+
+def test_validate_dataset_prints_and_gives_the_report(tmp_path: Path, capsys: Any) -> None:
+    report = validate_dataset(str(faults.parquet(tmp_path / "a", [faults.row(0)])))
+    assert report.ok
+    assert "Dataset valid! 1 rows in 1 file" in capsys.readouterr().out
+    assert not validate_dataset(faults.files("unknown-role", tmp_path)).ok
+
+
+def test_the_docs_list_every_rule() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "data-format.md").read_text()
+    listed = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
+    assert RULES.keys() <= listed
+
+
+def test_keys_of_many_prompts_are_spread() -> None:
+    keys = {key_of([{"role": "user", "content": str(np.int64(number))}]) for number in range(10_000)}
+    assert len(keys) == 10_000
