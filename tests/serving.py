@@ -144,6 +144,13 @@ class Dear(Numbers):
         return Task(prompt=str(index), extra_info={"pid": os.getpid()})
 
 
+class DearFew(Dear):
+    INFINITE = False
+
+    def count(self):
+        return 9
+
+
 def shuffled(kind, seed=3):
     return kind(TasksetConfig(shuffle=ShuffleConfig(seed=seed)))
 

@@ -14,6 +14,7 @@ from serving import (
     Colours,
     Crashes,
     Dear,
+    DearFew,
     Hangs,
     Numbers,
     Ranked,
@@ -329,6 +330,14 @@ def _lives(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_dear_tasks_of_a_finite_taskset_come_in_the_order_of_each_epoch():
+    async def draw():
+        async with served(shuffled(DearFew), workers=2) as client:
+            return [(await client.sample()).idx for _ in range(18)]
+
+    assert run(draw()) == [shuffled(DearFew).at(index).idx for index in range(18)]
 
 
 def test_seeds_are_never_offset_by_a_workers_number():

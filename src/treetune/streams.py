@@ -18,9 +18,10 @@ import msgspec
 
 from treetune.canonical import digest
 from treetune.curriculum import Curriculum, curriculum_of
-from treetune.errors import ResumeError, TasksetError, UsageError
+from treetune.errors import ResumeError, TasksetError, UsageError, user_code
 from treetune.fingerprint import Fingerprint, taskset_fingerprint
 from treetune.offload import call_apart
+from treetune.order import locate
 from treetune.reader import Reader
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -116,7 +117,8 @@ class Streams:
             index = self._opened(stream)
         position = None
         if self._adapts:
-            position = self._curriculum(stream).draw(index)
+            with user_code(f"{self.taskset.name}.curriculum().draw()"):
+                position = self._curriculum(stream).draw(index)
         self._cursors[stream] = index + 1
         return Draw(stream, index, position)
 
@@ -167,7 +169,12 @@ class Streams:
     def task(self, draw: Draw) -> Task:
         """The task of a draw, made here and now; not for generators."""
         began = time.perf_counter()
-        task: Task = self.taskset.at(draw.index) if draw.position is None else self.taskset[draw.position]
+        position = draw.position
+        if position is None:  # what `taskset.at` does, with the count known
+            position = draw.index
+            if self.count is not None:
+                position = locate(draw.index, self.count, self.taskset.order_seed)[1]
+        task: Task = self.taskset[position]
         if time.perf_counter() - began > CHEAP_SECONDS * 2:
             self._slow += 1
             self.cheap = self.cheap and self._slow < 8

@@ -1,6 +1,7 @@
 """Answers are kept by the id that the client gave its request: repeating the id repeats the answer, not the work.
 
-    answers.begin(id, identity)     # False where the id is known: then the answer is on its way, or comes again
+    answers.begin(id, identity)
+    answers.join(id, other)         # True: it is under way, and will be answered to that identity too
     answers.finish(id, data)        # the identities that wait for it
 
 Kept until acknowledged, or for a bounded time and size.
@@ -14,6 +15,8 @@ from collections import OrderedDict
 MOST_BYTES = 256 << 20
 MOST_ANSWERS = 200_000
 SECONDS = 900.0
+_LOOKED_AT = 64
+"""After so many more answers it is looked whether some are old."""
 
 
 class Answers:
@@ -22,16 +25,19 @@ class Answers:
         self._waiting: dict[bytes, list[bytes]] = {}
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._bytes = 0
+        self._since = 0
 
-    def begin(self, id: bytes, identity: bytes) -> bool:
-        """Whether this is a new request; one that is under way already will be answered to this identity too."""
+    def begin(self, id: bytes, identity: bytes) -> None:
+        self._waiting[id] = [identity]
+
+    def join(self, id: bytes, identity: bytes) -> bool:
+        """Whether the request is under way already; it will then be answered to this identity too."""
         waiting = self._waiting.get(id)
         if waiting is None:
-            self._waiting[id] = [identity]
-            return True
+            return False
         if identity not in waiting:
             waiting.append(identity)
-        return False
+        return True
 
     def kept(self, id: bytes) -> bytes | None:
         found = self._kept.get(id)
@@ -41,7 +47,10 @@ class Answers:
         """Keeps an answer that was given at once."""
         self._kept[id] = (time.monotonic(), data)
         self._bytes += len(data)
-        self._shrink()
+        self._since += 1
+        if self._since >= _LOOKED_AT or self._bytes > self._most_bytes:
+            self._since = 0
+            self._shrink()
 
     def finish(self, id: bytes, data: bytes, keep: bool = True) -> list[bytes]:
         """Who waits for the answer; nobody where it was given already."""
@@ -58,9 +67,6 @@ class Answers:
     @property
     def under_way(self) -> int:
         return len(self._waiting)
-
-    def is_under_way(self, id: bytes) -> bool:
-        return id in self._waiting
 
     def __len__(self) -> int:
         return len(self._kept)

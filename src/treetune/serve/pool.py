@@ -356,6 +356,7 @@ class EnvServerPool(EnvServer):
             address="",
             server_key=None,
             taskset=self.taskset,
+            count=self.streams.count,
             counts=counts_of(self.taskset),
             models=self.models_config,
             limits=self.config.limits,

@@ -58,6 +58,8 @@ from treetune.taskset import Taskset
 
 log = logging.getLogger("treetune.serve")
 R = TypeVar("R", bound=Request)
+Handler = Callable[[bytes, bytes, str, bytes], None]
+"""Takes the sender's identity, the request's id, its method and payload."""
 _LONGEST_ID = 64
 _MOST_WAITING = 20_000
 """Samples that wait for a slow taskset, before the answer is `busy`."""
@@ -114,20 +116,21 @@ class EnvServer:
         self._made_later: list[Job] = []
         """Tasks to be made once it is known that they were drawn."""
         self._begun = b""
-        self._handlers: dict[bytes, Callable[[bytes, bytes, str, bytes], None]] = {
-            b"health": self._health,
-            b"info": self._info,
-            b"sample": self._sample,
-            b"run_rollout": self._run,
-            b"run_group": self._run,
-            b"start": self._run,
-            b"step": self._run,
-            b"cancel": self._cancel,
-            b"observe": self._observe,
-            b"state": self._state,
-            b"restore": self._restore,
-            b"stats": self._stats,
+        handlers: dict[str, Handler] = {
+            "health": self._health,
+            "info": self._info,
+            "sample": self._sample,
+            "run_rollout": self._run,
+            "run_group": self._run,
+            "start": self._run,
+            "step": self._run,
+            "cancel": self._cancel,
+            "observe": self._observe,
+            "state": self._state,
+            "restore": self._restore,
+            "stats": self._stats,
         }
+        self._handlers = {name.encode(): (name, handler) for name, handler in handlers.items()}
 
     # Its life
 
@@ -210,10 +213,11 @@ class EnvServer:
                 continue
             identity, id, method, payload = frames
             self._begun = b""
+            name, handler = self._handlers[method]
             try:
-                self._handlers[method](identity, id, method.decode(), payload)
+                handler(identity, id, name, payload)
             except Exception as error:
-                self._fail(identity, id, method.decode(), error)
+                self._fail(identity, id, name, error)
         self._commit()
         for reply in self._replies:
             self._send(reply)
@@ -279,15 +283,17 @@ class EnvServer:
             self.answers.acknowledge(request.ack)
         return request
 
-    def _is_new(self, identity: bytes, id: bytes) -> bool:
-        """Whether the work is yet to be done; one that was done is answered again, one under way will be."""
+    def _is_known(self, identity: bytes, id: bytes) -> bool:
+        """Whether this request came before: one that was done is answered again, one under way will be."""
         if (kept := self.answers.kept(id)) is not None:
             self._replies.append((identity, id, kept))
-            return False
-        if not self.answers.begin(id, identity):
-            return False
+            return True
+        return self.answers.join(id, identity)
+
+    def _begin(self, identity: bytes, id: bytes) -> None:
+        """From here on a request of this id is under way."""
+        self.answers.begin(id, identity)
         self._begun = id
-        return True
 
     def _changes(self, stream: str) -> None:
         """Remembers how a stream was before this batch, and that it must be saved."""
@@ -307,7 +313,7 @@ class EnvServer:
 
     def _sample(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
         request = self._read(id, payload, SampleRequest)
-        if not self._is_new(identity, id):
+        if self._is_known(identity, id):
             return
         if self._stopping:
             raise Stopping("the server is stopping", remedy="ask again when it is back")
@@ -316,10 +322,11 @@ class EnvServer:
             task = self.streams.task(draw)
             self.metrics.sources[task.data_source] += 1
             data = self.work.sampled(task, draw.index)
-            self.answers.finish(id, data)
-            self.metrics.request(method, 0.0)
+            self.answers.keep(id, data)
+            self.metrics.requests[method] += 1
             self._replies.append((identity, id, data))
             return
+        self._begin(identity, id)
         self._made_later.append(Job(id, "make", msgspec.msgpack.encode(draw), self._finisher(id, method), size=0))
 
     def _draw(self, id: bytes, request: SampleRequest) -> Draw:
@@ -331,15 +338,14 @@ class EnvServer:
         if self.answers.under_way > _MOST_WAITING:
             raise Busy("too many requests are waiting for a task", remedy="ask again soon")
         self._changes(request.stream)
-        with user_code(f"{self.taskset.name}.curriculum()"):
-            draw = self.streams.advance(request.stream)
+        draw = self.streams.advance(request.stream)
         self._drawn.append((id, draw))
         return draw
 
     def _observe(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
         request = self._read(id, payload, ObserveRequest)
         task = self.work.task_of(request.task)
-        if not self._is_new(identity, id):
+        if self._is_known(identity, id):
             return
         self._changes(request.stream)
         with user_code(f"{self.taskset.name}.curriculum().observe()"):
@@ -352,7 +358,7 @@ class EnvServer:
 
     def _restore(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
         request = self._read(id, payload, RestoreRequest)
-        if not self._is_new(identity, id):
+        if self._is_known(identity, id):
             return
         for stream in request.state.streams:
             self._changes(stream)
@@ -365,7 +371,7 @@ class EnvServer:
         self._answer(identity, id, method, StatsResponse(stats=stats))
 
     def _done_here(self, identity: bytes, id: bytes, method: str, response: Any) -> None:
-        self.answers.finish(id, pack(response))
+        self.answers.keep(id, pack(response))
         self._answer(identity, id, method, response)
 
     # What the crew does
@@ -383,7 +389,7 @@ class EnvServer:
                 raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
         else:
             self._read(id, payload, Request)
-        if not self._is_new(identity, id):
+        if self._is_known(identity, id):
             return
         if self._stopping:
             raise Stopping("the server is stopping", remedy="ask again when it is back")
@@ -396,6 +402,7 @@ class EnvServer:
             )
         if size > capacity:
             log.warning("a group of %d is larger than the capacity of %d", size, capacity)
+        self._begin(identity, id)
         self._in_flight += size
         job = Job(id, method, payload, self._finisher(id, method, size), size, episode)
         self._jobs[id] = job
@@ -404,7 +411,8 @@ class EnvServer:
     def _cancel(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
         request = self._read(id, payload, CancelRequest)
         if isinstance(request.id, str) and request.id in self._episodes:
-            if self._is_new(identity, id):
+            if not self._is_known(identity, id):
+                self._begin(identity, id)
                 job = Job(id, method, payload, self._finisher(id, method), 0, request.id)
                 self._jobs[id] = job
                 self.crew.submit(job)

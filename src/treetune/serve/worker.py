@@ -43,7 +43,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     server_key: bytes | None
     """The broker's public key, where the way to it is encrypted."""
     taskset: Taskset[Any, Any]
+    count: int | None
+    """How many tasks there are; None where there is no end."""
     counts: list[int | None]
+    """The same for each part of a mixture that could not tell without loading its tasks."""
     models: ModelsConfig
     limits: Limits
     key: bytes
@@ -86,6 +89,7 @@ class Worker:
         self._spec = spec
         _tell_counts(spec.taskset, spec.counts)
         streams = Streams(spec.taskset)
+        streams.count = spec.count
         streams.cheap = False  # tasks are made here only where that takes long
         self._models = Models(spec.models, spec.taskset)
         self._host = LocalHost(streams, self._models.policy_of, spec.limits)
