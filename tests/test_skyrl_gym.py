@@ -115,7 +115,7 @@ FUNCTIONS = [
     "f = 5", "",
     "def f(a, b):\n    return [float(n) for n in a + b]", "def f(a, b):\n    return set(a + b)",
     "def f(a):\n    return a",
-    "def g(a, b):\n    return a + b", "f = lambda a, b: a + b", "def f(a, b):\n    return str(a + b)", "print(input())",
+    "def g(a, b):\n    return a + b", "f = lambda a, b: a + b", "def f(a, b):\n    return str(a + b)",
     "class Solution:\n    def g(self):\n        pass\ndef f(a, b):\n    return a + b", "def f(a, b):\n    exit(0)",
     "x =",
     "if __name__ == '__main__':\n    1 / 0\ndef f(a, b):\n    return a + b", "def f(*both):\n    return sum(both, [])",
@@ -205,7 +205,7 @@ class Sides:
             return steps
 
         async def all_of_them() -> list[Steps | str]:
-            return [await play(task, actions) for task, actions in cases]
+            return await asyncio.gather(*(play(task, actions) for task, actions in cases))
 
         return asyncio.run(all_of_them())
 
@@ -340,7 +340,7 @@ def test_lcb_rewards_agree(sides, sandbox):
         )
     ]  # fmt: skip
     assert sides.differing(cases) == []
-    assert sum(steps[-1][0] for steps in sides.ours(cases)) > 20
+    assert sum(steps[-1][0] for steps in sides.ours(cases[:20])) > 5
 
 
 def test_searchcode_rewards_and_observations_agree(sides, sandbox):
