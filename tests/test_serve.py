@@ -188,14 +188,15 @@ def test_repeating_a_request_repeats_its_answer_and_not_the_work():
                 again = await raw.ask(b"id-1", "sample")
                 elsewhere = await other.ask(b"id-1", "sample")  # a client that has connected anew
                 after = await raw.ask(b"id-2", "sample", ack=[b"id-1"])
-                forgotten = await raw.ask(b"id-1", "sample")
+                await raw.send(b"id-1", b"sample", pack({}))  # a repetition that comes late
+                last = await raw.ask(b"id-4", "sample")
                 rollouts = [await raw.ask(b"id-3", "run_rollout", task=first["task"]) for _ in range(3)]
                 outcomes = dict(server.metrics.outcomes)
-                return first, again, elsewhere, after, forgotten, rollouts, outcomes
+                return first, again, elsewhere, after, last, rollouts, outcomes
 
-    first, again, elsewhere, after, forgotten, rollouts, outcomes = run(repeat())
+    first, again, elsewhere, after, last, rollouts, outcomes = run(repeat())
     assert first == again == elsewhere
-    assert [answer["index"] for answer in (first, after, forgotten)] == [0, 1, 2]
+    assert [answer["index"] for answer in (first, after, last)] == [0, 1, 2]
     assert rollouts[0] == rollouts[1] == rollouts[2]
     assert outcomes == {"completed": 1}
 

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 
 MOST_BYTES = 256 << 20
-MOST_ANSWERS = 200_000
+MOST_ANSWERS = 100_000
 SECONDS = 900.0
 _LOOKED_AT = 64
 """After so many more answers it is looked whether some are old."""
@@ -24,6 +24,7 @@ class Answers:
         self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
         self._waiting: dict[bytes, list[bytes]] = {}
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
+        self._settled: OrderedDict[bytes, None] = OrderedDict()
         self._bytes = 0
         self._since = 0
 
@@ -60,9 +61,20 @@ class Answers:
         return waiting
 
     def acknowledge(self, ids: list[bytes]) -> None:
+        """Forgets the answers, but not that they were given: a late repetition must not begin anew."""
         for id in ids:
-            if (found := self._kept.pop(id, None)) is not None:
-                self._bytes -= len(found[1])
+            self.drop(id)
+            self._settled[id] = None
+        while len(self._settled) > self._most:
+            self._settled.popitem(last=False)
+
+    def is_settled(self, id: bytes) -> bool:
+        return id in self._settled
+
+    def drop(self, id: bytes) -> None:
+        """Forgets an answer that was not given after all."""
+        if (found := self._kept.pop(id, None)) is not None:
+            self._bytes -= len(found[1])
 
     @property
     def under_way(self) -> int:

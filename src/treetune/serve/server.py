@@ -259,7 +259,8 @@ class EnvServer:
             (self._here if self.streams.sequential else self.crew).submit(job)
 
     def _take_back(self, lost: set[bytes], told: bytes) -> None:
-        self.answers.acknowledge(list(lost))
+        for id in lost:
+            self.answers.drop(id)
         self._replies = [(to, id, told if id in lost else data) for to, id, data in self._replies]
         for id in lost:
             self._replies += [(identity, id, told) for identity in self.answers.finish(id, told, keep=False)]
@@ -284,11 +285,12 @@ class EnvServer:
         return request
 
     def _is_known(self, identity: bytes, id: bytes) -> bool:
-        """Whether this request came before: one that was done is answered again, one under way will be."""
+        """Whether this request came before: one that was done is answered again, one under way will be, and one
+        whose answer has arrived needs none."""
         if (kept := self.answers.kept(id)) is not None:
             self._replies.append((identity, id, kept))
             return True
-        return self.answers.join(id, identity)
+        return self.answers.join(id, identity) or self.answers.is_settled(id)
 
     def _begin(self, identity: bytes, id: bytes) -> None:
         """From here on a request of this id is under way."""
