@@ -255,6 +255,14 @@ class TestLcb:
             ("print(comb(int(input()), 1) ** 2) if inf else deque()", 0.0, "case 2 of 3: ValueError"),  # names given
             ("import threading\nthreading.Thread(target=lambda: print(int(input()) ** 2)).start()", 1.0, "right"),
             ("import atexit\nn = int(input())\natexit.register(lambda: print(n * n))", 1.0, "right"),
+            ("out = open(1, 'w')\nout.write(str(int(input()) ** 2))", 1.0, "right"),  # never closed
+            ("import io\nclass Out:\n    to = io.BufferedWriter(io.FileIO(1, 'w'))\n"
+             "Out.to.write(b'%d' % int(input()) ** 2)", 1.0, "right"),
+            ("import io, os, sys\nsys.stdout = io.StringIO()\nprint(int(input()) ** 2)\n"
+             "os.write(1, sys.stdout.getvalue().encode())", 1.0, "right"),
+            ("import sys\nprint(int(input()) ** 2)\nsys.stdout.close()", 1.0, "right"),
+            ("import threading, time\ndef late():\n    time.sleep(0.2)\n    print(int(input()) ** 2)\n"
+             "threading.Thread(target=late).start()\nraise SystemExit", 1.0, "right"),
             (FUNCTION, 0.0, "case 1 of 3: nothing instead of 25"),
             ("print(int(input()) * 5)", 0.0, "case 2 of 3: -15 instead of 9"),
             ("print(25)", 0.0, "case 2 of 3: 25 instead of 9"),
@@ -266,7 +274,7 @@ class TestLcb:
             ("print('\udc80')", 0.0, ""),
             ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", 0.0, "killed by signal 11"),
         ],
-    )
+    )  # fmt: skip
     def test_a_program_is_run_on_every_case(self, answer, reward, why):
         (step,) = play(task_of("lcb", SQUARES), code(answer))
         assert (step.reward, step.done, step.info["success"]) == (reward, True, reward == 1.0)

@@ -11,6 +11,9 @@ are judged outside. Each case is a process of its own that begins afresh.
 
 from __future__ import annotations
 
+import atexit
+import gc
+import io
 import json
 import os
 import re
@@ -21,7 +24,7 @@ import tempfile
 import time
 import traceback
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 NAMES = {
     "bisect": "bisect_left bisect_right insort",
@@ -54,12 +57,12 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     answer = json.loads(source.readline())
     names = prelude(answer["code"])
+    gc.freeze()  # what is here already is nothing for the children to collect
     for line in source:
         case = Case(answer, json.loads(line))
         child = os.fork()
         if child == 0:
             case.run(names)
-            return
         ended = case.wait(child)
         write(sink, json.dumps(ended.head).encode() + b"\n")
         write(sink, ended.content)
@@ -120,8 +123,8 @@ class Case:
             return Ended("error", self.calls, contents(self.error.fileno(), ERROR_BYTES) or full)
         return Ended("done", self.calls, contents(self.output.fileno()))
 
-    def run(self, names: dict[str, Any]) -> None:
-        """In the child, which then ends as any program does: threads are awaited, exit functions run."""
+    def run(self, names: dict[str, Any]) -> NoReturn:
+        """In the child."""
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         seconds = self.answer["cpu_seconds"]
@@ -139,14 +142,23 @@ class Case:
             setattr(sys, f"__{name}__", stream)
         sys.argv = ["answer.py"]
         try:
+            leave(self.outcome(names))
+        finally:
+            os._exit(1)
+
+    def outcome(self, names: dict[str, Any]) -> int:
+        """The exit code."""
+        try:
             if self.calls:
                 self.call(names)
             else:
                 self.execute("__main__", names)
         except SystemExit:
-            return  # however a program ends itself, its output counts
+            return 0  # however a program ends itself, its output counts
         except BaseException as error:
-            sys.exit(described(error))
+            print(described(error), file=sys.__stderr__)
+            return 1
+        return 0
 
     def execute(self, name: str, names: dict[str, Any]) -> types.ModuleType:
         module = types.ModuleType(name)
@@ -168,6 +180,23 @@ class Ended:
     def __init__(self, ended: str, called: bool, content: bytes) -> None:
         self.head = {"ended": ended, "kind": "value" if called else "text", "size": len(content)}
         self.content = content
+
+
+def leave(code: int) -> NoReturn:
+    """End as any program does: threads are awaited, exit functions run, open files written. But without taking the
+    interpreter down, which would cost more than most answers."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    for file in gc.get_objects():
+        try:
+            if isinstance(file, io.IOBase) and not file.closed:
+                file.flush()
+        except OSError:
+            code = code or 1
+        except Exception:
+            continue  # something that only looks like a file
+    os._exit(code)
 
 
 def plain(value: Any) -> Any:
