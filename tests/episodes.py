@@ -1,6 +1,8 @@
 """Episodes without a policy: the actions are given.
 
     (step,) = play(task_of("gsm8k", "5"), "#### 5")
+
+Each runs to its end, or until there is nothing left to say.
 """
 
 from __future__ import annotations
