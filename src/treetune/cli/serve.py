@@ -26,7 +26,9 @@ def serve_command(
     allow_endpoint: Annotated[
         list[str] | None, typer.Option(help="An address that requests may name, such as a trainer's inference server.")
     ] = None,
-    workers: Annotated[int, typer.Option("-w", "--workers", help="Worker processes; 0: all in one process.")] = 0,
+    workers: Annotated[
+        int, typer.Option("-w", "--workers", min=0, help="Worker processes; 0: all in one process.")
+    ] = 0,
     max_workers: Annotated[int | None, typer.Option(help="Up to how many when there is much to do.")] = None,
     engine: Annotated[str, typer.Option(help="Where workers run: processes, or ray.")] = "processes",
     capacity: Annotated[int, typer.Option(help="Rollouts under way at once; beyond it the answer is `busy`.")] = 512,

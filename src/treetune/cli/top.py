@@ -1,0 +1,88 @@
+"""`treetune top`: a running server, live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def top_command(
+    address: Annotated[str, typer.Argument(help="The address of a `treetune serve`, such as tcp://127.0.0.1:5555.")],
+    token: Annotated[str | None, typer.Option(envvar="TREETUNE_TOKEN", help="The server's token.")] = None,
+    server_key: Annotated[str | None, typer.Option(help="The public key of an encrypted server.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    deadline: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> int:
+    """Look at a running server: what it gave out, what is under way, rewards and errors."""
+    import asyncio
+
+    from treetune.cli.output import console_for, print_json
+    from treetune.serve.client import EnvClient
+
+    console = console_for(json)
+
+    async def watch() -> None:
+        async with EnvClient(address, token=token, server_key=server_key, deadline=deadline) as client:
+            before = await client.stats()
+            if json:
+                print_json(before)
+                return
+            if once or not console.is_terminal:
+                console.print(figures(address, before, before))
+                return
+            from rich.live import Live
+
+            with Live(figures(address, before, before), console=console, screen=True) as live:
+                while True:
+                    await asyncio.sleep(every)
+                    now = await client.stats()
+                    live.update(figures(address, now, before))
+                    before = now
+
+    asyncio.run(watch())
+    return 0
+
+
+def figures(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
+    """One look at a server, with rates since the look before."""
+    from rich.table import Table
+    from rich.text import Text
+
+    seconds = now["uptime"] - before["uptime"]
+
+    def rate(method: str) -> str:
+        if seconds <= 0:
+            return ""
+        more = now["requests"].get(method, 0) - before["requests"].get(method, 0)
+        return f"  {more / seconds:,.0f}/s"
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+
+    def row(name: str, value: str) -> None:
+        table.add_row(Text(name, style="bold"), Text(value))
+
+    row(now["name"], f"{address}, up {now['uptime']:,.0f} s")
+    row("under way", f"{now['in_flight']:,} of {now['capacity']:,}, {now['episodes']:,} of them episodes")
+    if now["workers"]:
+        loads = " ".join(map(str, now["loads"]))
+        row("workers", f"{now['workers']} (loads {loads}), {now['replaced_workers']} replaced, {now['queue']} waiting")
+    for method, count in sorted(now["requests"].items()):
+        mean = now["seconds"].get(method, 0.0) / count if count else 0.0
+        row(method, f"{count:,}{rate(method)}" + (f"  {mean:.2f} s each" if mean >= 0.01 else ""))
+    for name in sorted(key for key in now if key.startswith("cursor:")):
+        row(f"cursor {name.removeprefix('cursor:')}".rstrip(), f"{now[name]:,}")
+    for source, found in sorted(now["sources"].items()):
+        reward = "" if found["mean_reward"] is None else f", mean reward {found['mean_reward']:.3f}"
+        row(source, f"{found['tasks']:,} tasks, {found['share']:.0%}{reward}")
+    for name in ("outcomes", "errors"):
+        if now[name]:
+            row(name, "  ".join(f"{kind}: {count:,}" for kind, count in sorted(now[name].items())))
+    if now["malformed"]:
+        row("malformed", f"{now['malformed']:,}")
+    return table
