@@ -58,7 +58,7 @@ def write_fixed(batches: Iterable[Batch], path: str | Path, format: str) -> Fixe
                 except TreetuneError as error:
                     left_out[error.message.partition(":")[0]] += 1
                     continue
-                result.changed += better != row or _recoded(better, task)
+                result.changed += _differs(row, named(format).row_of(task))
                 yield task
 
     result.rows = write_tasks(tasks(), path, format)
@@ -118,8 +118,9 @@ def _truth(truth: Any, contract: Contract) -> Any:
     return truth
 
 
-def _recoded(row: Row, task: Task) -> bool:
-    """Whether the writer stores the ground truth in another type."""
-    contract = contract_of(task.env_class) if task.env_class in environments.names() else None
-    truth = task.ground_truth
-    return contract is not None and truth is not None and contract.encode(truth, task) != truth
+def _differs(row: Row, written: Row) -> bool:
+    """Whether a row says something otherwise than before; what is only added to `extra_info` is not counted."""
+    extra, given = written.get("extra_info", {}), row.get("extra_info", {})
+    same = all(extra.get(key) == value for key, value in given.items()) if isinstance(given, dict) else False
+    others = (written.keys() | row.keys()) - {"extra_info", "data_source"}
+    return not same or any(written.get(name) != row.get(name) for name in others)

@@ -47,7 +47,8 @@ class Report(msgspec.Struct):
         """Some rows, or without numbers the whole file, break a rule. `numbers` may be only the first of `count`."""
         told = self.by_place.get((rule, file))
         if told is None:
-            severity, expected, fix, _ = RULES[rule]
+            severity, expected, fix, fixable = RULES[rule]
+            fix = f"{fix}, or `--fix OUT`" if fixable else fix
             told = self.by_place[rule, file] = Finding(rule, severity, file, unit, [], 0, found, expected, fix)
         told.rows.extend(int(number) for number in numbers[: SHOWN - len(told.rows)])
         told.rows.sort()  # gold answers are tried many at a time

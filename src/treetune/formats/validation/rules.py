@@ -34,17 +34,17 @@ RULES = {
     # The file
     "unreadable": _error("a whole file of the kind that its name says", "write it again"),
     "no-rows": _error("at least one row", "trainers' loaders fail on an empty file: leave it out"),
-    "unsupported-type": _error("types that `datasets` knows", "write it again with `--fix`", True),
+    "unsupported-type": _error("types that `datasets` knows", "write it again with plain types", True),
     "type-differs": _error(
-        "the same column types in all files, or the loader refuses them together", "write the files with `--fix`", True
+        "the same column types in all files, or the loader refuses them together", "write the files together", True
     ),
     "mixed-types": _error(
         "one type in a column: `datasets` parses text beside numbers again, so that 007 becomes 7",
-        "write it with one type, or as parquet with `--fix`",
+        "write it with one type, or as parquet",
         True,
     ),
     "reread-dates": _error(
-        "text that stays text: a JSON column of dates becomes dates", "write it as parquet, with `--fix`", True
+        "text that stays text: a JSON column of dates becomes dates", "write it as parquet", True
     ),
     "big-integers": _error("integers of 64 bits: larger ones become floats, or break the loader", "write them as text"),
     # The prompt
