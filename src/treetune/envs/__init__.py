@@ -5,6 +5,7 @@ BUILTIN = {
     "alphabet-sort": "treetune.envs.alphabet_sort:AlphabetSortEnvironment",
     "gsm8k": "treetune.envs.gsm8k:Gsm8kEnvironment",
     "gsm8k_multi_turn": "treetune.envs.gsm8k_multi_turn:Gsm8kMultiTurnEnvironment",
+    "harbor": "treetune.envs.harbor:HarborEnvironment",
     "lcb": "treetune.envs.lcb:LcbEnvironment",
     "search": "treetune.envs.search:SearchEnvironment",
     "searchcode": "treetune.envs.searchcode:SearchCodeEnvironment",

@@ -40,15 +40,15 @@ class Bubblewrap:
         stdin: bytes = b"",
         files: Mapping[str, bytes] = NO_FILES,
         limits: SandboxLimits = DEFAULT_LIMITS,
+        writable_root: bool = False,
     ) -> Result:
         try:
             stop = Stop()
         except OSError as error:
             raise explained(SandboxUnavailable(f"a sandbox could not be set up: {error}")) from error
         try:
-            outcome = asyncio.wrap_future(
-                _in_thread(partial(self._run, command, stdin=stdin, files=files, limits=limits, stop=stop))
-            )
+            run = partial(self._run, command, stdin=stdin, files=files, limits=limits, writable_root=writable_root)
+            outcome = asyncio.wrap_future(_in_thread(partial(run, stop=stop)))
             try:
                 return await asyncio.shield(outcome)
             except asyncio.CancelledError:
@@ -68,8 +68,9 @@ class Bubblewrap:
         stdin: bytes = b"",
         files: Mapping[str, bytes] = NO_FILES,
         limits: SandboxLimits = DEFAULT_LIMITS,
+        writable_root: bool = False,
     ) -> Result:
-        return self._run(command, stdin=stdin, files=files, limits=limits, stop=None)
+        return self._run(command, stdin=stdin, files=files, limits=limits, writable_root=writable_root, stop=None)
 
     def _run(
         self,
@@ -78,10 +79,13 @@ class Bubblewrap:
         stdin: bytes,
         files: Mapping[str, bytes],
         limits: SandboxLimits,
+        writable_root: bool,
         stop: Stop | None,
     ) -> Result:
         launcher = required(probe_with(self._interpreter))
-        return launcher.execute(command, stdin=stdin, files=files, limits=limits, stop=stop)
+        return launcher.execute(
+            command, stdin=stdin, files=files, limits=limits, writable_root=writable_root, stop=stop
+        )
 
 
 def _in_thread(function: Callable[[], Result]) -> Future[Result]:

@@ -44,7 +44,12 @@ ISOLATION = (
 
 
 def options(
-    interpreter: Interpreter, limits: SandboxLimits, data: Mapping[str, int], *, prefix_at: str | None = None
+    interpreter: Interpreter,
+    limits: SandboxLimits,
+    data: Mapping[str, int],
+    *,
+    prefix_at: str | None = None,
+    writable_root: bool = False,
 ) -> list[str]:
     """`data`: the files to write and the descriptors their contents come from. `prefix_at`: where the host shows the
     interpreter's prefix, if elsewhere than inside."""
@@ -52,6 +57,8 @@ def options(
     given = [*ISOLATION]
     for name, value in environment(interpreter).items():
         given += ["--setenv", name, value]
+    if writable_root:
+        given += ["--perms", "0755", "--size", size, "--tmpfs", "/"]
     given += ["--ro-bind", "/usr", "/usr"]
     for folder in SYSTEM_FOLDERS:
         given += _system_folder(f"/{folder}")
@@ -59,7 +66,9 @@ def options(
     for path in FROM_ETC:
         given += ["--ro-bind-try", path, path]
     given += ["--proc", "/proc", "--dev", "/dev"]
-    given += ["--size", size, "--tmpfs", "/dev/shm", "--size", size, "--tmpfs", "/tmp", "--dir", WORK, "--chdir", WORK]
+    given += ["--size", size, "--tmpfs", "/dev/shm"]
+    given += ["--perms", "1777", "--dir", "/tmp"] if writable_root else ["--size", size, "--tmpfs", "/tmp"]
+    given += ["--dir", WORK, "--chdir", WORK]
     if interpreter.prefix is not None:
         given += ["--ro-bind", prefix_at or interpreter.prefix, interpreter.prefix]
     for path, descriptor in data.items():
@@ -68,8 +77,8 @@ def options(
         else:
             given += ["--perms", "0644", "--file", str(descriptor), path]
     # Both are a tmpfs without a size that the sandbox's user owns: room for files beyond the limit.
-    given += ["--remount-ro", "/dev", "--remount-ro", "/"]
-    return given
+    given += ["--remount-ro", "/dev"]
+    return given if writable_root else [*given, "--remount-ro", "/"]
 
 
 def environment(interpreter: Interpreter) -> dict[str, str]:

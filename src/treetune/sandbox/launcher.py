@@ -89,6 +89,7 @@ class Launcher(msgspec.Struct, frozen=True):
         stdin: bytes = b"",
         files: Mapping[str, bytes] = NO_FILES,
         limits: SandboxLimits = DEFAULT_LIMITS,
+        writable_root: bool = False,
         stop: Stop | None = None,
     ) -> Result:
         """Run one command in a fresh sandbox; call it from a thread that does nothing else meanwhile."""
@@ -102,7 +103,13 @@ class Launcher(msgspec.Struct, frozen=True):
         try:
             return Execution(
                 before=self._before(user, staged),
-                options=partial(options, self.interpreter, limits, prefix_at="/tmp" if staged else None),
+                options=partial(
+                    options,
+                    self.interpreter,
+                    limits,
+                    prefix_at="/tmp" if staged else None,
+                    writable_root=writable_root,
+                ),
                 data=data,
                 command=["sh", "-c", GATE, "sandbox", *self._within(limits), *command],
                 stdin=stdin,

@@ -101,8 +101,11 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         files: Mapping[str, bytes] = NO_FILES,
         limits: SandboxLimits = DEFAULT_LIMITS,
+        writable_root: bool = False,
     ) -> Result:
-        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
+        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first.
+
+        `writable_root`: files and folders can be made anywhere but in the system's own, within `disk_mb` in all."""
 
     def run_blocking(
         self,
@@ -111,5 +114,6 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         files: Mapping[str, bytes] = NO_FILES,
         limits: SandboxLimits = DEFAULT_LIMITS,
+        writable_root: bool = False,
     ) -> Result:
         """The same for code without an event loop; the calling thread waits."""

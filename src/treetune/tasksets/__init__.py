@@ -4,6 +4,7 @@ BUILTIN = {
     "alphabet-sort": "treetune.tasksets.alphabet_sort:AlphabetSort",
     "arithmetic": "treetune.tasksets.arithmetic:Arithmetic",
     "dataset": "treetune.datasets.taskset:DatasetTaskset",
+    "harbor": "treetune.tasksets.harbor:Harbor",
     "mixture": "treetune.mixture:Mixture",
     "reasoning-gym": "treetune.tasksets.reasoning_gym:ReasoningGym",
     "reverse-text": "treetune.tasksets.reverse_text:ReverseText",
