@@ -53,6 +53,8 @@ class Info(msgspec.Struct, kw_only=True):
     cursors: dict[str, int] = {}
     capacity: int | None = None
     """The most rollouts under way at once; None: no limit."""
+    by_index: bool = True
+    """Whether `sample` can be asked for an index: not where the taskset is only a generator."""
     protocol: int = PROTOCOL
     models: list[str] = []
 
@@ -280,6 +282,7 @@ def info_of(streams: Streams) -> Info:
         fingerprint=streams.identity.digest,
         cursor=streams.cursor(),
         cursors=dict(streams.cursors),
+        by_index=not streams.sequential,
     )
 
 

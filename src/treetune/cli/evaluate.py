@@ -43,6 +43,12 @@ def eval_command(
     write_pass_rate: Annotated[
         Path | None, typer.Option(help="Write the pass rate of each task, for `pass_rates` and `filter`.")
     ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="Evaluate on the `treetune serve` at this address, its own taskset and model.")
+    ] = None,
+    serve: Annotated[
+        int | None, typer.Option(min=1, help="Start a server with so many workers, and evaluate on it.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the first task.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
@@ -51,6 +57,7 @@ def eval_command(
     Keys of the config are set with dots: --taskset.level 2, --sampling.temperature 0.7, --limits.timeout 60,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
+    from treetune.cli.hosts import describe, info_of
     from treetune.cli.overrides import read_overrides
     from treetune.errors import UsageError
     from treetune.evaluate.config import read_evaluation
@@ -59,6 +66,11 @@ def eval_command(
     overrides = read_overrides(context, _OVERRIDABLE)
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
+    if server is not None:
+        if target is not None or serve is not None:
+            raise UsageError("--server brings its own taskset", remedy="leave out TARGET and --serve")
+        target = "treetune.evaluate.served:Served"
+        overrides["taskset.address"] = server
     if target is None:
         if not resume or output is None:
             raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
@@ -72,12 +84,19 @@ def eval_command(
         "pass_threshold": pass_threshold,
     }
     data.update({key: value for key, value in flags.items() if value is not None})
+    node = data["taskset"]
+    remote = str(node["address"]) if isinstance(node, dict) and node.get("id", "").endswith("served:Served") else None
+    info = info_of(remote) if remote is not None else None
+    if "model" not in data and info is not None and info.models:
+        data["model"] = info.models[0]
     if "model" not in data:
         raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
     evaluation = read_evaluation(data, overrides, source=target)
-    if dry_run:
+    if info is not None:
+        describe(evaluation, info)
+    if dry_run and info is None:
         return _dry_run(evaluation, json)
-    return _run(evaluation, output, resume, write_pass_rate, json)
+    return _run(evaluation, output, resume, write_pass_rate, json, remote, serve)
 
 
 def _dry_run(evaluation: Evaluation, json: bool) -> int:
@@ -99,10 +118,19 @@ def _dry_run(evaluation: Evaluation, json: bool) -> int:
     return 0
 
 
-def _run(evaluation: Evaluation, output: Path | None, resume: bool, write_pass_rate: Path | None, json: bool) -> int:
+def _run(
+    evaluation: Evaluation,
+    output: Path | None,
+    resume: bool,
+    write_pass_rate: Path | None,
+    json: bool,
+    remote: str | None = None,
+    workers: int | None = None,
+) -> int:
     import asyncio
     import shlex
 
+    from treetune.cli.hosts import host_for
     from treetune.cli.output import console_for, print_json
     from treetune.evaluate.display import display_for, summary_table
     from treetune.evaluate.pass_rates import write_pass_rates
@@ -115,7 +143,7 @@ def _run(evaluation: Evaluation, output: Path | None, resume: bool, write_pass_r
     taskset, config = evaluation.taskset, evaluation.config
     refuse_unservable(taskset)
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
-    policy = load_policy(config.model, taskset, config.endpoint)
+    policy = load_policy(config.model, taskset, config.endpoint) if remote is None and workers is None else None
     path = output or _default_folder(evaluation)
     opened = RunFolder.resume if resume else RunFolder.create
     run = opened(path, TRACES, evaluation.resolved(), taskset_fingerprint(taskset))
@@ -124,12 +152,14 @@ def _run(evaluation: Evaluation, output: Path | None, resume: bool, write_pass_r
 
     async def evaluate() -> Summary:
         done = runner.resume() if resume else 0
-        with display_for(console, evaluation, total_rollouts(evaluation), done) as display:
-            runner.on_trace = display.on_trace
-            try:
-                return await runner.run()
-            finally:
-                await policy.close()
+        async with host_for(evaluation, remote, workers) as runner.host:
+            with display_for(console, evaluation, total_rollouts(evaluation), done) as display:
+                runner.on_trace = display.on_trace
+                try:
+                    return await runner.run()
+                finally:
+                    if policy is not None:
+                        await policy.close()
 
     interrupted = False
     with run:

@@ -1,6 +1,8 @@
 """Runs an evaluation: draws tasks, keeps a bounded number of rollouts under way, saves each as it ends.
 
 summary = await Runner(evaluation, policy, run).run()
+
+With a host its tasks come from there and its rollouts run there; without one, both are here.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ from typing import Any
 
 import msgspec
 
-from treetune.errors import TasksetError, first_of
+from treetune.errors import TasksetError, TreetuneError, first_of
 from treetune.evaluate.config import Evaluation
 from treetune.evaluate.run_folder import RunFolder
+from treetune.evaluate.served import drawn_from
 from treetune.evaluate.summary import Summary, Tally
+from treetune.host import Host
 from treetune.offload import call_apart
 from treetune.policy import Policy
 from treetune.rollout import run_rollout, score_together
 from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.trace import Trace
+from treetune.trace import Failure, Outcome, Trace
 
 Key = tuple[str, int, int]
 
@@ -45,13 +49,15 @@ class Runner:
     def __init__(
         self,
         evaluation: Evaluation,
-        policy: Policy,
+        policy: Policy | None,
         run: RunFolder[Trace],
         on_trace: Callable[[Trace, Tally], None] | None = None,
+        host: Host | None = None,
     ) -> None:
         self._config = evaluation.config
         self._taskset = evaluation.taskset
         self._policy = policy
+        self.host = host
         self._run = run
         self.on_trace = on_trace
         self._done: set[Key] = set()
@@ -104,7 +110,9 @@ class Runner:
     async def _produce(self, jobs: asyncio.Queue[Job | None]) -> None:
         unseen = set(self._done)
         tasks = 0
-        async for task, occurrence in drawn(self._taskset, self._config.num_tasks):
+        number = self._config.num_tasks
+        source = drawn(self._taskset, number) if self.host is None else drawn_from(self.host, self._taskset, number)
+        async for task, occurrence in source:
             keys = [(task.uid, occurrence, number) for number in range(self._config.num_rollouts)]
             unseen.difference_update(keys)
             tasks += 1
@@ -122,7 +130,9 @@ class Runner:
 
     async def _work(self, jobs: asyncio.Queue[Job | None]) -> None:
         while (job := await jobs.get()) is not None:
-            if job.grouped:
+            if job.grouped and self.host is not None:
+                traces = await self._group_there(self.host, job)
+            elif job.grouped:
                 traces = await asyncio.gather(*(self._rollout(job, number) for number in job.rollouts))
                 await score_together(self._taskset, job.task, traces, self._config.limits)
             else:
@@ -135,6 +145,9 @@ class Runner:
 
     async def _rollout(self, job: Job, number: int) -> Trace:
         async with self._free:
+            if self.host is not None:
+                return await self._rollout_there(self.host, job, number)
+            assert self._policy is not None
             return await run_rollout(
                 self._taskset,
                 job.task,
@@ -144,6 +157,47 @@ class Runner:
                 occurrence=job.occurrence,
                 rollout=number,
             )
+
+    async def _rollout_there(self, host: Host, job: Job, number: int) -> Trace:
+        config = self._config
+        try:
+            return await host.run_rollout(
+                job.task,
+                model=config.model,
+                sampling=config.sampling,
+                limits=config.limits,
+                occurrence=job.occurrence,
+                rollout=number,
+            )
+        except TreetuneError as error:
+            return self._failed(job, number, error)
+
+    async def _group_there(self, host: Host, job: Job) -> list[Trace]:
+        config = self._config
+        try:
+            return await host.run_group(
+                job.task,
+                len(job.rollouts),
+                model=config.model,
+                sampling=config.sampling,
+                limits=config.limits,
+                occurrence=job.occurrence,
+                rollouts=job.rollouts,
+            )
+        except TreetuneError as error:
+            return [self._failed(job, number, error) for number in job.rollouts]
+
+    def _failed(self, job: Job, number: int, error: TreetuneError) -> Trace:
+        """What the server could not run is a failure of that rollout, which a resumed run tries again."""
+        return Trace(
+            task=job.task,
+            uid=job.task.uid,
+            occurrence=job.occurrence,
+            rollout=number,
+            model=self._config.model,
+            outcome=Outcome.ENVIRONMENT_ERROR,
+            failure=Failure.of(error, "server"),
+        )
 
     def _forget(self, unseen: set[Key]) -> None:
         warnings.warn(

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.canonical import digest
 from treetune.environment import Observation
 from treetune.errors import TasksetError, TreetuneError, UsageError
 from treetune.host import Health, Info
@@ -21,7 +22,7 @@ from treetune.rollout import Limits
 from treetune.serve.codec import pack, unpack, unpack_plain
 from treetune.serve.errors import KINDS, BadRequest, ServeError
 from treetune.streams import State
-from treetune.task import Task
+from treetune.task import Task, problem
 from treetune.trace import Trace
 
 KIND, SEAL = "$kind", "$seal"
@@ -182,6 +183,11 @@ class WireTask(Task, frozen=True, kw_only=True):
     kind: str = "Task"
     seal: bytes = b""
     own: dict[str, Any] = {}
+
+    @property
+    def uid(self) -> str:
+        """The same that the task has where its class is known."""
+        return digest({**self.own, **problem(self.messages, self.env_class, self.reward_spec)})
 
     def __getattr__(self, name: str) -> Any:
         try:

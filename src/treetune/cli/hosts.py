@@ -1,0 +1,77 @@
+"""Where an evaluation's rollouts run: here, on a server at an address, or on one that is started for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treetune.evaluate.config import Evaluation
+    from treetune.host import Host, Info
+
+
+def info_of(address: str) -> Info:
+    """What the server at an address serves."""
+    import asyncio
+
+    from treetune.serve.client import EnvClient
+
+    async def ask() -> Info:
+        async with EnvClient(address, token=_token(), deadline=30) as client:
+            return await client.info()
+
+    return asyncio.run(ask())
+
+
+def _token() -> str | None:
+    import os
+
+    return os.environ.get("TREETUNE_TOKEN") or None
+
+
+def describe(evaluation: Evaluation, info: Info) -> None:
+    """Tells the evaluation what the server serves; a model that it does not serve is refused now."""
+    from treetune.errors import UsageError
+    from treetune.evaluate.served import Served
+
+    assert isinstance(evaluation.taskset, Served)
+    evaluation.taskset.describe_as(info)
+    if evaluation.config.model not in info.models:
+        raise UsageError(
+            f"the server does not serve {evaluation.config.model!r}",
+            remedy=f"it serves: {', '.join(info.models)}" if info.models else "start it with -m MODEL",
+        )
+
+
+@asynccontextmanager
+async def host_for(evaluation: Evaluation, remote: str | None, workers: int | None) -> AsyncIterator[Host | None]:
+    """Where the rollouts run: the server at an address, one that is started for this run, or (None) here."""
+    from tempfile import TemporaryDirectory
+
+    from treetune.serve.client import EnvClient
+
+    if remote is not None:
+        async with EnvClient(remote, token=_token()) as client:
+            yield client
+        return
+    if workers is None:
+        yield None
+        return
+    from treetune.serve.models import ModelsConfig
+    from treetune.serve.pool import EnvServerPool, PoolConfig
+    from treetune.serve.server import ServerConfig
+
+    config, taskset = evaluation.config, evaluation.taskset
+    with TemporaryDirectory(prefix="treetune-") as folder:
+        settings = ServerConfig(
+            address=f"ipc://{folder}/server", capacity=config.max_concurrent + config.num_rollouts, limits=config.limits
+        )
+        models = ModelsConfig(model=config.model, endpoint=config.endpoint)
+        server = EnvServerPool(taskset, settings, models, PoolConfig(workers=workers))
+        await server.start()
+        try:
+            async with EnvClient(server.address, taskset=taskset) as client:
+                yield client
+        finally:
+            await server.close()
