@@ -614,6 +614,11 @@ def test_gold_earns_the_full_reward_and_more_than_wrong_answers(name, truth, ask
     assert all(rewards(task, wrong)[-1] < 1.0 for wrong in WRONG)
 
 
+def test_a_taskset_without_gold_asks_the_environment():
+    assert asyncio.run(Rows().gold_of(task_of("gsm8k"))) == "#### 5"
+    assert asyncio.run(Rows().gold_of(Task(prompt="?"))) is None
+
+
 @pytest.mark.parametrize("name", list(GOLDEN))
 @pytest.mark.parametrize("truth", [None, [], True])
 def test_a_ground_truth_that_is_none_has_no_gold(name, truth):

@@ -136,8 +136,14 @@ class Taskset(Generic[TaskT, ConfigT]):
         )
 
     def gold(self, task: TaskT) -> Any:
-        """The right answer, a list of actions, or None where it is not known. May be async."""
-        return None
+        """The right answer, a list of actions, or None where it is not known. May be async. Unless overridden, what
+        the task's environment says."""
+        from treetune.plugins import absolute_spec, environments, folders_of
+
+        if task.env_class is None:
+            return None
+        cls: Any = environments.resolve(absolute_spec(task.env_class, folders_of(type(self))))
+        return cls.gold(task)
 
     def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
         """Rewards of several traces of one task, scored together. Optional; may be async."""

@@ -225,7 +225,9 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         result: Score = score(answer, task.ground_truth)
         return result
 
-    def gold(self, task: Task) -> str | None:
+    def gold(self, task: Task) -> Any:
+        if task.env_class is not None:
+            return super().gold(task)
         truth = task.ground_truth
         return str(truth[0] if isinstance(truth, list) and truth else truth) if truth is not None else None
 
