@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ from hypothesis import strategies as st
 from episodes import episode, play, rewards, shown, task_of
 from treetune import Action, Outcome, Task, Taskset, make, run_rollout
 from treetune.contract import contract_of
+from treetune.datasets.resolve import load_task
 from treetune.envs import lcb
 from treetune.envs.cases import Problem, Stub, stub_in
 from treetune.envs.lcb import reports_in, same_lines, same_value
 from treetune.envs.searchcode import tool_in
-from treetune.errors import EnvironmentFault
+from treetune.errors import EnvironmentFault, TasksetError
 from treetune.formats import read_tasks, write_tasks
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
-from treetune.sandbox import SandboxUnavailable, probe
+from treetune.requirements import refuse_unservable
+from treetune.sandbox import Capability, SandboxUnavailable, probe
 
 SQUARES = [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}, {"input": "0", "output": "0"}]
 STUB = "Write a function that returns the square of a number.\n\n```python\ndef square(n):\n    # YOUR CODE HERE\n```"
@@ -593,6 +596,23 @@ class TestWithoutASandbox:
             asyncio.run(
                 make("searchcode", task_of("searchcode", "42")).step(Action.of("<tool><python>1</python></tool>"))
             )
+
+    @pytest.mark.parametrize(("name", "refused"), [("lcb", True), ("searchcode", True), ("gsm8k", False)])
+    def test_a_dataset_that_names_such_an_environment_is_refused_before_its_first_task(
+        self, monkeypatch, tmp_path, name, refused
+    ):
+        (tmp_path / "rows.jsonl").write_text('{"q": "?", "a": "5"}')
+        taskset = load_task(
+            {
+                "loading_params": {"args": ["json"], "kwargs": {"data_files": str(tmp_path / "rows.jsonl")}},
+                "prompt_template": "{q}",
+                "ground_truth": "a",
+                "env_class": name,
+            }
+        )
+        monkeypatch.setattr("treetune.sandbox.probe", lambda: Capability(cause="no bwrap", remedy="install it"))
+        with pytest.raises(TasksetError, match="no bwrap") if refused else nullcontext():
+            refuse_unservable(taskset)
 
     def test_the_contracts_say_who_needs_one(self):
         needing = {"lcb", "searchcode"}

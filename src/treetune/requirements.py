@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from treetune.contract import contract_of
 from treetune.errors import TasksetError
 from treetune.taskset import Taskset
 
@@ -12,7 +13,7 @@ from treetune.taskset import Taskset
 def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
     """A taskset whose tasks run code is refused where nothing can contain that code."""
     for part in [taskset, *getattr(taskset, "sources", [])]:
-        if part.NEEDS_CONTAINER:
+        if _runs_code(part):
             from treetune.sandbox import probe
 
             found = probe()
@@ -21,6 +22,13 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
                     f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}",
                     remedy=found.remedy,
                 )
+
+
+def _runs_code(taskset: Taskset[Any, Any]) -> bool:
+    """By itself, or by the environment that its config names for all tasks."""
+    env_class = getattr(taskset.config, "env_class", None)
+    contract = contract_of(env_class) if isinstance(env_class, str) else None
+    return taskset.NEEDS_CONTAINER or (contract is not None and contract.sandbox)
 
 
 def missing_extra(cls: type) -> str | None:
