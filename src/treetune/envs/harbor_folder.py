@@ -159,10 +159,15 @@ class HarborFolder:
 
     def _found(self, name: str) -> Iterator[tuple[str, Path]]:
         """The files of one of its folders, by their paths inside. A link that leads out of the task is none of it."""
-        root = self.path.resolve()
-        for file in sorted((self.path / name).rglob("*")):
-            if file.is_file() and file.resolve().is_relative_to(root):
-                yield f"/{file.relative_to(self.path).as_posix()}", file
+        top = self.path / name
+        for folder, folders, names in os.walk(top) if self._has(top) else ():
+            folders.sort()
+            for file in (Path(folder, name) for name in sorted(names)):
+                if file.is_file() and self._has(file):
+                    yield f"/{file.relative_to(self.path).as_posix()}", file
+
+    def _has(self, path: Path) -> bool:
+        return not path.is_symlink() or path.resolve().is_relative_to(self.path.resolve())
 
     def _bytes(self, name: str) -> bytes:
         try:
