@@ -635,3 +635,51 @@ def test_what_is_no_msgpack_is_a_bad_request(data):
         unpack_plain(data)
     with pytest.raises(BadRequest):
         unpack(data, Colour)
+
+
+def test_streams_are_bounded_and_one_too_many_leaves_no_trace(tmp_path):
+    from treetune.streams import MOST_STREAMS
+
+    async def many():
+        async with served(Numbers(), state=tmp_path) as client:
+            await asyncio.gather(*(client.sample(stream=f"s{number}") for number in range(MOST_STREAMS)))
+            for name in ("one more", "x" * 200):
+                with pytest.raises(Misused):
+                    await client.sample(stream=name)
+            return len((await client.info()).cursors), (await client.sample(stream="s7")).idx
+
+    assert run(many()) == (MOST_STREAMS, 1)
+    from treetune.serve.store import Store
+
+    store = Store(tmp_path)
+    assert len(store.streams()) == MOST_STREAMS
+    store.close()
+
+
+def test_a_curriculum_that_fails_is_told_and_moves_nothing():
+    class Broken(Numbers):
+        def curriculum(self):
+            return Fails()
+
+    class Fails:
+        def draw(self, index):
+            raise ValueError("nothing to draw")
+
+        def observe(self, task, reward):
+            raise ValueError("nothing to learn")
+
+        def state(self):
+            return None
+
+        def restore(self, state):
+            raise ValueError("nothing to restore")
+
+    async def fail():
+        async with served(Broken()) as client:
+            with pytest.raises(ServeError, match="nothing to draw"):
+                await client.sample()
+            with pytest.raises(ServeError, match="nothing to learn"):
+                await client.observe(await client.sample(3), 1.0)
+            return (await client.info()).cursor
+
+    assert run(fail()) == 0

@@ -114,7 +114,7 @@ class Streams:
         """The next draw of a stream; the only place where a cursor moves on."""
         index = self._cursors.get(stream)
         if index is None:
-            index = self._opened(stream)
+            index = self.open(stream)
         position = None
         if self._adapts:
             with user_code(f"{self.taskset.name}.curriculum().draw()"):
@@ -133,7 +133,7 @@ class Streams:
         """Tells the stream's curriculum; says whether there is one."""
         if not self._adapts:
             return False
-        self._opened(stream)
+        self.open(stream)
         self._curriculum(stream).observe(task, reward)
         return True
 
@@ -159,9 +159,10 @@ class Streams:
         if wrong := [name for name, entry in streams.items() if not 0 <= entry.index < LAST]:
             raise UsageError(f"the cursor of a stream is a number from 0 to 2**62; wrong are {wrong}")
         for name, entry in streams.items():
-            self._opened(name)
+            self.open(name)
             if self._adapts and entry.curriculum is not None:
-                self._curriculum(name).restore(entry.curriculum)
+                with user_code(f"{self.taskset.name}.curriculum().restore()"):
+                    self._curriculum(name).restore(entry.curriculum)
             self._cursors[name] = entry.index
 
     # The tasks
@@ -220,7 +221,8 @@ class Streams:
             self._curricula[stream] = curriculum
         return self._curricula[stream]
 
-    def _opened(self, stream: str) -> int:
+    def open(self, stream: str) -> int:
+        """The cursor of a stream, which is a new one where it has none yet."""
         if stream not in self._cursors:
             if len(stream) > 128:
                 raise UsageError("the name of a stream can have 128 characters")

@@ -1,1 +1,44 @@
-"""Serving a taskset to trainers: the pull server, its pool of workers, and its client."""
+"""Serving a taskset to trainers: the pull server, its pool of workers, and its client.
+
+    from treetune.serve import EnvClient, EnvServer, EnvServerPool
+
+Names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treetune.serve.blocking import BlockingEnvClient
+    from treetune.serve.client import EnvClient
+    from treetune.serve.models import ModelsConfig
+    from treetune.serve.pool import EnvServerPool, PoolConfig
+    from treetune.serve.server import EnvServer, ServerConfig
+
+__all__ = [
+    "BlockingEnvClient",
+    "EnvClient",
+    "EnvServer",
+    "EnvServerPool",
+    "ModelsConfig",
+    "PoolConfig",
+    "ServerConfig",
+]
+
+_HOMES = {
+    "BlockingEnvClient": "blocking",
+    "EnvClient": "client",
+    "EnvServer": "server",
+    "EnvServerPool": "pool",
+    "ModelsConfig": "models",
+    "PoolConfig": "pool",
+    "ServerConfig": "server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'treetune.serve' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"treetune.serve.{_HOMES[name]}"), name)

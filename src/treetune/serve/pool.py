@@ -38,6 +38,8 @@ _TRIES = 2
 _LIMBO_SECONDS = 0.1
 """Workers that die together are all noticed before the work of one is given to another."""
 _LONGEST_PAUSE = 30.0
+_GIVEN_UP = 5
+"""Workers in a row that could not start, before those who wait for one are told."""
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -314,6 +316,10 @@ class Workers:
                 self._socket.send([member.identity, b"end"])
         self._shrink()
         self._refill()
+        if self._failures >= _GIVEN_UP and not any(member.ready for member in self._members.values()):
+            while self._queue:
+                error = WorkerLost("no worker can be started", remedy="the server's messages say why")
+                self._queue.popleft().done(failed(error))
 
     def _on_batch(self, batch: list[Frames]) -> None:
         now = time.monotonic()

@@ -33,7 +33,7 @@ from treetune.serve.errors import BadRequest, Busy, Denied, Stopping
 from treetune.serve.integrity import Seals, new_key
 from treetune.serve.metrics import Metrics
 from treetune.serve.models import Models, ModelsConfig
-from treetune.serve.sockets import Frames, LoopSocket, new_socket
+from treetune.serve.sockets import MOST_BYTES, Frames, LoopSocket, new_socket
 from treetune.serve.store import Store
 from treetune.serve.wire import (
     CancelRequest,
@@ -153,7 +153,7 @@ class EnvServer:
         self.host = LocalHost(self.streams, self.models.policy_of, config.limits)
         opened.push_async_callback(self.host.close)
         self.work = Work(self.host, self.seals)
-        socket = new_socket(zmq.ROUTER)
+        socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
         if config.access.curve_key is not None:
             secret = secret_key(config.access.curve_key)
             curve_server(socket, secret)
@@ -299,6 +299,7 @@ class EnvServer:
 
     def _changes(self, stream: str) -> None:
         """Remembers how a stream was before this batch, and that it must be saved."""
+        self.streams.open(stream)
         if self._store is not None and stream not in self._before:
             self._before[stream] = self.streams.stream_state(stream)
 
@@ -472,5 +473,6 @@ class EnvServer:
             "episodes": len(self._episodes),
             "capacity": self.config.capacity,
             "kept_answers": len(self.answers),
+            **{name: value for name, value in self.crew.stats().items() if isinstance(value, int)},
             **{f"cursor:{name}": index for name, index in self.streams.cursors.items()},
         }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 MOST_BYTES = 64 << 20
-"""The largest frame that is taken; a sender of more is cut off."""
+"""The largest frame that a server takes; a sender of more is cut off."""
 _BATCH = 256
 
 log = logging.getLogger(__name__)
@@ -87,10 +87,11 @@ class LoopSocket:
             self._drain_soon()
 
 
-def new_socket(kind: int, *, identity: bytes | None = None) -> zmq.Socket[bytes]:
+def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1) -> zmq.Socket[bytes]:
+    """A socket with our settings; `most_bytes` bounds what strangers may send."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
     socket.setsockopt(zmq.SNDHWM, 100_000)
     socket.setsockopt(zmq.RCVHWM, 10_000)
     # A peer that vanished without a word is noticed, and a connection made anew.

@@ -1,0 +1,77 @@
+"""The pool's workers as actors of a Ray cluster: a head and two more nodes, one of which is killed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import venvs
+from conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import asyncio, json, sys, time
+from ray.cluster_utils import Cluster
+import ray
+sys.path.insert(0, sys.argv[1])
+from serving import GOLD, Slow
+from treetune.serve.client import EnvClient
+from treetune.serve.pool import EnvServerPool, PoolConfig
+from treetune.serve.ray_engine import RayEngine
+from treetune.serve.server import ServerConfig
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+nodes = [cluster.add_node(num_cpus=3), cluster.add_node(num_cpus=3)]
+ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": sys.argv[2]}})
+
+async def main():
+    server = EnvServerPool(
+        Slow(), ServerConfig(address="tcp://127.0.0.1:0"), GOLD, PoolConfig(workers=3), RayEngine()
+    )
+    began = time.monotonic()
+    await server.start()
+    ready = time.monotonic() - began
+    async with EnvClient(server.address) as client:
+        tasks = [await client.sample() for _ in range(256)]
+        assert [task.idx for task in tasks] == list(range(256))
+        first = await asyncio.gather(*(client.run_rollout(task) for task in tasks[:64]))
+        placed = {actor["node_id"] for actor in actors() if actor["state"] == "ALIVE"}
+        runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
+        await asyncio.sleep(0.1)
+        hit = next((node for node in nodes if node.node_id in placed), nodes[0])
+        cluster.remove_node(hit, allow_graceful=False)
+        began = time.monotonic()
+        traces = await runs
+        answered = time.monotonic() - began
+        while server.crew.stats()["workers"] < 3:
+            await asyncio.sleep(0.1)
+        whole = time.monotonic() - began
+        more = await client.run_rollout(tasks[0])
+    await server.close()
+    return {"ready": ready, "first": len(first), "traces": sorted(trace.task.idx for trace in traces),
+            "answered": answered, "whole": whole, "replaced": server.crew.replaced, "nodes": len(placed),
+            "more": more.reward}
+
+def actors():
+    from ray.util.state import list_actors
+    return [vars(actor) for actor in list_actors()]
+
+try:
+    print(json.dumps(asyncio.run(asyncio.wait_for(main(), 180))))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+def test_rollouts_survive_the_death_of_a_node():
+    python = venvs.venv("ray", ["ray[default]==2.60.0"])
+    path = f"{ROOT / 'src'}:{ROOT / 'tests'}"
+    printed = venvs.run(python, "-c", PROGRAM, ROOT / "tests", path, timeout=400)
+    result = json.loads(printed.splitlines()[-1])
+    assert result["traces"] == list(range(256))
+    assert (result["first"], result["more"]) == (64, 1.0)
+    assert result["replaced"] >= 1
+    assert result["answered"] < 30, "what a user is promised: every rollout answered within 30 s"
