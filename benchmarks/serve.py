@@ -24,7 +24,16 @@ from treetune.serve.codec import pack
 
 CALLS = 40_000
 CONCURRENT = 32
-TICKS = os.sysconf("SC_CLK_TCK")
+
+
+LARGE = """
+from treetune import ShuffleConfig, Task, Taskset, TasksetConfig
+class Large(Taskset):
+    def count(self): return 10_000_000
+    def task_at(self, index): return Task(prompt=f"What is {index} + 1?", reward_spec={"ground_truth": str(index + 1)})
+    def reward(self, task, answer): return float(answer == task.ground_truth)
+    def gold(self, task): return task.ground_truth
+"""
 
 
 # Processes and what they cost
@@ -146,14 +155,16 @@ def measured(pids: list[int], work: Any, repeat: int = 3) -> list[tuple[float, f
 
 
 def sample() -> None:
+    """From ten million shuffled tasks: the order, the task, its seal and the commit of the cursor are all in it."""
     with bare_server() as (address, pids, _):
         raw_samples(address, 2000)
         best("sample: bare pyzmq + msgspec, raw client", measured(pids, lambda: raw_samples(address, CALLS)), CALLS)
     lone = 0.0
     for name, options in {"lone server": [], "pool of 2": ["-w", "2"]}.items():
         with (
+            large_taskset() as target,
             tempfile.TemporaryDirectory() as state,
-            server("arithmetic", *options, "--state", state) as (address, pids, _),
+            server(*target, *options, "--state", state) as (address, pids, _),
         ):
             raw_samples(address, 2000)
             times = measured(pids, lambda address=address: raw_samples(address, CALLS))
@@ -212,9 +223,11 @@ def rollouts() -> None:
         url = f"http://127.0.0.1:{int(model.stdout.readline())}/v1"
         with (
             tempfile.TemporaryDirectory() as state,
-            server(
-                "arithmetic", "-w", "2", "-m", "raw", "--endpoint.base_url", url, "--state", state
-            ) as (address, pids, _),
+            server("arithmetic", "-w", "2", "-m", "raw", "--endpoint.base_url", url, "--state", state) as (
+                address,
+                pids,
+                _,
+            ),
         ):
             asyncio.run(our_rollouts(address, 640, concurrent))
             times = measured(pids, lambda: asyncio.run(our_rollouts(address, calls, concurrent)))
@@ -227,35 +240,33 @@ def rollouts() -> None:
 
 # Start and size
 
-LARGE = """
-from treetune import ShuffleConfig, Task, Taskset, TasksetConfig
-class Large(Taskset):
-    def count(self): return 10_000_000
-    def task_at(self, index): return Task(prompt=f"What is {index} + 1?", reward_spec={"ground_truth": str(index + 1)})
-    def reward(self, task, answer): return float(answer == task.ground_truth)
-    def gold(self, task): return task.ground_truth
-"""
 
-
-def large() -> None:
+@contextmanager
+def large_taskset() -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "large.py"
         file.write_text(LARGE)
-        target = [f"{file}:Large", "--taskset.shuffle.seed", "3", "-m", "scripted:gold", "-w", "2"]
-        with server(*target) as (address, pids, took):
+        yield [f"{file}:Large", "--taskset.shuffle.seed", "3"]
+
+
+def large() -> None:
+    for name, options in {"lone": [], "two workers": ["-w", "2"]}.items():
+        with large_taskset() as target, server(*target, "-m", "scripted:gold", *options) as (address, pids, took):
+            cpu = cpu_of(pids)
             asyncio.run(our_rollouts(address, 2000, 50))
             sizes = ", ".join(f"{memory_of(pid):.0f} MB" for pid in pids)
-            print(f"10,000,000 shuffled tasks, two workers: ready in {took:.2f} s   target 2 s", flush=True)
+            print(f"10,000,000 shuffled tasks, {name}: ready in {took:.2f} s, {cpu:.2f} s CPU   target 2 s")
             print(f"  resident after 2,000 rollouts: {sizes}   target 150 MB a worker", flush=True)
 
 
 def start() -> None:
     for name, options, target in (("lone", [], "1.5 s"), ("two workers", ["-w", "2"], "3 s")):
-        times = []
+        times, cpus = [], []
         for _ in range(3):
-            with server("arithmetic", "-m", "scripted:gold", *options) as (_, _, took):
+            with server("arithmetic", "-m", "scripted:gold", *options) as (_, pids, took):
                 times.append(took)
-        print(f"start to ready, {name}: {min(times):.2f} s   target {target}", flush=True)
+                cpus.append(cpu_of(pids))
+        print(f"start to ready, {name}: {min(times):.2f} s, {min(cpus):.2f} s CPU   target {target}", flush=True)
 
 
 PARTS = {"sample": sample, "rollouts": rollouts, "large": large, "start": start}
