@@ -46,7 +46,7 @@ def sandbox() -> None:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time for cases that use all of it."""
     monkeypatch.setattr(lcb, "CPU_SECONDS", 1)
-    monkeypatch.setattr(lcb, "CLOCK_SECONDS", 2.0)
+    monkeypatch.setattr(lcb, "CLOCK_SECONDS", 5.0)
 
 
 def code(text: str) -> str:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -236,5 +237,6 @@ def _quoted(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+@cache
 def _runner() -> bytes:
     return Path(__file__).with_name("case_runner.py").read_bytes()

@@ -3,15 +3,17 @@ r"""Are two mathematical expressions the same? math-verify says it, in a process
     require_math_verify()
     await call(same, r"\frac{1}{2}", "0.5")   # True
 
-`same` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept; one that
-does not answer in time is ended, and the answer counts as another.
+`same` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept. One that
+does not answer in time ends or is ended, and the answer counts as another.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -21,7 +23,9 @@ from queue import LifoQueue
 from treetune.errors import EnvironmentFault, MissingExtraError
 
 SECONDS = 5.0
-"""How long one comparison may take."""
+"""The processor time of one comparison."""
+CLOCK_SECONDS = 30.0
+"""The most seconds of one by the clock, on a busy machine."""
 START_SECONDS = 120.0
 """How long the import of sympy may take on a busy machine."""
 
@@ -50,7 +54,7 @@ def _asked(truth: str, answer: str) -> bytes | None:
     reply: bytes | None = DIED
     try:
         worker = worker or Worker()
-        reply = worker.ask([truth, answer])
+        reply = worker.ask(truth, answer)
         return reply
     finally:
         if worker is not None and not reply:
@@ -74,17 +78,19 @@ class Worker:
             self.end()
             raise EnvironmentFault("math-verify does not start", remedy="pip install --force-reinstall math-verify")
 
-    def ask(self, question: list[str]) -> bytes | None:
+    def ask(self, truth: str, answer: str) -> bytes | None:
         """Its reply; None where it is late."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.write(json.dumps([truth, answer, SECONDS]).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return DIED
-        return self._line(SECONDS)
+        reply = self._line(CLOCK_SECONDS)
+        return None if reply == DIED and self._process.wait() == -signal.SIGPROF else reply
 
     def end(self) -> None:
+        """Also one that has ended: its pipes are closed."""
         self._process.kill()
         self._process.communicate()
 
@@ -111,5 +117,12 @@ def _start_anew() -> None:
     _idle = _no_workers()
 
 
+def _end_idle() -> None:
+    while not _idle.empty():
+        if (worker := _idle.get_nowait()) is not None:
+            worker.end()
+
+
 # A forked child must not talk to its parent's workers.
 os.register_at_fork(after_in_child=_start_anew)
+atexit.register(_end_idle)

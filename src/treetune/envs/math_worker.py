@@ -1,9 +1,9 @@
 """Compares answers with math-verify, one a line: a program of its own, so that it can be given a deadline.
 
-    echo '["\\\\frac12", "0.5"]' | python math_worker.py     # ready, then true
+    echo '["\\\\frac12", "0.5", 5]' | python math_worker.py     # ready, then true
 
-math-verify's own timeout is a signal, which only works in a main thread, and it is off here: whoever asks ends the
-process. An expression that explodes meets the memory limit first.
+Each has so many seconds of processor time; then the kernel ends this process. math-verify's own timeout is an exception
+that it may catch itself, so it is off. An expression that explodes meets the memory limit first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -32,11 +33,13 @@ def main() -> None:
 
     print("ready", file=replies, flush=True)
     for line in sys.stdin:
-        truth, answer = json.loads(line)
+        truth, answer, seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             same = bool(verify(parsed(truth), parsed(answer), timeout_seconds=None))
         except Exception:
             same = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(same), file=replies, flush=True)
 
 
