@@ -22,8 +22,8 @@ from treetune.serve.pool import EnvServerPool, PoolConfig
 from treetune.serve.ray_engine import RayEngine
 from treetune.serve.server import ServerConfig
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-nodes = [cluster.add_node(num_cpus=3), cluster.add_node(num_cpus=3)]
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)]  # three workers: some on each
 ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": sys.argv[2]}})
 
 async def main():
@@ -37,26 +37,21 @@ async def main():
         tasks = [await client.sample() for _ in range(256)]
         assert [task.idx for task in tasks] == list(range(256))
         first = await asyncio.gather(*(client.run_rollout(task) for task in tasks[:64]))
-        placed = {actor["node_id"] for actor in actors() if actor["state"] == "ALIVE"}
         runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
         await asyncio.sleep(0.1)
-        hit = next((node for node in nodes if node.node_id in placed), nodes[0])
-        cluster.remove_node(hit, allow_graceful=False)
+        cluster.remove_node(nodes[0], allow_graceful=False)
         began = time.monotonic()
         traces = await runs
         answered = time.monotonic() - began
+        cluster.add_node(num_cpus=2)
         while server.crew.stats()["workers"] < 3:
             await asyncio.sleep(0.1)
         whole = time.monotonic() - began
         more = await client.run_rollout(tasks[0])
     await server.close()
     return {"ready": ready, "first": len(first), "traces": sorted(trace.task.idx for trace in traces),
-            "answered": answered, "whole": whole, "replaced": server.crew.replaced, "nodes": len(placed),
+            "answered": answered, "whole": whole, "replaced": server.crew.replaced,
             "more": more.reward}
-
-def actors():
-    from ray.util.state import list_actors
-    return [vars(actor) for actor in list_actors()]
 
 try:
     print(json.dumps(asyncio.run(asyncio.wait_for(main(), 180))))
@@ -71,6 +66,7 @@ def test_rollouts_survive_the_death_of_a_node():
     path = f"{ROOT / 'src'}:{ROOT / 'tests'}"
     printed = venvs.run(python, "-c", PROGRAM, ROOT / "tests", path, timeout=400)
     result = json.loads(printed.splitlines()[-1])
+    print({key: value for key, value in result.items() if key != "traces"})
     assert result["traces"] == list(range(256))
     assert (result["first"], result["more"]) == (64, 1.0)
     assert result["replaced"] >= 1

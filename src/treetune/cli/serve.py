@@ -56,7 +56,6 @@ def serve_command(
     Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
-    import asyncio
     import logging
 
     from treetune.cli.overrides import read_overrides
@@ -64,6 +63,7 @@ def serve_command(
     from treetune.policies.endpoint import EndpointConfig
     from treetune.requirements import refuse_unservable
     from treetune.rollout import Limits
+    from treetune.serve import loops
     from treetune.serve.access import Access
     from treetune.serve.models import ModelsConfig
     from treetune.serve.server import EnvServer, ServerConfig
@@ -100,7 +100,7 @@ def serve_command(
         server = _pool(taskset, config, models, max(1, workers), max_workers, engine)
     else:
         server = EnvServer(taskset, config, models)
-    asyncio.run(_serve(server, metrics, json))
+    loops.run(_serve(server, metrics, json))
     return 0
 
 

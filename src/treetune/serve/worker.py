@@ -20,6 +20,7 @@ import zmq
 
 from treetune.host import LocalHost
 from treetune.rollout import Limits
+from treetune.serve import loops
 from treetune.serve.access import curve_client
 from treetune.serve.integrity import Seals
 from treetune.serve.models import Models, ModelsConfig
@@ -79,9 +80,13 @@ def run_worker(spec: WorkerSpec) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
-    asyncio.run(Worker(spec).run())
+    loops.run(_lived(spec))
     # Threads of user code that hang must not keep the process.
     os._exit(0)
+
+
+async def _lived(spec: WorkerSpec) -> None:
+    await Worker(spec).run()
 
 
 class Worker:
