@@ -111,6 +111,9 @@ def test_a_taskset_is_served_and_told_of(tmp_path):
         ["--engine", "x"],
         ["-w", "-1"],
         ["-w", "3", "--max-workers", "2"],
+        ["--zmq", "tcp://127.0.0.1:0", "--metrics", "127.0.0.1:99999999"],
+        ["--zmq", "tcp://127.0.0.1:0", "--allow-endpoint", "ftp://x"],
+        ["--capacity", "0"],
     ],
 )
 def test_wrong_options_are_told_with_a_remedy(treetune, options):
@@ -269,6 +272,12 @@ def test_top_shows_a_running_server(tmp_path, treetune):
     gone = treetune("top", server.address, "--once", "--deadline", "0.5")
     assert gone.code == 3
     assert "no answer" in gone.err
+
+
+def test_an_address_or_a_key_that_is_none_is_told(treetune):
+    for arguments in (["top", "foo"], ["top", "tcp://127.0.0.1:1", "--server-key", "x"], ["eval", "--server", "foo"]):
+        result = treetune(*arguments)
+        assert (result.code, "cannot connect" in result.err) == (2, True), result.err
 
 
 def test_the_example_of_a_curriculum_can_be_served(tmp_path):

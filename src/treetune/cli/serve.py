@@ -130,6 +130,7 @@ async def _serve(server: EnvServer, metrics: str | None, json: bool) -> None:
     import signal
 
     from treetune.cli.output import print_json
+    from treetune.errors import UsageError
     from treetune.serve.metrics import serve_metrics
 
     log = logging.getLogger("treetune.serve")
@@ -151,8 +152,11 @@ async def _serve(server: EnvServer, metrics: str | None, json: bool) -> None:
         return
     shown = None
     if metrics is not None:
-        host, _, port = metrics.rpartition(":")
-        shown = f"http://{host or '127.0.0.1'}:{serve_metrics(server.metrics, host or '127.0.0.1', int(port))}/metrics"
+        try:
+            shown = serve_metrics(server.metrics, metrics)
+        except UsageError:
+            await server.close()
+            raise
     info = await server.host.info()
     size = "endless" if info.num_tasks is None else f"{info.num_tasks:,} tasks"
     log.info("serving %s (%s) at %s, cursor %d", info.name, size, server.address, info.cursor)

@@ -65,6 +65,19 @@ def curve_server(socket: zmq.Socket[bytes], secret: bytes) -> None:
     socket.curve_publickey = zmq.curve_public(secret)
 
 
+def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = None) -> None:
+    """Connects, encrypted where the server's key is given; nobody need be there yet."""
+    try:
+        if server_key is not None:
+            curve_client(socket, server_key)
+        socket.connect(address)
+    except (zmq.ZMQError, ValueError) as error:
+        socket.close(0)
+        raise UsageError(
+            f"cannot connect to {address!r}: {error}", remedy="an address is tcp://HOST:PORT, a key its 40 characters"
+        ) from None
+
+
 def curve_client(socket: zmq.Socket[bytes], server_key: bytes) -> None:
     public, secret = zmq.curve_keypair()
     socket.curve_serverkey = server_key

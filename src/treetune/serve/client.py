@@ -28,7 +28,7 @@ from treetune.host import Health, Info
 from treetune.policy import Sampling
 from treetune.rollout import Limits
 from treetune.serve import wire
-from treetune.serve.access import curve_client
+from treetune.serve.access import connect
 from treetune.serve.codec import pack, unpack
 from treetune.serve.errors import Busy, Refused, Stopping, Unreachable
 from treetune.serve.sockets import Frames, LoopSocket, new_socket
@@ -249,9 +249,7 @@ class EnvClient:
     def _send(self, frames: Frames) -> None:
         if self._socket is None:
             socket = new_socket(zmq.DEALER)
-            if self._server_key is not None:
-                curve_client(socket, self._server_key)
-            socket.connect(self.address)
+            connect(socket, self.address, self._server_key)
             self._socket = LoopSocket(socket, self._on_batch)
         self._socket.send(frames)
 

@@ -2,7 +2,7 @@
 
 metrics.request("sample", seconds)
 metrics.stats()                  # for `treetune top`
-serve_metrics(metrics, 9100)     # for Prometheus
+serve_metrics(metrics, "127.0.0.1:9100")     # for Prometheus
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from treetune.errors import UsageError
 from treetune.serve.work import Scored
 
 if TYPE_CHECKING:
@@ -131,11 +132,16 @@ class Metrics:
         yield cursors
 
 
-def serve_metrics(metrics: Metrics, address: str, port: int) -> int:
-    """Shows them to Prometheus over HTTP, from a thread of its own; gives the port."""
+def serve_metrics(metrics: Metrics, address: str) -> str:
+    """Shows them to Prometheus at HOST:PORT, from a thread of its own; gives the URL."""
     from prometheus_client import CollectorRegistry, start_http_server
 
+    host, _, port = address.rpartition(":")
+    host = host or "127.0.0.1"
     registry = CollectorRegistry()
     registry.register(metrics)
-    server, _ = start_http_server(port, address, registry)
-    return int(server.server_port)
+    try:
+        server, _ = start_http_server(int(port), host, registry)
+    except (OSError, OverflowError, ValueError) as error:
+        raise UsageError(f"cannot show figures at {address!r}: {error}", remedy="write HOST:PORT") from None
+    return f"http://{host}:{server.server_port}/metrics"

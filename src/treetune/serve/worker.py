@@ -21,7 +21,7 @@ import zmq
 from treetune.host import LocalHost
 from treetune.rollout import Limits
 from treetune.serve import loops
-from treetune.serve.access import curve_client
+from treetune.serve.access import connect
 from treetune.serve.integrity import Seals
 from treetune.serve.models import Models, ModelsConfig
 from treetune.serve.sockets import Frames, LoopSocket, new_socket
@@ -105,9 +105,7 @@ class Worker:
 
     async def run(self) -> None:
         socket = new_socket(zmq.DEALER, identity=self._spec.identity)
-        if self._spec.server_key is not None:
-            curve_client(socket, self._spec.server_key)
-        socket.connect(self._spec.address)
+        connect(socket, self._spec.address, self._spec.server_key)
         self._socket = LoopSocket(socket, self._on_batch)
         self._socket.send([b"ready"])
         while not self._ended.is_set():
