@@ -184,7 +184,7 @@ def test_an_episode_is_played_as_skyrl_plays_it(gym, echo):
     }
     output = env.step("word")
     assert (output["reward"], output["done"], output["observations"]) == (1.0, True, [])
-    assert env.get_metrics() == {"turns": 2, "length": 4.0}
+    assert env.get_metrics() == {"echo/turns": 2, "echo/length": 4.0}
     env.close()
     env.close()
     assert Echo.closed == ["word"]
@@ -647,6 +647,26 @@ def test_the_hook_outlives_a_mere_look_for_skyrl_gym(packages):
         f"import importlib.util as u; assert u.find_spec('skyrl_gym'); assert u.find_spec('nope') is None; {KNOWN}"
     )
     assert "alphabet-sort" in done.stdout
+
+
+def test_the_hook_works_where_pth_files_are_read_twice_and_others_ask_all_finders(packages):
+    folder, python = packages
+    skyrl.install_hook(folder=folder)
+    code = f"""
+import sys
+sys.path.remove({str(folder)!r})
+site.addsitedir({str(folder)!r})
+
+class Curious:
+    def find_spec(self, name, path=None, target=None):
+        others = [finder for finder in sys.meta_path if finder is not self]
+        return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+
+sys.meta_path.insert(0, Curious())
+{KNOWN}
+"""
+    done = python(code)
+    assert "alphabet-sort" in done.stdout, done.stderr
 
 
 def test_the_hook_can_replace_theirs(packages):

@@ -98,8 +98,9 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
         }
 
     def get_metrics(self) -> dict[str, Any]:
-        """What SkyRL logs of an episode: turns, success where the environment tells it, its own metrics."""
-        return {"turns": self.turns, **self._metrics}
+        """What SkyRL logs of an episode: turns, success where the environment tells it, its own metrics. Under the
+        environment's id, because SkyRL lets metrics of one name replace each other."""
+        return {f"{self._id}/{name}": value for name, value in {"turns": self.turns, **self._metrics}.items()}
 
     def close(self) -> None:
         self._environment = None

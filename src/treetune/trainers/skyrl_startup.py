@@ -4,6 +4,7 @@
 what it costs, every program pays. Treetune is imported after skyrl_gym, if ever.
 """
 
+import _thread
 import sys
 
 TYPE_CHECKING = False
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def register_on_import(environments: dict[str, str], replace: bool) -> None:
-    sys.meta_path.insert(0, _Finder(environments, replace))
+    # Some programs, Ray's workers among them, read .pth files twice.
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(environments, replace))
 
 
 class _Finder:
@@ -20,15 +23,22 @@ class _Finder:
 
     def __init__(self, environments: dict[str, str], replace: bool) -> None:
         self.environments, self.replace = environments, replace
+        self.asking: set[int] = set()
+        """Threads in which the others are being asked: one of them may ask us."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name != "skyrl_gym":
+        thread = _thread.get_ident()
+        if name != "skyrl_gym" or thread in self.asking:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                self.follow(spec.loader)
-                return spec
+        self.asking.add(thread)
+        try:
+            for finder in sys.meta_path:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    self.follow(spec.loader)
+                    return spec
+        finally:
+            self.asking.discard(thread)
         return None
 
     def follow(self, loader: "Any") -> None:
