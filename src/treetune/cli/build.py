@@ -67,9 +67,9 @@ def build_command(
             )
         refuse_clashes([task.name for task in tasks], sidecars)
     files = {f"{split}_files": [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")}
-    overrides = _overrides(entries) if format == "skyrl" else None
+    to_paste = _overrides(entries) if format == "skyrl" else None
     if json:
-        print_json({**files, **({"overrides": overrides} if overrides is not None else {}), "tasks": entries})
+        print_json({**files, **({"overrides": to_paste} if to_paste is not None else {}), "tasks": entries})
         return
     for entry in entries:
         state = "hit" if entry["hit"] else f"miss, built in {entry['seconds']:.1f} s"
@@ -78,10 +78,10 @@ def build_command(
         for reason, count in entry["dropped"].items():
             if count:
                 console.print(f"       {count:,} rows dropped: {reason}", markup=False, soft_wrap=True)
-    if overrides is not None:
+    if to_paste is not None:
         from treetune.trainers.skyrl_tasks import shell_words
 
-        console.print(f"for SkyRL: {shell_words(overrides)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"for SkyRL: {shell_words(to_paste)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _overrides(entries: list[dict[str, Any]]) -> list[str]:

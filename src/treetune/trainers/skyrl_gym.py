@@ -123,7 +123,7 @@ def _config(gym_class: Any, given: Mapping[str, Any]) -> Any:
     from omegaconf import OmegaConf
 
     for cls in _annotated(gym_class):
-        if dataclasses.is_dataclass(cls):
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             fields = {field.name for field in dataclasses.fields(cls)}
             named = {key: os.environ.get(variable) for key, variable in _VARIABLES.items() if key in fields}
             return cls(**{**{key: value for key, value in named.items() if value}, **given})
@@ -131,8 +131,9 @@ def _config(gym_class: Any, given: Mapping[str, Any]) -> Any:
 
 
 def _annotated(gym_class: Any) -> tuple[Any, ...]:
+    function: Any = getattr(gym_class, "__init__") if isinstance(gym_class, type) else gym_class  # noqa: B009
     try:
-        hint = typing.get_type_hints(gym_class.__init__ if isinstance(gym_class, type) else gym_class)["env_config"]
+        hint = typing.get_type_hints(function)["env_config"]
     except (KeyError, NameError, TypeError):
         return ()
     return typing.get_args(hint) or (hint,)

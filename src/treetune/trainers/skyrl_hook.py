@@ -9,9 +9,11 @@ costs a fraction of a millisecond more.
 from __future__ import annotations
 
 import os
+import py_compile
 import sysconfig
 import tempfile
 from collections.abc import Mapping
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from treetune.errors import StorageError
@@ -33,22 +35,25 @@ def install_hook(
     place = _place(folder)
     # ASCII, because a .pth file is read in the encoding of whoever starts Python.
     call = f"import {_MODULE}; {_MODULE}.register_on_import({specs!a}, {replace})\n"
-    _write(place / f"{_MODULE}.py", Path(__file__).with_name("skyrl_startup.py").read_text())
+    module = place / f"{_MODULE}.py"
+    _write(module, Path(__file__).with_name("skyrl_startup.py").read_text())
+    py_compile.compile(str(module), quiet=2)  # now, for not every Python may or can
     _write(place / _SWITCH, call)
     return place / _SWITCH
 
 
 def remove_hook(*, folder: str | Path | None = None) -> bool:
     """Take the hook away; whether there was one."""
-    found = False
-    for name in (_SWITCH, f"{_MODULE}.py"):  # in this order: the first imports the second
+    place, found = _place(folder), False
+    module = place / f"{_MODULE}.py"
+    for path in (place / _SWITCH, module, Path(cache_from_source(module))):  # in this order: each needs the next
         try:
-            (_place(folder) / name).unlink()
+            path.unlink()
             found = True
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise StorageError(f"{_place(folder) / name} cannot be removed: {error.strerror}") from error
+            raise StorageError(f"{path} cannot be removed: {error.strerror}") from error
     return found
 
 

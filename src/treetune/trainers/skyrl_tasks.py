@@ -54,9 +54,11 @@ def run_with_tasks(
     if isinstance(config, Mapping):
         from omegaconf import OmegaConf
 
-        plain: Any = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
-        own = {key: value for key, value in plain.items() if key not in LISTS}
-        config = SkyRLTrainConfig.from_dict_config(OmegaConf.create(own))
+        own: Any = OmegaConf.create(config)  # type: ignore[call-overload]
+        plain: Any = OmegaConf.to_container(own, resolve=True)
+        config = SkyRLTrainConfig.from_dict_config(
+            OmegaConf.create({key: value for key, value in plain.items() if key not in LISTS})
+        )
     validate_cfg(config)
     initialize_ray(config)
     return ray.get(ray.remote(num_cpus=1)(_train).remote(config, specs))
