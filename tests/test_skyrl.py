@@ -356,6 +356,38 @@ def test_its_generator_plays_our_environments(skyrl, tmp_path):
     assert output["metrics"]["environment/gsm8k/success"] == 1.0
 
 
+# Its environments here
+
+
+def test_its_environments_can_be_evaluated(python, gym_config, gsm8k, tmp_path, caches):
+    entry = """
+  - loading_params: {args: [json], kwargs: {data_files: %s, split: train}}
+    prompt_template: "{%s}"
+    ground_truth: %s
+    data_source: %s
+    env_class: skyrl:%s
+    extra_fields: [%s]
+    max_rows: 5
+"""
+    pattern = '{column: answer, pattern: "#### (.+)"}'
+    lines(
+        tmp_path / "sql.jsonl",
+        [{"ask": "The mean?", "query": "SELECT AVG(salary) FROM employees", "db_id": "employees"}],
+    )
+    (tmp_path / "tasks.yaml").write_text(
+        "val_tasks:"
+        + entry % (gsm8k / "test.jsonl", "question", pattern, "gsm8k", "gsm8k", "answer")
+        + entry % (gsm8k / "train.jsonl", "question", pattern, "many", "gsm8k_multi_turn", "answer")
+        + entry % (tmp_path / "sql.jsonl", "ask", "query", "spider", "text2sql", "db_id")
+    )
+    environment = {**caches, "TREETUNE_TEXT2SQL_DB": gym_config["db_path"]}
+    for model, reward in (("scripted:gold", 1.0), ("scripted:echo", None)):
+        arguments = ["-m", "treetune", "eval", "tasks.yaml", "-m", model, "--json", "-o", tmp_path / model[-4:]]
+        found = json.loads(venvs.run(python, *arguments, cwd=tmp_path, **environment))
+        assert sum(found["outcomes"].values()) == found["outcomes"]["completed"] == 11
+        assert found["mean_reward"] == reward if reward else found["mean_reward"] < 0
+
+
 # On Ray
 
 
