@@ -492,6 +492,10 @@ def test_a_full_disk_loses_no_task(tmp_path):
             commit, server._store.commit = server._store.commit, _fails
             with pytest.raises(ServeError, match="disk is full"):
                 await client.sample()
+            state = await client.state(stream="")
+            earlier = msgspec.structs.replace(state, streams={"": msgspec.structs.replace(state.streams[""], index=9)})
+            with pytest.raises(ServeError, match="disk is full"):
+                await client.restore(earlier)
             server._store.commit = commit
             return (await client.sample()).idx
 

@@ -4,36 +4,34 @@
     await server.start()
     await server.wait_stopped()
 
-Messages are taken in batches. What a batch drew is on disk (`state`) before any of its replies is sent, and answers
-are kept by request id, so a client may repeat a request whatever became of the first.
+It answers what concerns the order itself; rollouts and episodes are jobs for its crew. How messages become answers
+that are neither lost nor given twice is `front.py`'s to know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import zmq
 
-from treetune.errors import StorageError, UsageError, user_code
+from treetune.errors import UsageError, user_code
 from treetune.host import EPISODE_IDLE_SECONDS, MOST_IN_GROUP, LocalHost, info_of
 from treetune.rollout import Limits
 from treetune.serve.access import Access, bind_address, check_address, curve_server, seal_key, secret_key
-from treetune.serve.answers import Answers
-from treetune.serve.codec import pack, unpack
+from treetune.serve.codec import pack
 from treetune.serve.crew import Crew, Job, LocalCrew
-from treetune.serve.errors import BadRequest, Busy, Denied, Stopping
+from treetune.serve.errors import BadRequest, Busy, Stopping
+from treetune.serve.front import Front, Handler
 from treetune.serve.integrity import Seals, new_key
-from treetune.serve.metrics import Metrics
 from treetune.serve.models import Models, ModelsConfig
-from treetune.serve.sockets import MOST_BYTES, Frames, LoopSocket, new_socket
+from treetune.serve.sockets import MOST_BYTES, LoopSocket, new_socket
 from treetune.serve.store import Store
 from treetune.serve.wire import (
     CancelRequest,
@@ -50,17 +48,12 @@ from treetune.serve.wire import (
     StateResponse,
     StatsResponse,
     StepRequest,
-    failure,
 )
 from treetune.serve.work import Done, Work
-from treetune.streams import Draw, Streams, StreamState, load
+from treetune.streams import Draw, load
 from treetune.taskset import Taskset
 
 log = logging.getLogger("treetune.serve")
-R = TypeVar("R", bound=Request)
-Handler = Callable[[bytes, bytes, str, bytes], None]
-"""Takes the sender's identity, the request's id, its method and payload."""
-_LONGEST_ID = 64
 _MOST_WAITING = 20_000
 """Samples that wait for a slow taskset, before the answer is `busy`."""
 
@@ -83,39 +76,29 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long work under way may take to end when the server stops."""
 
 
-class EnvServer:
+class EnvServer(Front):
     def __init__(
         self, taskset: Taskset[Any, Any], config: ServerConfig | None = None, models: ModelsConfig | None = None
     ) -> None:
-        self.taskset = taskset
         self.config = config or ServerConfig()
+        super().__init__(self.config.access.token)
+        self.taskset = taskset
         self.models_config = models or ModelsConfig()
         self.address = self.config.address
         self.public_key: bytes | None = None
         """What a client needs where connections are encrypted."""
-        self.answers = Answers()
-        self.metrics = Metrics()
         self.metrics.gauges = self._gauges
         self._jobs: dict[bytes, Job] = {}
         self._in_flight = 0
         self._episodes: dict[str, float] = {}
         """When each live one was last heard of."""
         self._recovered: dict[bytes, Draw] = {}
-        self._store: Store | None = None
-        self._socket: LoopSocket | None = None
         self._stopping = False
         self._stopped = asyncio.Event()
         self._quiet = asyncio.Event()
         """While stopping: no request is under way any more."""
         self._opened = contextlib.AsyncExitStack()
         """What is to be closed, last opened first."""
-        # What the batch in hand has come to so far.
-        self._replies: list[tuple[bytes, bytes, bytes]] = []
-        self._drawn: list[tuple[bytes, Draw]] = []
-        self._before: dict[str, StreamState] = {}
-        self._made_later: list[Job] = []
-        """Tasks to be made once it is known that they were drawn."""
-        self._begun = b""
         handlers: dict[str, Handler] = {
             "health": self._health,
             "info": self._info,
@@ -145,7 +128,7 @@ class EnvServer:
     async def _start(self) -> None:
         config, opened = self.config, self._opened
         check_address(config.address, config.access)
-        self.streams: Streams = await load(self.taskset)
+        self.streams = await load(self.taskset)
         key = self._open_store()
         self.seals = Seals(key, self.streams.identity.digest)
         self.models = Models(self.models_config, self.taskset)
@@ -204,105 +187,6 @@ class EnvServer:
     async def wait_stopped(self) -> None:
         await self._stopped.wait()
 
-    # Batches
-
-    def _on_batch(self, batch: list[Frames]) -> None:
-        for frames in batch:
-            if len(frames) != 4 or not 1 <= len(frames[1]) <= _LONGEST_ID or frames[2] not in self._handlers:
-                self._malformed(frames)
-                continue
-            identity, id, method, payload = frames
-            self._begun = b""
-            name, handler = self._handlers[method]
-            try:
-                handler(identity, id, name, payload)
-            except Exception as error:
-                self._fail(identity, id, name, error)
-        self._commit()
-        for reply in self._replies:
-            self._send(reply)
-        self._replies.clear()
-
-    def _malformed(self, frames: Frames) -> None:
-        """Dropped and counted; who at least sent an id and a method is told."""
-        self.metrics.malformed += 1
-        if len(frames) == 4 and 1 <= len(frames[1]) <= _LONGEST_ID:
-            known = ", ".join(name.decode() for name in self._handlers)
-            error = BadRequest(f"unknown method {frames[2][:40]!r}", remedy=f"the methods are {known}")
-            self._replies.append((frames[0], frames[1], pack(failure(error))))
-
-    def _fail(self, identity: bytes, id: bytes, method: str, error: Exception) -> None:
-        response = failure(error)
-        if response.kind == "failed":
-            log.error("%s failed", method, exc_info=error)
-        if isinstance(error, BadRequest):
-            self.metrics.malformed += 1
-        if self._begun == id:
-            self.answers.finish(id, b"", keep=False)
-        self.metrics.request(method, 0.0, response.kind)
-        self._replies.append((identity, id, pack(response)))
-
-    def _commit(self) -> None:
-        """What the batch drew is on disk before anybody is told; where it cannot be, nobody is, and no cursor moved."""
-        drawn, before, later = self._drawn, self._before, self._made_later
-        self._drawn, self._before, self._made_later = [], {}, []
-        if self._store is not None and before:
-            try:
-                self._store.commit({name: self.streams.stream_state(name) for name in before}, drawn)
-            except StorageError as error:
-                log.error("%s", error)
-                self.streams.place(before)
-                self._take_back({id for id, _ in drawn}, pack(failure(error)))
-                later = [job for job in later if job.id not in dict(drawn)]
-        for job in later:
-            # A generator has one owner, and it is here.
-            (self._here if self.streams.sequential else self.crew).submit(job)
-
-    def _take_back(self, lost: set[bytes], told: bytes) -> None:
-        for id in lost:
-            self.answers.drop(id)
-        self._replies = [(to, id, told if id in lost else data) for to, id, data in self._replies]
-        for id in lost:
-            self._replies += [(identity, id, told) for identity in self.answers.finish(id, told, keep=False)]
-
-    def _send(self, reply: tuple[bytes, bytes, bytes]) -> None:
-        if self._socket is not None:
-            self._socket.send(reply)
-
-    def _answer(self, identity: bytes, id: bytes, method: str, response: Any) -> None:
-        """Answers at once, in this batch."""
-        self.metrics.request(method, 0.0)
-        self._replies.append((identity, id, pack(response)))
-
-    def _read(self, id: bytes, payload: bytes, kind: type[R]) -> R:
-        """The request, once its sender has shown the token."""
-        request = unpack(payload, kind)
-        token = self.config.access.token
-        if token is not None and not hmac.compare_digest(token.encode(), (request.token or "").encode()):
-            raise Denied("the token is missing or wrong", remedy="pass the server's --token to the client")
-        if request.ack:
-            self.answers.acknowledge(request.ack)
-        return request
-
-    def _is_known(self, identity: bytes, id: bytes) -> bool:
-        """Whether this request came before: one that was done is answered again, one under way will be, and one
-        whose answer has arrived needs none."""
-        if (kept := self.answers.kept(id)) is not None:
-            self._replies.append((identity, id, kept))
-            return True
-        return self.answers.join(id, identity) or self.answers.is_settled(id)
-
-    def _begin(self, identity: bytes, id: bytes) -> None:
-        """From here on a request of this id is under way."""
-        self.answers.begin(id, identity)
-        self._begun = id
-
-    def _changes(self, stream: str) -> None:
-        """Remembers how a stream was before this batch, and that it must be saved."""
-        self.streams.open(stream)
-        if self._store is not None and stream not in self._before:
-            self._before[stream] = self.streams.stream_state(stream)
-
     # What is answered here
 
     def _health(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
@@ -340,7 +224,7 @@ class EnvServer:
             return before  # drawn by a server that died before its reply arrived
         if self.answers.under_way > _MOST_WAITING:
             raise Busy("too many requests are waiting for a task", remedy="ask again soon")
-        self._changes(request.stream)
+        self._changes(id, request.stream)
         draw = self.streams.advance(request.stream)
         self._drawn.append((id, draw))
         return draw
@@ -350,7 +234,7 @@ class EnvServer:
         task = self.work.task_of(request.task)
         if self._is_known(identity, id):
             return
-        self._changes(request.stream)
+        self._changes(id, request.stream)
         with user_code(f"{self.taskset.name}.curriculum().observe()"):
             self.streams.observe(task, request.reward, request.stream)
         self._done_here(identity, id, method, Response())
@@ -364,7 +248,7 @@ class EnvServer:
         if self._is_known(identity, id):
             return
         for stream in request.state.streams:
-            self._changes(stream)
+            self._changes(id, stream)
         self.streams.restore(request.state)
         self._done_here(identity, id, method, Response())
 
@@ -378,6 +262,10 @@ class EnvServer:
         self._answer(identity, id, method, response)
 
     # What the crew does
+
+    def _make(self, job: Job) -> None:
+        # A generator has one owner, and it is here.
+        (self._here if self.streams.sequential else self.crew).submit(job)
 
     def _run(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
         size, episode = 1, None
