@@ -46,14 +46,15 @@ def episodes(request: dict[str, Any]) -> list[list[Any]]:
 
 
 def episode(env_class: str, messages: Any, extras: Any, answers: list[str], config: dict[str, Any]) -> list[Any]:
-    """The reward and the end of each step; and which class it was."""
+    """Which class it was, the reward and the end of each step, and the uid of the task that one of ours was given."""
     import skyrl_gym
 
     env = skyrl_gym.make(env_class, env_config=SimpleNamespace(**config), extras=extras)
     env.init(messages)
     outputs = [env.step(answer) for answer in answers]
     env.close()
-    return [type(env).__module__, [[float(output["reward"]), bool(output["done"])] for output in outputs]]
+    steps = [[float(output["reward"]), bool(output["done"])] for output in outputs]
+    return [type(env).__module__, steps, getattr(getattr(env, "task", None), "uid", None)]
 
 
 def generated(request: dict[str, Any]) -> dict[str, Any]:

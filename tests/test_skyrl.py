@@ -311,8 +311,13 @@ def plays(python, model, gym_config, tmp_path_factory) -> dict[tuple[str, str], 
 @pytest.mark.parametrize("name", PLAYS)
 def test_the_examples_of_the_specification_run_in_the_real_environments(plays, name, suffix):
     _, right, wrong = PLAYS[name]
-    (module, good), (_, bad) = plays[name, suffix]
-    assert module.startswith("treetune.trainers" if name == "multiply" else "skyrl_gym.envs")
+    (module, good, uid), (_, bad, _) = plays[name, suffix]
+    if name == "multiply":
+        spec = PRODUCT["reward_spec"]
+        assert module == "treetune.trainers.skyrl_env"
+        assert uid == Task(prompt=PRODUCT["prompt"], env_class="multiply", reward_spec=spec).uid
+    else:
+        assert module.startswith("skyrl_gym.envs")
     assert [done for _, done in good] == [False] * (len(right) - 1) + [True]
     assert [done for _, done in bad] == [False] * (len(wrong) - 1) + [True]
     assert sum(reward for reward, _ in good) == 1.0
@@ -418,18 +423,20 @@ def test_a_ray_worker_makes_our_environments_by_the_hook(skyrl, hooked, tmp_path
 
 
 def check_worker(skyrl: Callable[..., Any], **request: Any) -> None:
-    [task] = [Task(prompt=PRODUCT["prompt"], env_class="multiply", reward_spec=PRODUCT["reward_spec"])]
-    known, gsm8k, [module, steps] = skyrl(
+    task = Task(prompt=PRODUCT["prompt"], env_class="multiply", reward_spec=PRODUCT["reward_spec"])
+    known, gsm8k, [module, steps, uid] = skyrl(
         "on_ray", row=row_of(task), file=MULTIPLY, answers=["\\boxed{1}", "\\boxed{3066}"], **request
     )
     assert {"alphabet-sort", "multiply", "gsm8k", "searchcode"} <= set(known)
     assert gsm8k == "skyrl_gym.envs.gsm8k.env:GSM8kEnv"
     assert module == "treetune.trainers.skyrl_env"
     assert steps == [[0.0, False], [1.0, True]]
+    assert uid == task.uid
 
 
 def test_an_environment_that_only_the_driver_knows_is_carried_to_the_worker(skyrl):
-    assert skyrl("carried", answers=["LOUD"]) == [["treetune.trainers.skyrl_env", [[1.0, True]]]]
+    [[module, steps, _]] = skyrl("carried", answers=["LOUD"])
+    assert (module, steps) == ("treetune.trainers.skyrl_env", [[1.0, True]])
 
 
 def test_training_begins_on_our_tasks_and_ends_where_it_needs_a_gpu(python, model, caches, gsm8k, tmp_path):
