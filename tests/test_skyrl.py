@@ -247,13 +247,14 @@ train_tasks:
         Task(prompt="é ✓", env_class="multiply", reward_spec={"ground_truth": "007"}, ability="math"),
     ]
     write_tasks(tasks, tmp_path / "own.parquet", "skyrl")
-    files = [*built["train_files"], str(tmp_path / "own.parquet")]
+    write_tasks(tasks[1:], tmp_path / "own.jsonl", "skyrl")
+    files = [*built["train_files"], str(tmp_path / "own.parquet"), str(tmp_path / "own.jsonl")]
 
     items = skyrl("items", files=files)
 
-    declared = [*read_tasks(files[0]), *read_tasks(files[1]), *tasks]
-    assert len(items) == len(declared) == 11
-    assert [uid for _, _, _, uid in items] == [str(number) for number in range(11)]
+    declared = [*read_tasks(files[0]), *read_tasks(files[1]), *tasks, *tasks[1:]]
+    assert len(items) == len(declared) == 12
+    assert [uid for _, _, _, uid in items] == [str(number) for number in range(12)]
     for (messages, env_class, extras, _), task in zip(items, declared, strict=True):
         row = json.loads(json.dumps(row_of(task)))
         assert messages == row.pop("prompt") == task.messages
