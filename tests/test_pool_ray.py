@@ -54,7 +54,7 @@ async def main():
             "more": more.reward}
 
 try:
-    print(json.dumps(asyncio.run(asyncio.wait_for(main(), 180))))
+    print("RESULT", json.dumps(asyncio.run(asyncio.wait_for(main(), 180))), flush=True)
 finally:
     ray.shutdown()
     cluster.shutdown()
@@ -65,7 +65,8 @@ def test_rollouts_survive_the_death_of_a_node():
     python = venvs.venv("ray", ["ray[default]==2.60.0"])
     path = f"{ROOT / 'src'}:{ROOT / 'tests'}"
     printed = venvs.run(python, "-c", PROGRAM, ROOT / "tests", path, timeout=400)
-    result = json.loads(printed.splitlines()[-1])
+    told = [line for line in printed.splitlines() if line.startswith("RESULT ")]  # Ray prints lines of its own
+    result = json.loads(told[0].removeprefix("RESULT "))
     print({key: value for key, value in result.items() if key != "traces"})
     assert result["traces"] == list(range(256))
     assert (result["first"], result["more"]) == (64, 1.0)
