@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class InProcess:
     def close(self):
         for handle in self.handles:
             handle.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Handle:
