@@ -108,6 +108,7 @@ Made = Path | list[Path]
 FAULTS: dict[str, Callable[[Path], Made]] = {
     "unreadable": _truncated,
     "no-rows": lambda path: lines(path, []),
+    "unknown-ending": lambda path: lines(path, rows(row(1))).rename(path.with_suffix(".ndjson")),
     "unsupported-type": _mapped,
     "type-differs": _two_types,
     "mixed-types": lambda path: lines(path, _truths(["a", "007", 7])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -17,17 +18,20 @@ from hypothesis import strategies as st
 import faults
 from treetune import Environment, Step
 from treetune.cli.app import run as main
+from treetune.errors import UsageError
 from treetune.formats import read_tasks, validate_dataset
-from treetune.formats.validation import RULES, validate
+from treetune.formats.validation import RULES, Report, validate
 from treetune.formats.validation.prompts import key_of
+from treetune.formats.validation.repeats import is_validation
 from treetune.formats.validation.row import RowCheck
 from treetune.formats.validation.screen import Screened
+from treetune.formats.validation.turns import Turns
 from treetune.plugins import environments
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
 """Rules that need a tokenizer or an environment: tested apart."""
 
-WHOLE_FILE = {"unreadable", "no-rows", "unsupported-type", "type-differs"}
+WHOLE_FILE = {"unreadable", "no-rows", "unknown-ending", "unsupported-type", "type-differs"}
 
 
 def told(*files: str | Path, **options: Any) -> dict[str, list[int]]:
@@ -187,6 +191,71 @@ SCHEMA = pa.schema(
 )
 
 
+TEXTS = st.sampled_from(["1", "2", "", " ", "\u2003", "1,000", "Paris", "spider", "bird", None])
+TURNS = st.sampled_from([None, 0, 1, 3])
+OTHER_ROWS = st.fixed_dictionaries(
+    {
+        "prompt": st.just(faults.user()),
+        "env_class": st.sampled_from(["search", "aime", "text2sql", "gsm8k_multi_turn", "searchcode"]),
+        "reward_spec": st.one_of(st.none(), st.fixed_dictionaries({"ground_truth": TEXTS})),
+        "reward_model": st.one_of(st.none(), st.fixed_dictionaries({"ground_truth": TEXTS})),
+        "db_id": TEXTS,
+        "data": TEXTS,
+        "max_turns": TURNS,
+        "extra_info": st.one_of(st.none(), st.fixed_dictionaries({"max_turns": TURNS})),
+    }
+)
+TARGETS = st.one_of(st.none(), st.lists(TEXTS, max_size=3))
+
+
+@given(st.lists(st.tuples(OTHER_ROWS, TARGETS), min_size=1, max_size=6), st.booleans(), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_the_screen_passes_over_no_faulty_row_of_any_environment(
+    drawn: list[tuple[dict[str, Any], Any]], targets: bool, turns: bool
+) -> None:
+    rows = [copy.deepcopy(row) for row, _ in drawn]
+    for row, (_, target) in zip(rows, drawn, strict=True):
+        if targets and row["reward_spec"]:
+            row["reward_spec"] = {"ground_truth": {"target": target}}
+        if not turns:
+            del row["max_turns"]
+    schema = OTHER_SCHEMA
+    if targets:
+        truth = pa.struct({"target": pa.list_(pa.string())})
+        place = schema.get_field_index("reward_spec")
+        schema = schema.set(place, pa.field("reward_spec", pa.struct({"ground_truth": truth})))
+    if not turns:
+        schema = schema.remove(schema.get_field_index("max_turns"))
+    batch = pa.RecordBatch.from_pylist([rows[0], *rows], schema=schema).slice(1)
+    check = RowCheck("skyrl")
+    look = Screened(batch, check).look
+    pruned = [_without_nulls(row) for row in rows]
+    assert not [row for number, row in enumerate(pruned) if list(check(row)) and not look[number]]
+    at_all, seen = Turns(schema), Turns(schema)
+    for number, row in enumerate(pruned):
+        at_all.take(row, number, check)
+        if look[number]:
+            seen.take(row, number, check)
+    one, other = Report(), Report()
+    at_all.tell(one, "a", "row")
+    seen.tell(other, "a", "row")
+    assert one == other
+
+
+OTHER_SCHEMA = pa.schema(
+    {
+        "prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+        "env_class": pa.string(),
+        "reward_spec": pa.struct({"ground_truth": pa.string()}),
+        "reward_model": pa.struct({"ground_truth": pa.string()}),
+        "db_id": pa.string(),
+        "data": pa.string(),
+        "max_turns": pa.int64(),
+        "extra_info": pa.struct({"max_turns": pa.int64()}),
+    }
+)
+
+
 def test_the_screen_points_at_no_sound_row() -> None:
     data = [faults.row(number) for number in range(50)]
     assert not Screened(pa.RecordBatch.from_pylist(data), RowCheck("skyrl")).look.any()
@@ -206,7 +275,153 @@ def test_prompts_have_the_same_key_in_every_kind_of_file(prompts: list[list[str]
     assert len(set(keys.tolist())) == len({json.dumps(row["prompt"]) for row in data})
 
 
+# What SkyRL's environments read
+
+
+CASE = {"input": "5", "output": "25"}
+
+
+def cases(**changes: Any) -> str:
+    return json.dumps([{**CASE, **changes}])
+
+
+def asked(env_class: str, truth: Any, **changes: Any) -> dict[str, Any]:
+    return faults.row(1, env_class=env_class, reward_spec={"ground_truth": truth}, **changes)
+
+
+SQL = {"db_id": "pets", "data": "spider"}
+SOUND = [
+    asked("search", {"target": ["Paris", "paris"]}),
+    asked("search", {"target": "Paris"}, max_turns=3),
+    asked("aime", "1", reward_model={"ground_truth": "1"}),
+    asked("aime", 1, reward_model={"ground_truth": "1"}),
+    faults.row(1, env_class="aime", reward_spec=..., reward_model={"ground_truth": "x^2"}),
+    asked("text2sql", "SELECT 1", **SQL),
+    asked("lcb", cases()),
+    asked("lcb", json.dumps([{**CASE, "testtype": "functional", "metadata": {"func_name": "f"}}, CASE])),
+    asked("searchcode", "12", max_turns=2),
+    asked("gsm8k_multi_turn", "12", max_turns="3"),
+    asked("gsm8k_multi_turn", "12", extra_info={"max_turns": 3}),
+]
+FAULTY = [
+    ("ground-truth-type", asked("search", ["Paris"])),
+    ("ground-truth-type", asked("search", {"target": [7]})),
+    ("ground-truth-value", asked("search", {"target": ["\u2003"]})),
+    ("ground-truth-type", asked("search", {"target": []})),
+    ("bad-max-turns", asked("search", {"target": ["Paris"]}, max_turns="3")),
+    ("ground-truth-type", asked("aime", "1", reward_model={"ground_truth": 1})),
+    ("ground-truth-value", asked("aime", "1", reward_model={"ground_truth": "2"})),
+    ("missing-column", asked("aime", "1")),
+    ("wrong-value", asked("text2sql", "SELECT 1", db_id=5, data="spider")),
+    ("wrong-value", asked("text2sql", "SELECT 1", db_id="", data="spider")),
+    ("wrong-value", asked("text2sql", "SELECT 1", db_id="pets", data="wikisql")),
+    ("missing-column", asked("text2sql", "SELECT 1", db_id="pets")),
+    ("ground-truth-value", asked("text2sql", " ", **SQL)),
+    ("ground-truth-type", asked("lcb", [CASE])),
+    ("ground-truth-value", asked("lcb", cases(input=5))),
+    ("ground-truth-value", asked("lcb", cases(testtype="functional"))),
+    ("ground-truth-value", asked("lcb", cases(testtype="functional", metadata=None))),
+    ("ground-truth-value", asked("lcb", "[]")),
+    ("ground-truth-value", asked("searchcode", "twelve")),
+    ("wrong-value", asked("gsm8k_multi_turn", "12", extra_info=7)),
+    ("wrong-value", asked("gsm8k_multi_turn", "12", extra_info='{"max_turns": 3}')),
+    ("missing-column", asked("gsm8k_multi_turn", "12", extra_info=...)),
+    ("bad-max-turns", asked("gsm8k_multi_turn", "12", extra_info={"max_turns": 0})),
+]
+
+
+@pytest.mark.parametrize("write", [faults.lines, faults.parquet])
+def test_rows_of_every_environment(write: Any, tmp_path: Path) -> None:
+    for number, row in enumerate(SOUND):
+        assert told(write(tmp_path / f"sound-{number}", [row])) == {}, row
+    for number, (rule, row) in enumerate(FAULTY):
+        found = told(write(tmp_path / f"faulty-{number}", [row])).keys() - {"extra-info-not-a-mapping"}
+        assert found == {rule}, row
+
+
+def test_turns_that_are_null_in_a_file_that_has_them(tmp_path: Path) -> None:
+    with_turns, without = faults.row(0, max_turns=3), faults.row(1, env_class="gsm8k_multi_turn")
+    assert told(faults.parquet(tmp_path / "another environment's", [with_turns, without])) == {"null-max-turns": [1]}
+    assert told(faults.lines(tmp_path / "lines", [with_turns, without])) == {"null-max-turns": [2]}
+    nothing = [{**without, "max_turns": None}]
+    assert told(faults.parquet(tmp_path / "all null", nothing)) == {"null-max-turns": [0]}
+    some = [{**without, "extra_info": {"max_turns": 3}}, faults.row(2, env_class="gsm8k_multi_turn")]
+    assert told(faults.parquet(tmp_path / "inside", some)) == {"null-max-turns": [1]}
+    assert told(faults.lines(tmp_path / "absent, not null", some)) == {}
+
+
+@pytest.mark.parametrize("env_class", ["gsm8k_multi_turn", "search", "aime", "text2sql", "searchcode"])
+def test_the_screen_proves_natural_rows_of_an_environment(env_class: str) -> None:
+    sound = [row for row in SOUND if row["env_class"] == env_class and row.get("max_turns") != "3"]
+    for row in sound:
+        if row.get("reward_spec") != {"ground_truth": 1}:
+            assert not Screened(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl")).look.any(), row
+    for rule, row in FAULTY:
+        if row["env_class"] == env_class:
+            assert Screened(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl")).look.all(), (rule, row)
+
+
+def test_parts_of_contents(tmp_path: Path) -> None:
+    picture = {"type": "image", "image": "a.png"}
+    data = [
+        faults.row(0, prompt=faults.user([{"type": "text", "text": "What is it?"}, picture])),
+        faults.row(1, prompt=faults.user([{"type": "text", "text": "<|im_start|>"}])),
+        faults.row(2, prompt=faults.user([{"text": "no type"}])),
+    ]
+    assert told(faults.parquet(tmp_path / "a", data)) == {"special-tokens": [1], "content-not-text": [2]}
+    assert told(faults.lines(tmp_path / "b", [faults.row(0, prompt=faults.user([1, 2]))])) == {"content-not-text": [1]}
+
+
+@pytest.mark.parametrize("kind", [pa.uuid(), pa.decimal32(5, 2), pa.list_view(pa.int64()), pa.bool8()], ids=str)
+def test_types_that_datasets_does_not_know(kind: Any, tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([faults.row(0)])
+    path = tmp_path / "a.parquet"
+    pq.write_table(table.append_column("more", pa.nulls(1, kind)), path)
+    assert told(path) == {"unsupported-type": []}
+
+
 # Several files
+
+
+def test_a_validation_file_inside_the_folder_is_taken_out_of_it(tmp_path: Path) -> None:
+    data = [faults.row(number) for number in range(3)]
+    faults.parquet(tmp_path / "a", data)
+    held_out = faults.parquet(tmp_path / "held_out", data)
+    assert told(tmp_path, validation=str(held_out)) == {"train-val-overlap": [0, 1, 2]}
+    with pytest.raises(UsageError, match="training file and the validation file"):
+        validate(str(held_out), validation=str(held_out))
+
+
+def test_a_folder_for_tests_may_hold_the_training_file(tmp_path: Path) -> None:
+    folder = tmp_path / "test"
+    folder.mkdir()
+    for name in ("train", "validation"):
+        faults.parquet(folder / name, [faults.row(0)])
+    assert told(folder) == {"train-val-overlap": [0]}
+    assert is_validation("data/test/a.parquet")
+    assert is_validation("constraint_test.jsonl")
+    assert is_validation("openai/gsm8k@main:test")
+    assert not is_validation("latest.parquet")
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = faults.parquet(tmp_path / "a", [faults.row(0), faults.row(1, env_class="nowhere")])
+    report = validate([str(path), str(path), str(tmp_path)])
+    assert (report.rows, report.files) == (2, [str(path)])
+    assert [finding.count for finding in report.findings] == [1]
+
+
+def test_types_may_differ_between_training_and_validation(tmp_path: Path) -> None:
+    train, other = faults.files("type-differs", tmp_path)
+    assert told(train, validation=other) == {}
+
+
+def test_the_first_rows_are_told_whatever_the_order(tmp_path: Path) -> None:
+    report = Report()
+    for number in (20, 5, *range(30, 50), 1):
+        report.add("gold-not-rewarded", "a", "found", [number])
+    (finding,) = report.findings
+    assert (finding.rows, finding.count) == ([1, 5, 20, *range(30, 37)], 23)
 
 
 def test_prompts_of_validation_files_are_looked_for_in_the_training_files(tmp_path: Path) -> None:
@@ -259,6 +474,11 @@ def test_quick_reads_no_contents(tmp_path: Path) -> None:
     path = faults.parquet(tmp_path / "a", [*data, faults.row(2, env_class="nowhere")])
     assert told(path, quick=True) == {"unknown-role": [1], "unknown-env-class": [2]}
     assert told(faults.parquet(tmp_path / "b", [faults.row(3)]), quick=True) == {}
+    several = [faults.row(number, env_class="gsm8k_multi_turn") for number in range(3)]
+    assert told(faults.parquet(tmp_path / "c", several), quick=True) == {}
+    for rule in ("prompt-not-messages", "missing-role"):
+        prompt = "1 + 1?" if rule == "prompt-not-messages" else faults.user(role=...)
+        assert told(faults.parquet(tmp_path / "d", [faults.row(0, prompt=prompt)]), quick=True) == {rule: [0]}
 
 
 def test_environments_that_are_registered_elsewhere_can_be_named(tmp_path: Path) -> None:
@@ -337,7 +557,29 @@ def test_rows_that_cannot_be_fixed_are_left_out_and_counted(tmp_path: Path, caps
     assert (fixed["rows"], sum(fixed["left_out"].values())) == (1, 2)
 
 
+def test_fixed_rows_keep_their_format(tmp_path: Path, capsys: Any) -> None:
+    reward = {"style": "rule", "ground_truth": "1"}
+    data = [faults.row(0, prompt=faults.user(role="human"), reward_spec=..., env_class=..., reward_model=reward)]
+    path, out = faults.lines(tmp_path / "verl", data), tmp_path / "out.jsonl"
+    main(["validate", str(path), "--fix", str(out)])
+    assert "out.jsonl: 1 row, 1 of them fixed" in capsys.readouterr().out
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert (row["reward_model"], row["prompt"]) == (reward, faults.user())
+    assert "reward_spec" not in row
+
+
 # The command line and the function
+
+
+def test_it_says_that_no_gold_answer_was_tried(tmp_path: Path, capsys: Any) -> None:
+    path = faults.lines(tmp_path / "a", [faults.row(0, reward_spec=..., env_class=..., ground_truth="1")])
+    main(["validate", str(path), "--gold"])
+    assert "1 row in 1 file, no gold answer tried" in capsys.readouterr().out
+
+
+def test_help_shows_how_hub_datasets_are_named(capsys: Any) -> None:
+    main(["validate", "--help"])
+    assert "name[@config][:split]" in capsys.readouterr().out
 
 
 def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path, capsys: Any) -> None:
@@ -360,6 +602,14 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: Any) -> None:
         [path, "--qick"],
         [str(tmp_path / "absent.parquet")],
         [path, "--format", "verll"],
+        [path, "-n", "5"],
+        [path, "--split", "train", "--resume"],
+        [path, "--max-prompt-length", "5"],
+        [path, "--force"],
+        [path, "--fix", str(tmp_path / "out.txt")],
+        [path, "--val", path],
+        ["arithmetic", "--max-prompt-length", "5"],
+        [*faults.files("train-val-overlap", tmp_path), "--fix", str(tmp_path / "out.parquet")],
     ):
         assert main(["validate", *arguments]) == 2, arguments
     assert "did you mean '--quick'" in capsys.readouterr().err
@@ -368,7 +618,7 @@ def test_wrong_usage_is_told(tmp_path: Path, capsys: Any) -> None:
 def test_validate_dataset_prints_and_gives_the_report(tmp_path: Path, capsys: Any) -> None:
     report = validate_dataset(str(faults.parquet(tmp_path / "a", [faults.row(0)])))
     assert report.ok
-    assert "Dataset valid! 1 rows in 1 file" in capsys.readouterr().out
+    assert "Dataset valid! 1 row in 1 file" in capsys.readouterr().out
     assert not validate_dataset(faults.files("unknown-role", tmp_path)).ok
 
 

@@ -13,7 +13,7 @@ def convert_command(
         list[str],
         typer.Argument(
             metavar="IN... OUT",
-            help="Files, folders, globs or hub datasets (name[@config][:split]); last the file to write: "
+            help="Files, folders, globs or hub datasets (name\\[@config]\\[:split]); last the file to write: "
             ".parquet, .json or .jsonl.",
         ),
     ],

@@ -14,7 +14,7 @@ def validate_command(
         list[str],
         typer.Argument(
             metavar="TARGET...",
-            help="Files of rows (parquet, JSON, JSON lines; folders, globs, name[@config][:split] of the hub), "
+            help="Files of rows (parquet, JSON, JSON lines; folders, globs, name\\[@config]\\[:split] of the hub), "
             "or one taskset: an id, config.yaml, file.py:Name or module:Name.",
         ),
     ],
@@ -22,7 +22,9 @@ def validate_command(
         int | None, typer.Option("-n", "--num-tasks", help="How many tasks; all unless given.")
     ] = None,
     max_concurrent: Annotated[int | None, typer.Option("-c", "--max-concurrent", help="Checks at once (64).")] = None,
-    split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
+    split: Annotated[
+        str | None, typer.Option(help="Of a config with train_tasks and val_tasks: which list (val).")
+    ] = None,
     gold: Annotated[
         bool | None,
         typer.Option(help="Run each row or task with its gold answer, rows with five wrong ones too (tasksets: yes)."),
@@ -41,7 +43,9 @@ def validate_command(
     tokenizer: Annotated[
         str | None, typer.Option(help="Files: count tokens, and look for its special tokens; a folder or a name.")
     ] = None,
-    max_prompt_length: Annotated[int, typer.Option(min=1, help="Files: the limit, with --tokenizer.")] = 512,
+    max_prompt_length: Annotated[
+        int | None, typer.Option(min=1, help="Files: the limit, with --tokenizer (512).")
+    ] = None,
     fix: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Files: write the rows with what is safe to fix fixed.")
     ] = None,
@@ -61,6 +65,9 @@ def validate_command(
         context.args[:] = unknown  # typer takes them for targets
         read_overrides(context, ("taskset", "limits"))
     if are_files(targets):
+        flags = [("-n", num_tasks), ("-c", max_concurrent), ("--split", split), ("-o", output), ("--resume", resume)]
+        if wrong := [name for name, value in flags if value]:
+            raise UsageError(f"{', '.join(wrong)}: only tasksets have that, and {targets[0]} is a file of rows")
         options = FileOptions(
             val=val or [],
             env=env or [],
@@ -77,10 +84,17 @@ def validate_command(
         return validate_files(targets, options, json)
     if len(targets) > 1:
         raise UsageError(f"{targets[1]}: only files are checked together", remedy="name one taskset at a time")
-    given = [("--val", val), ("--env", env), ("--format", format), ("--quick", quick), ("--tokenizer", tokenizer)]
-    if wrong := [name for name, value in (*given, ("--fix", fix), ("--force", force)) if value]:
+    given: list[tuple[str, object]] = [
+        ("--val", val),
+        ("--env", env),
+        ("--format", format),
+        ("--quick", quick),
+        ("--tokenizer", tokenizer),
+    ]
+    given += [("--max-prompt-length", max_prompt_length), ("--fix", fix), ("--force", force)]
+    if wrong := [name for name, value in given if value]:
         raise UsageError(f"{', '.join(wrong)}: only files have that, and {targets[0]} is a taskset")
-    return _validate_taskset(context, targets[0], num_tasks, max_concurrent, split, gold, output, resume, json)
+    return _validate_taskset(context, targets[0], num_tasks, max_concurrent, split or "val", gold, output, resume, json)
 
 
 def _validate_taskset(

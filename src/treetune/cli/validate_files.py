@@ -8,8 +8,14 @@ from typing import Any
 
 import msgspec
 
+from treetune.formats.sources import find
 from treetune.formats.validation import Report, validate
-from treetune.formats.validation.printed import print_report
+from treetune.formats.validation.chunks import name_of
+from treetune.formats.validation.printed import counted, print_report
+from treetune.formats.validation.validate import split
+
+MAX_PROMPT_LENGTH = 512
+"""With `--tokenizer`, unless said otherwise."""
 
 
 class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +29,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     fix: Path | None
     force: bool
     tokenizer: str | None
-    max_prompt_length: int
+    max_prompt_length: int | None
 
 
 _OTHERS = re.compile(r"\.(py|ya?ml)(:|$)")
@@ -47,17 +53,13 @@ def are_files(targets: list[str]) -> bool:
 
 def validate_files(targets: list[str], options: FileOptions, json: bool) -> int:
     from treetune.cli.output import console_for, print_json
-    from treetune.errors import UsageError
 
-    if options.fix is not None and options.fix.exists() and not options.force:
-        raise UsageError(f"{options.fix} exists already", remedy="choose another name, or say --force")
-    if options.quick and (options.tokenizer or options.gold):
-        raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
+    _refuse_contradictions(targets, options)
     console = console_for(json)
     report = _validated(targets, options, console)
     if options.gold:
         _gold(targets, options, report, console)
-    fixed = _fixed(targets, options) if options.fix is not None else None
+    fixed = _fixed(targets, options, report) if options.fix is not None else None
     if json:
         findings = [msgspec.to_builtins(finding) for finding in report.findings]
         print_json(
@@ -75,11 +77,34 @@ def validate_files(targets: list[str], options: FileOptions, json: bool) -> int:
         if fixed is not None:
             left = "".join(f"; {count:,} left out: {why}" for why, count in fixed.left_out.items())
             console.print(
-                f"{fixed.path}: {fixed.rows:,} rows, {fixed.changed:,} of them fixed{left}",
+                f"{fixed.path}: {counted(fixed.rows, 'row')}, {fixed.changed:,} of them fixed{left}",
                 markup=False,
                 soft_wrap=True,
             )
     return 0 if report.ok else 1
+
+
+def _refuse_contradictions(targets: list[str], options: FileOptions) -> None:
+    from treetune.errors import UsageError
+    from treetune.formats.sources import kind_of
+
+    if options.quick and (options.tokenizer or options.gold):
+        raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
+    if options.max_prompt_length is not None and options.tokenizer is None:
+        raise UsageError("--max-prompt-length counts tokens", remedy="say with which --tokenizer")
+    if options.fix is None:
+        if options.force:
+            raise UsageError("--force: nothing is written", remedy="say --fix OUT")
+        return
+    kind_of(options.fix)
+    if options.fix.exists() and not options.force:
+        raise UsageError(f"{options.fix} exists already", remedy="choose another name, or say --force")
+    training, held_out = split(targets, options.val)
+    if training and len(held_out) > len(set(find(options.val))):
+        raise UsageError(
+            "--fix writes one file, and there are training and validation files",
+            remedy="fix the training files with --val for the others, then those alone",
+        )
 
 
 def _validated(targets: list[str], options: FileOptions, console: Any) -> Report:
@@ -89,7 +114,7 @@ def _validated(targets: list[str], options: FileOptions, console: Any) -> Report
     if options.tokenizer is not None:
         from treetune.formats.validation.lengths import Lengths
 
-        lengths = Lengths(options.tokenizer, options.max_prompt_length)
+        lengths = Lengths(options.tokenizer, options.max_prompt_length or MAX_PROMPT_LENGTH)
     with Progress(
         TextColumn("checking {task.completed:,} rows"),
         TimeElapsedColumn(),
@@ -117,15 +142,22 @@ def _gold(targets: list[str], options: FileOptions, report: Report, console: Any
     from treetune.formats.validation.chunks import readable_batches
     from treetune.formats.validation.gold import check_gold
 
+    report.gold = True
+    training, held_out = split(targets, options.val)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("trying gold answers", total=report.rows)
-        batches = readable_batches([*targets, *options.val])
+        batches = readable_batches([*training, *held_out])
         asyncio.run(check_gold(batches, options.format, report, lambda: progress.advance(bar)))
 
 
-def _fixed(targets: list[str], options: FileOptions) -> Any:
+def _fixed(targets: list[str], options: FileOptions, report: Report) -> Any:
+    """The rows of the targets, without those of `--val`, in the format of the first file."""
     from treetune.formats.validation.chunks import readable_batches
     from treetune.formats.validation.fix import write_fixed
 
     assert options.fix is not None
-    return write_fixed(readable_batches(targets), options.fix, options.format or "skyrl")
+    training, held_out = split(targets, options.val)
+    sources = training or held_out
+    formats = [report.formats[name] for name in map(name_of, sources) if name in report.formats]
+    format = options.format or (formats[0] if formats else "skyrl")
+    return write_fixed(readable_batches(sources), options.fix, format, report.formats)

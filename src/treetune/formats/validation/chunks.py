@@ -5,17 +5,17 @@ Parquet comes as Arrow, which can be screened; JSON comes as rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from treetune.errors import TreetuneError
+from treetune.errors import TreetuneError, UsageError
 from treetune.formats.batch import Batch, Row
 from treetune.formats.json_files import json_batches
 from treetune.formats.reading import hub_batches, json_fields_of
-from treetune.formats.sources import File, HubName, Kind, Sources, find
+from treetune.formats.sources import File, HubName, Kind
 from treetune.formats.validation.arrays import taken
 from treetune.formats.validation.report import Report
 from treetune.formats.values import rows_of, uncollected
@@ -50,9 +50,16 @@ class Chunk(NamedTuple):
             return [parsed(row, self.json_fields) for row in rows] if self.json_fields else rows
 
 
-def readable_batches(sources: Sources) -> Iterator[Batch]:
+def name_of(source: File | HubName) -> str:
+    """A file's path, or what a user writes for a dataset of the hub."""
+    if isinstance(source, File):
+        return str(source.path)
+    return f"{source.name}{f'@{source.config}' if source.config else ''}:{source.split}"
+
+
+def readable_batches(sources: Iterable[File | HubName]) -> Iterator[Batch]:
     """The rows of all sources that can be read; what cannot is told by `validate`."""
-    for source in find(sources):
+    for source in sources:
         for chunk in chunks_of(source, Report(), quick=False):
             rows = chunk.rows_at(np.arange(len(chunk.numbers)))
             yield Batch(chunk.file, chunk.unit, chunk.numbers, rows)
@@ -60,12 +67,14 @@ def readable_batches(sources: Sources) -> Iterator[Batch]:
 
 def chunks_of(source: File | HubName, report: Report, *, quick: bool) -> Iterator[Chunk]:
     """The chunks of one source; what cannot be read is told to the report."""
-    name = source.name if isinstance(source, HubName) else str(source.path)
+    name = name_of(source)
     count = 0
     try:
         for chunk in _chunks(source, report, quick):
             count += len(chunk.numbers)
             yield chunk
+    except UsageError:  # a dataset that the hub does not have
+        raise
     except Exception as error:  # whatever a damaged file makes a reader raise
         message = error.message if isinstance(error, TreetuneError) else f"{error}"
         report.add("unreadable", name, f"after {count:,} rows: {message}" if count else message)
@@ -78,14 +87,14 @@ def _chunks(source: File | HubName, report: Report, quick: bool) -> Iterator[Chu
     if isinstance(source, File) and source.kind is Kind.PARQUET:
         yield from _parquet(source.path, report, quick)
         return
+    name = name_of(source)
     if isinstance(source, HubName):
         batches = hub_batches(source)
     else:
-        name = str(source.path)
         unit = "line" if source.kind is Kind.LINES else "row"
         batches = json_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
     for batch in batches:
-        yield Chunk(batch.source, batch.unit, batch.numbers, batch.rows)
+        yield Chunk(name, batch.unit, batch.numbers, batch.rows)
 
 
 def _parquet(path: Path, report: Report, quick: bool) -> Iterator[Chunk]:
@@ -97,7 +106,7 @@ def _parquet(path: Path, report: Report, quick: bool) -> Iterator[Chunk]:
             raise TreetuneError(f"it has several columns {', '.join(twice)}")
         metadata = file.metadata.metadata
         fields = json_fields_of(metadata)
-        wanted = [leaf for leaf in _leaves(file) if _cheap(leaf)] if quick else None
+        wanted = _cheap(_leaves(file)) if quick else None
         first = 0
         for batch in file.iter_batches(SIZE, columns=wanted, use_threads=False):
             places = range(first, first + batch.num_rows)
@@ -110,12 +119,16 @@ def _leaves(file: Any) -> list[str]:
     return [file.schema.column(number).path for number in range(len(file.schema))]
 
 
-def _cheap(leaf: str) -> bool:
-    """Whether a rule that needs no contents reads it."""
-    column, _, last = leaf.partition(".")
-    if column == "prompt":
-        return last.endswith(("role", "tool_calls"))
-    return column not in ("extra_info", "data_source", "ability") or last == "max_turns"
+def _cheap(leaves: list[str]) -> list[str]:
+    """The leaves that rules read which need no contents: the roles of the prompt; of `extra_info` the turns, or any
+    leaf, which tells whether it is there."""
+    found = [
+        leaf for leaf in leaves if leaf.partition(".")[0] not in ("prompt", "extra_info", "data_source", "ability")
+    ]
+    for column, end in (("prompt", ".role"), ("extra_info", "extra_info.max_turns")):
+        mine = [leaf for leaf in leaves if leaf.partition(".")[0] == column]
+        found += [leaf for leaf in mine if leaf.endswith(end)] or mine[:1]
+    return found
 
 
 def _readable(

@@ -7,7 +7,7 @@ a prompt that was plain text, a role under another name, columns where the envir
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,17 @@ class Fixed(msgspec.Struct):
     """Rows that are no tasks whatever is done, by the reason."""
 
 
-def write_fixed(batches: Iterable[Batch], path: str | Path, format: str) -> Fixed:
-    """Write the rows as rows of `format`, fixed."""
+def write_fixed(batches: Iterable[Batch], path: str | Path, format: str, formats: Mapping[str, str]) -> Fixed:
+    """Write the rows as rows of `format`, fixed. `formats`: of the files that are read, where it is another."""
     result = Fixed(str(path))
     left_out: Counter[str] = Counter()
 
     def tasks() -> Iterator[Task]:
         for batch in batches:
+            read = named(formats.get(batch.source, format))
             for row in batch.rows:
-                better = fixed(row)
                 try:
-                    task = named(format).task_of_pruned(better)
+                    task = read.task_of_pruned(fixed(row))
                     if not task.messages:
                         raise TreetuneError("no prompt")
                 except TreetuneError as error:

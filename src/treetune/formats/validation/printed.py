@@ -37,11 +37,20 @@ def where(finding: Finding) -> str:
 
 
 def verdict(report: Report) -> str:
-    errors, warnings = report.errors, len(report.by_place) - report.errors
-    gold = f", {report.gold_checked:,} gold answers tried" if report.gold_checked else ""
-    looked = f"{report.rows:,} rows in {len(report.files)} file{'s' if len(report.files) != 1 else ''}{gold}"
+    looked = f"{counted(report.rows, 'row')} in {counted(len(report.files), 'file')}{_gold(report)}"
     quick = "; contents were not read" if report.quick else ""
+    errors, warnings = report.errors, len(report.by_place) - report.errors
     if not errors:
-        aside = f", {warnings} warning{'s' if warnings != 1 else ''}" if warnings else ""
+        aside = f", {counted(warnings, 'warning')}" if warnings else ""
         return f"Dataset valid! {looked}{aside}{quick}"
-    return f"Not valid: {looked}, {errors} error{'s' if errors != 1 else ''} and {warnings} warnings{quick}"
+    return f"Not valid: {looked}, {counted(errors, 'error')} and {counted(warnings, 'warning')}{quick}"
+
+
+def _gold(report: Report) -> str:
+    if report.gold_checked:
+        return f", {counted(report.gold_checked, 'gold answer')} tried"
+    return ", no gold answer tried" if report.gold else ""
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"

@@ -14,11 +14,14 @@ from treetune.formats.validation.prompts import Keys
 from treetune.formats.validation.report import Report
 
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:[^a-z]|$)")
+_TRAINING = re.compile(r"(?:^|[^a-z])(?:train|training)(?:[^a-z]|$)")
 
 
 def is_validation(file: str) -> bool:
-    """Whether a file's name, or its whole folder's, says that it is for validation."""
+    """Whether a file's name, or its whole folder's, says that it is for validation; `test/train.parquet` does not."""
     path = Path(file)
+    if _TRAINING.search(path.stem.lower()):
+        return False
     return bool(_VALIDATION.search(path.stem.lower()) or _VALIDATION.fullmatch(path.parent.name.lower()))
 
 

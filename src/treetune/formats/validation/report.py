@@ -16,6 +16,10 @@ class Report(msgspec.Struct):
     files: list[str] = []
     quick: bool = False
     """Whether contents were left unread."""
+    formats: dict[str, str] = {}
+    """The format of each file that has rows."""
+    gold: bool = False
+    """Whether gold answers were asked for."""
     gold_checked: int = 0
     by_place: dict[tuple[str, str], Finding] = {}
 
@@ -50,6 +54,7 @@ class Report(msgspec.Struct):
             severity, expected, fix, fixable = RULES[rule]
             fix = f"{fix}, or `--fix OUT`" if fixable else fix
             told = self.by_place[rule, file] = Finding(rule, severity, file, unit, [], 0, found, expected, fix)
-        told.rows.extend(int(number) for number in numbers[: SHOWN - len(told.rows)])
-        told.rows.sort()  # gold answers are tried many at a time
+        if len(told.rows) < SHOWN or any(number < told.rows[-1] for number in numbers):
+            # In any order: gold answers are tried many at a time.
+            told.rows = sorted([*told.rows, *map(int, numbers)])[:SHOWN]
         told.count += len(numbers) if count is None else count

@@ -93,10 +93,12 @@ class RowCheck:
         elif content is None:
             if "tool_calls" not in message:
                 yield "missing-content", f"none in a message of the {message.get('role', '?')}"
-        elif not isinstance(content, list):
+        elif not isinstance(content, list) or not all(map(_is_part, content)):
             yield "content-not-text", told(content)
         elif not content:
             yield "empty-content", "an empty list"
+        elif special := self.special.search("\n".join(str(part.get("text", "")) for part in content)):
+            yield "special-tokens", special[0]
 
     # SkyRL
 
@@ -117,8 +119,8 @@ class RowCheck:
             yield from _turns(row, contract)
 
     def _reward(self, row: Mapping[str, Any], env_class: Any, contract: Contract | None) -> Iterator[Fault]:
-        elsewhere = contract is not None and contract.column == "reward_model"
-        spec = row.get("reward_spec", row.get("reward_model") if elsewhere else None)
+        column = contract.column if contract is not None else "reward_spec"
+        spec = row.get("reward_spec", row.get(column))
         if spec is None:
             yield "missing-reward-spec", "none" + did_you_mean("reward_spec", row.keys() - {"reward_spec"})
             return
@@ -128,22 +130,31 @@ class RowCheck:
         truth = spec.get("ground_truth")
         if truth is None:
             yield "missing-ground-truth", f"only {', '.join(spec) or 'an empty mapping'}"
-        elif contract is not None:
-            fault = stored_fault(contract, truth)
-            if fault is not None:
-                yield fault.rule, f"{env_class} reads {fault.expected}, this is {told(truth)}"
-        if elsewhere:
-            model = row.get("reward_model")
-            if not isinstance(model, dict) or model.get("ground_truth") is None:
-                yield "missing-column", f"no reward_model.ground_truth, which {env_class} reads"
+        if contract is None:
+            return
+        read = truth
+        if column != "reward_spec":
+            holder = row.get(column)
+            read = holder.get("ground_truth") if isinstance(holder, dict) else None
+            if read is None:
+                yield "missing-column", f"no {column}.ground_truth, which {env_class} reads"
+                read = truth
+        if read is None:
+            return
+        fault = stored_fault(contract, read)
+        if fault is not None:
+            yield fault.rule, f"{env_class} reads {fault.expected}, this is {told(read)}"
+        elif truth is not None and read != truth and read != contract.encode(truth):
+            yield "ground-truth-value", f"{column} says {told(read)}, reward_spec {told(truth)}"
 
     def _needs(self, row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
         missing = [key for key in contract.needs if key not in row]
         if missing:
             yield "missing-column", f"no {', '.join(missing)}, which {row['env_class']} reads"
-        for key, choices in contract.choices.items():
-            if key in row and row[key] not in choices:
-                yield "wrong-value", f"{key} is {told(row[key])}, expected {', '.join(choices)}"
+        for key in contract.needs.keys() & row.keys():
+            expected = _expected(key, row[key], contract)
+            if expected is not None:
+                yield "wrong-value", f"{key} is {told(row[key])}, expected {expected}"
                 return
 
     # verl and TRL
@@ -187,17 +198,41 @@ _NAMES: dict[type, str] = {
 }  # fmt: skip
 
 
+def _is_part(part: Any) -> bool:
+    """Whether it is what chat templates take in a list of contents, such as `{"type": "text", "text": "..."}`."""
+    return isinstance(part, dict) and isinstance(part.get("type"), str)
+
+
+def _expected(key: str, value: Any, contract: Contract) -> str | None:
+    """What a column that an environment reads should be, where it is something else."""
+    if key in contract.choices:
+        return None if value in contract.choices[key] else ", ".join(contract.choices[key])
+    if key == "db_id":
+        return None if isinstance(value, str) and value.strip() else "the name of a database"
+    if key == "extra_info" and not isinstance(value, dict):
+        # SkyRL looks for `max_turns` in it, which text and lists stand.
+        return None if isinstance(value, str | list) and "max_turns" not in value else "a mapping"
+    return None
+
+
 def _turns(row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
     extra = row.get("extra_info")
     for place, holder in (("max_turns", row), ("extra_info.max_turns", extra)):
         given = holder.get("max_turns") if isinstance(holder, dict) else None
-        if contract.max_turns > 1 and given is not None and not _whole(given):
+        if contract.max_turns > 1 and given is not None and not is_turns(given, row["env_class"]):
             yield "bad-max-turns", f"{place} is {told(given)}"
             return
 
 
-def _whole(given: Any) -> bool:
+def is_turns(given: Any, env_class: str) -> bool:
+    """Whether it is a whole number from 1; as text only where the environment makes a number of it."""
+    if isinstance(given, bool) or (isinstance(given, str) and env_class not in MAKE_NUMBERS):
+        return False
     try:
-        return not isinstance(given, bool) and int(given) == float(given) >= 1
+        return int(given) == float(given) >= 1
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+MAKE_NUMBERS = ("gsm8k_multi_turn",)
+"""SkyRL's environments that read `extra_info.max_turns` too, and text as a number."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune.contract import Contract, Stored
+from treetune.contract import Contract, Kind, Stored
 from treetune.formats.validation.arrays import Mask, bytes_of, codes_of, mask_of, offsets_of, taken
 from treetune.formats.validation.prompts import Keys, keys_of
 from treetune.formats.validation.row import SPECIAL, RowCheck
@@ -84,30 +84,79 @@ class Screened:
 
 def _rewarded(batch: pa.RecordBatch, contract: Contract | None) -> Mask:
     """Which rows are surely rewarded as the environment reads them."""
+    spec = _column(batch, "reward_spec")
+    if contract is None:
+        truth = _field(spec, "ground_truth") if spec is not None else None
+        return mask_of(truth.is_valid()) if truth is not None else np.zeros(batch.num_rows, np.bool_)
+    return _truthful(batch, contract) & _complete(batch, contract) & _counted(batch, contract)
+
+
+def _truthful(batch: pa.RecordBatch, contract: Contract) -> Mask:
+    """Which rows surely have a ground truth that can be matched. What is JSON must be parsed, so that none is sure."""
     import pyarrow.compute as pc
 
     nothing: Mask = np.zeros(batch.num_rows, np.bool_)
-    spec = _column(batch, "reward_spec")
-    truth = _field(spec, "ground_truth") if spec is not None else None
+    holder, spec = _column(batch, contract.column), _column(batch, "reward_spec")
+    truth = _field(holder, "ground_truth") if holder is not None else None
     if truth is None:
         return nothing
-    sure = mask_of(truth.is_valid())
-    if contract is None:
-        return sure
-    if contract.stored is not Stored.TEXT or contract.column != "reward_spec" or contract.choices:
+    if contract.stored is Stored.TARGET:
+        target = _field(truth, "target")
+        return _targets(target) if target is not None else nothing
+    plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
+    if not _is_text(truth.type) or not (plain or contract.stored is Stored.TEXT):
         return nothing
-    if not _is_text(truth.type):
-        return nothing
-    pattern = rf"^(?:{contract.pattern})$" if contract.pattern is not None else r"\S"
-    sure = sure & mask_of(pc.match_substring_regex(truth, pattern))
-    for key in contract.needs:
+    sure = mask_of(truth.is_valid()) & ~_blank(truth)
+    if contract.pattern is not None:
+        sure &= mask_of(pc.match_substring_regex(truth, rf"^(?:{contract.pattern})$"))
+    if contract.column != "reward_spec" and spec is not None:
+        other = _field(spec, "ground_truth")
+        sure &= mask_of(pc.equal(truth, other)) if other is not None and other.type == truth.type else False
+    return sure
+
+
+def _targets(target: pa.Array) -> Mask:
+    """Which are a text, or a list of texts, none of them blank."""
+    import pyarrow as pa
+
+    if _is_text(target.type):
+        return mask_of(target.is_valid()) & ~_blank(target)
+    if not pa.types.is_list(target.type) or not _is_text(target.type.value_type):
+        return np.zeros(len(target), np.bool_)
+    bad = ~mask_of(target.values.is_valid()) | _blank(target.values)
+    starts = offsets_of(target).astype(np.int64)
+    sure: Mask = mask_of(target.is_valid()) & (starts[1:] > starts[:-1]) & (_counts(bad, starts) == 0)
+    return sure
+
+
+def _complete(batch: pa.RecordBatch, contract: Contract) -> Mask:
+    """Which rows have the columns that the environment reads; only those are sure that are text, or a mapping."""
+    sure: Mask = np.ones(batch.num_rows, np.bool_)
+    for key in contract.needs.keys() | contract.choices.keys():
         column = _column(batch, key)
-        sure = sure & mask_of(column.is_valid()) if column is not None else nothing
-    if contract.max_turns > 1:
-        extra = _column(batch, "extra_info")
-        given = [_column(batch, "max_turns"), _field(extra, "max_turns") if extra is not None else None]
-        if any(turns is not None for turns in given):
-            return nothing
+        if column is None:
+            return np.zeros(batch.num_rows, np.bool_)
+        sure &= mask_of(column.is_valid())
+        if _is_text(column.type):
+            sure &= ~_blank(column)
+            if key in contract.choices:
+                numbers, names = codes_of(column)
+                sure &= np.array([*(name in contract.choices[key] for name in names), False])[numbers]
+        elif not _is_struct(column.type):
+            return np.zeros(batch.num_rows, np.bool_)
+    return sure
+
+
+def _counted(batch: pa.RecordBatch, contract: Contract) -> Mask:
+    """Which rows have a whole number of turns wherever the file has a place for it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sure: Mask = np.ones(batch.num_rows, np.bool_)
+    extra = _column(batch, "extra_info")
+    for turns in (_column(batch, "max_turns"), _field(extra, "max_turns") if extra is not None else None):
+        if contract.max_turns > 1 and turns is not None:
+            sure &= mask_of(pc.greater_equal(turns, 1)) if pa.types.is_integer(turns.type) else False
     return sure
 
 

@@ -26,6 +26,7 @@ _KINDS: dict[type, str] = {
 _FEATURES = {"text": "string", "integer": "int64", "float": "double", "boolean": "bool"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d)?)?Z?)?")
 """What Arrow's JSON reader takes for a date."""
+_UNSUPPORTED = "unsupported"
 _OF_TRUTH = ("reward_spec.ground_truth", "reward_model.ground_truth", "ground_truth", "env_class")
 
 
@@ -156,7 +157,7 @@ def type_feature(kind: pa.DataType) -> Feature:
 
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        return "json" if kind.extension_name == "arrow.json" else str(kind)
+        return "json" if kind.extension_name == "arrow.json" else _UNSUPPORTED
     if types.is_struct(kind):
         return {field.name: type_feature(field.type) for field in kind}
     if types.is_list(kind):
@@ -165,8 +166,10 @@ def type_feature(kind: pa.DataType) -> Feature:
         return [type_feature(kind.value_type), str(kind)]
     if types.is_dictionary(kind):
         return type_feature(kind.value_type)
-    if types.is_map(kind) or types.is_union(kind):
-        return "unsupported"
+    if any(known(kind) for known in (types.is_map, types.is_union, types.is_list_view, types.is_large_list_view)):
+        return _UNSUPPORTED
+    if types.is_decimal32(kind) or types.is_decimal64(kind):
+        return _UNSUPPORTED
     return str(kind)
 
 
@@ -177,7 +180,7 @@ def unsupported(feature: Feature, path: str = "") -> str | None:
         return next((found for found in below if found), None)
     if isinstance(feature, list):
         return unsupported(feature[0], f"{path}[]")
-    return path if feature == "unsupported" else None
+    return path if feature == _UNSUPPORTED else None
 
 
 def difference(one: Mapping[str, Feature], other: Mapping[str, Feature], path: str = "") -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -59,7 +60,29 @@ def _json(contract: Contract, truth: Any) -> TruthFault | None:
     except (msgspec.DecodeError, UnicodeError):
         return TruthFault("ground-truth-value", wanted)
     kind = kind_of(value)
-    return None if kind is not Kind.TEXT and kind in contract.takes else TruthFault("ground-truth-value", wanted)
+    if kind is Kind.TEXT or kind not in contract.takes:
+        return TruthFault("ground-truth-value", wanted)
+    if kind is Kind.CASES and all(map(_is_plain, value)):
+        return None
+    if (problem := contract.problem(truth)) is not None:
+        return TruthFault("ground-truth-value", f"{wanted}, but it {problem}")
+    if kind is Kind.CASES and any(_as_written(one) != _as_written(two) for one, two in _pairs(contract, truth, value)):
+        return TruthFault("ground-truth-value", "inputs and outputs that are text")
+    return None
+
+
+def _is_plain(case: dict[str, Any]) -> bool:
+    """Whether there is nothing to ask the contract: most cases are text in, text out."""
+    texts = isinstance(case["input"], str) and isinstance(case["output"], str)
+    return texts and case.get("testtype") in (None, "stdin") and not case.get("metadata")
+
+
+def _pairs(contract: Contract, truth: str, cases: list[dict[str, Any]]) -> Iterator[tuple[Any, Any]]:
+    return zip(cases, msgspec.json.decode(contract.encode(truth)), strict=True)
+
+
+def _as_written(case: dict[str, Any]) -> tuple[Any, Any]:
+    return case["input"], case["output"]
 
 
 @lru_cache(maxsize=64)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treetune.errors import TreetuneError
+from treetune.errors import TreetuneError, UsageError
 from treetune.formats.format import detect, named
 from treetune.formats.sources import File, HubName, Kind, Sources, find
-from treetune.formats.validation.chunks import Chunk, chunks_of
+from treetune.formats.validation.chunks import Chunk, chunks_of, name_of
 from treetune.formats.validation.prompts import key_of
 from treetune.formats.validation.repeats import Repeats, is_validation
 from treetune.formats.validation.report import Report
@@ -32,11 +32,16 @@ from treetune.formats.validation.shape import (
     shape_of,
     unsupported,
 )
+from treetune.formats.validation.turns import Turns
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from treetune.formats.validation.lengths import Lengths
 
 OnRows = Callable[[int], None]
+ENDINGS = (".parquet", ".json", ".jsonl")
+"""Names of files that SkyRL's loader knows; it takes any other for a dataset of the hub."""
 
 
 def validate(
@@ -56,13 +61,26 @@ def validate(
     """
     report = Report(quick=quick)
     run = _Run(report, format, environments, quick, lengths, on_rows)
-    training = list(find(sources))
-    held_out = [source for source in find(validation) if source not in training]
+    training, held_out = split(sources, validation)
     for source in (*training, *held_out):
         run.file(source)
-    names = [_name(source) for source in held_out]
-    run.finish([*names, *(name for name in map(_name, training) if is_validation(name))])
+    for group in (training, held_out):
+        run.compare([name_of(source) for source in group])
+    run.repeats.tell(report, [name_of(source) for source in held_out])
     return report
+
+
+def split(sources: Sources, validation: Sources = ()) -> tuple[list[File | HubName], list[File | HubName]]:
+    """The training files and the validation files, each once: a folder may hold both."""
+    held_out = dict.fromkeys(find(validation))
+    training = dict.fromkeys(source for source in find(sources) if source not in held_out)
+    if held_out and not training:
+        raise UsageError(
+            f"{name_of(next(iter(held_out)))} is the training file and the validation file",
+            remedy="name other files beside those of --val",
+        )
+    told = [source for source in training if is_validation(name_of(source))]
+    return [source for source in training if source not in told], [*told, *held_out]
 
 
 class _Run:
@@ -85,19 +103,20 @@ class _Run:
         self.features: dict[str, dict[str, Feature]] = {}
 
     def file(self, source: File | HubName) -> None:
-        name, report = _name(source), self.report
+        name, report = name_of(source), self.report
         report.files.append(name)
         parquet = isinstance(source, File) and source.kind is Kind.PARQUET
-        columns = self._parquet_types(source.path) if isinstance(source, File) and parquet else None
+        schema = self._parquet_types(source.path) if isinstance(source, File) and parquet else None
         shape = Shape()
         check: RowCheck | None = None
         unit = "row"
-        # What is null in one row and not in another is known when the file has been read.
-        turns = _Turns()
+        turns = Turns(schema)
         for chunk in chunks_of(source, report, quick=self.quick):
             unit = chunk.unit
             if check is None:
-                check = self._check(columns if columns is not None else _columns(chunk))
+                check = self._check(schema.names if schema is not None else _columns(chunk))
+                report.formats[name] = check.format
+                self._ending(source, check)
             self._chunk(chunk, check, turns)
             if chunk.rows is not None:
                 shape_of(chunk.rows, chunk.numbers, shape)
@@ -110,22 +129,29 @@ class _Run:
             self.features[name] = feature
         turns.tell(report, name, unit)
 
-    def finish(self, validation: Sequence[str]) -> None:
-        self.repeats.tell(self.report, validation)
-        first: dict[str, dict[str, Feature]] = {}
-        for name, feature in self.features.items():
-            for other, theirs in first.items():
+    def compare(self, files: Sequence[str]) -> None:
+        """Whether the loader puts files together. It reads those for training and those for validation apart."""
+        different: dict[str, dict[str, Feature]] = {}
+        for name in files:
+            feature = self.features.get(name)
+            if feature is None or feature in different.values():
+                continue
+            for other, theirs in different.items():
                 if found := difference(feature, theirs):
                     self.report.add("type-differs", name, f"{found} {other}")
                     break
             else:
-                first[name] = feature
+                different[name] = feature
+
+    def _ending(self, source: File | HubName, check: RowCheck) -> None:
+        if check.format == "skyrl" and isinstance(source, File) and source.path.suffix.lower() not in ENDINGS:
+            self.report.add("unknown-ending", str(source.path), f"a name that ends in {source.path.suffix}")
 
     def _check(self, columns: Iterable[str]) -> RowCheck:
         special = {} if self.lengths is None else {"special": self.lengths.special}
         return RowCheck(self.format or _format(columns), self.environments, contents=not self.quick, **special)
 
-    def _chunk(self, chunk: Chunk, check: RowCheck, turns: _Turns) -> None:
+    def _chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
         if chunk.table is not None:
             screened = Screened(chunk.table, check)
             positions, keys = np.flatnonzero(screened.look), screened.keys
@@ -145,7 +171,7 @@ class _Run:
         if self.lengths is not None:
             self.lengths.take(chunk, self.report)
 
-    def _parquet_types(self, path: Path) -> list[str] | None:
+    def _parquet_types(self, path: Path) -> pa.Schema | None:
         import pyarrow.parquet as pq
 
         try:
@@ -159,38 +185,7 @@ class _Run:
             self.report.add("unsupported-type", str(path), f"{place} is a type that `datasets` does not know")
         if fault := _metadata_fault(schema.metadata or {}):
             self.report.add("unsupported-type", str(path), fault)
-        return list(schema.names)
-
-
-class _Turns:
-    """Rows without `max_turns` where others of the file have it: loaders give them a null, and `int(None)` fails."""
-
-    def __init__(self) -> None:
-        self.given = {"max_turns": False, "extra_info.max_turns": False}
-        self.missing: dict[str, list[int]] = {"max_turns": [], "extra_info.max_turns": []}
-
-    def take(self, row: dict[str, Any], number: int, check: RowCheck) -> None:
-        extra = row.get("extra_info")
-        inside = isinstance(extra, dict) and "max_turns" in extra
-        self.given["max_turns"] |= "max_turns" in row
-        self.given["extra_info.max_turns"] |= inside
-        env_class = row.get("env_class")
-        contract = check.contract(env_class) if isinstance(env_class, str) and env_class in check.known else None
-        if check.format != "skyrl" or contract is None or contract.max_turns == 1:
-            return
-        if "max_turns" not in row:
-            self.missing["max_turns"].append(number)
-            if not inside and env_class == "gsm8k_multi_turn":  # the one that looks there
-                self.missing["extra_info.max_turns"].append(number)
-
-    def tell(self, report: Report, file: str, unit: str) -> None:
-        for place, rows in self.missing.items():
-            if self.given[place] and rows:
-                report.add("null-max-turns", file, f"{place} is null here, and given in other rows", rows, unit)
-
-
-def _name(source: File | HubName) -> str:
-    return source.name if isinstance(source, HubName) else str(source.path)
+        return schema
 
 
 def _columns(chunk: Chunk) -> list[str]:
