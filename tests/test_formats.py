@@ -20,7 +20,7 @@ from hub import Hub, make_gsm8k
 from treetune import Environment, Task
 from treetune.contract import Contract, Kind, Stored
 from treetune.datasets.schema import JSON_FIELDS
-from treetune.errors import EmptyTasksetError, StorageError, TreetuneError, UsageError
+from treetune.errors import EmptyTasksetError, StorageError, TasksetError, TreetuneError, UsageError
 from treetune.formats import FORMATS, detect, read_rows, read_tables, read_tasks, write_tasks
 from treetune.formats.values import pruned
 from treetune.plugins import environments
@@ -488,3 +488,12 @@ def test_a_built_file_gives_tasks_with_the_uids_it_was_built_with(tmp_path, form
     built = [taskset.task_at(0), taskset.task_at(1)]
     assert list(read_tasks(path)) == built
     assert [row["extra_info"]["uid"] for row in read_rows(path)] == [task.uid for task in built]
+
+
+def test_a_task_with_fields_of_its_own_is_refused_rather_than_cut(tmp_path: Path) -> None:
+    class Rounds(Task, frozen=True, kw_only=True):
+        rounds: int = 3
+
+    with pytest.raises(TasksetError, match="Rounds has fields that rows do not: rounds"):
+        write_tasks([Rounds(prompt="?")], tmp_path / "a.jsonl", "skyrl")
+    assert list(tmp_path.iterdir()) == []

@@ -60,7 +60,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by
         uid also counts occurrences.
         """
-        content = {name: getattr(self, name) for name in _own_fields(type(self))}
+        content = {name: getattr(self, name) for name in own_fields(type(self))}
         return digest({**content, **problem(self.messages, self.env_class, self.reward_spec)})
 
 
@@ -73,5 +73,6 @@ def problem(messages: list[Message], env_class: str | None, reward_spec: dict[st
 
 
 @lru_cache(maxsize=1024)
-def _own_fields(task_type: type[Task]) -> tuple[str, ...]:
+def own_fields(task_type: type[Task]) -> tuple[str, ...]:
+    """The fields that a subclass adds."""
     return tuple(name for name in task_type.__struct_fields__ if name not in Task.__struct_fields__)

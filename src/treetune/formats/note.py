@@ -16,7 +16,7 @@ import msgspec
 
 from treetune.errors import TasksetError
 from treetune.formats.values import json_text, json_value, pruned
-from treetune.task import Task
+from treetune.task import Task, own_fields
 
 KEY = "treetune"
 
@@ -62,6 +62,10 @@ class Parts(msgspec.Struct):
 
 
 def parts_of(task: Task) -> Parts:
+    if own := own_fields(type(task)):
+        raise TasksetError(
+            f"{type(task).__name__} has fields that rows do not: {', '.join(own)}", remedy="put them into extra_info"
+        )
     parts = Parts(dict(task.extra_info), {}, {})
     if not isinstance(task.prompt, list):
         parts.note["prompt"] = "none" if task.prompt is None else "text"
