@@ -1,4 +1,4 @@
-"""Built parquet files, each under the key of what it was built from, with a sidecar that says what that was.
+"""Built files, each under the key of what it was built from, with a sidecar that says what that was.
 
     cache = Cache(default_cache_dir())
     key = f"{impl_hash(cls, DatasetTaskset, [], 1)}_{config_hash(config, contents)}"
@@ -31,8 +31,11 @@ from treetune.errors import TreetuneError
 if TYPE_CHECKING:
     from io import BufferedReader
 
-MAGIC = b"PAR1"
-"""What every parquet file begins and ends with."""
+MAGIC = {".parquet": b"PAR1", ".arrow": b"ARROW1"}
+"""What every such file begins and ends with."""
+
+ARROW = ("rows", "kept")
+"""How the keys of Arrow files begin: those of a `PromptDataset`."""
 
 QUIET_WAIT = 5.0
 """Seconds to wait for another process's build before saying so."""
@@ -41,7 +44,7 @@ TOUCH_EVERY = 60.0
 """Seconds between two notes of when an entry was last used: thousands of workers may share a cache."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_KEY = r"[0-9a-f]{8,}_[0-9a-f]{8,}"
+_KEY = rf"(?:[0-9a-f]{{8,}}|{'|'.join(ARROW)})_[0-9a-f]{{8,}}"
 
 
 def default_cache_dir(argument: str | Path | None = None) -> Path:
@@ -118,11 +121,11 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     """How long the build took."""
     key: str = ""
     size: int = 0
-    """Of the parquet file, in bytes."""
+    """Of the file, in bytes."""
     digest: str = ""
-    """Of the parquet file."""
+    """Of the file."""
     mtime_ns: int = 0
-    """Of the parquet file: while it stays the same, the digest need not be computed again."""
+    """Of the file: while it stays the same, the digest need not be computed again."""
     created: str = ""
 
 
@@ -170,7 +173,7 @@ class Cache:
         self.folder = folder
 
     def path(self, key: str) -> Path:
-        return self.folder / f"{key}.parquet"
+        return self.folder / f"{key}{_suffix(key)}"
 
     def hit(self, key: str) -> Sidecar | None:
         """The sidecar of a file that is whole. A damaged one gives a warning and None."""
@@ -181,7 +184,7 @@ class Cache:
             return None
 
     def get_or_build(self, key: str, build: Callable[[Path], Sidecar], *, force: bool = False) -> tuple[Sidecar, bool]:
-        """The sidecar, and whether it was a hit. `build` writes the parquet file to the path it is given.
+        """The sidecar, and whether it was a hit. `build` writes the file to the path it is given.
 
         Processes that ask for one key at once build it once. `force` builds even where there is a file, which
         stays in its place until the new one is whole.
@@ -200,7 +203,7 @@ class Cache:
         """Everything there is, last used first. Files that are no build's are left out."""
         import re
 
-        name = re.compile(rf"\.?({_KEY})\.(parquet|json|.*tmp.*)")
+        name = re.compile(rf"\.?({_KEY})\.(parquet|arrow|json|.*tmp.*)")
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         keys = {match[1] for match in map(name.fullmatch, names) if match}
         return sorted(filter(None, map(self._entry, keys)), key=lambda entry: (-entry.last_used, entry.key))
@@ -256,8 +259,8 @@ class Cache:
                 status = os.fstat(file.fileno())
                 if status.st_size != sidecar.size:
                     raise _Damaged(f"{status.st_size} bytes instead of {sidecar.size}")
-                if not _is_parquet(file):
-                    raise _Damaged("not a parquet file")
+                if not _is_whole(file, _suffix(key)):
+                    raise _Damaged(f"not a {_suffix(key)[1:]} file")
                 if status.st_mtime_ns != sidecar.mtime_ns and file_hash(file) != sidecar.digest:
                     raise _Damaged("its content changed")
         except FileNotFoundError:
@@ -275,8 +278,8 @@ class Cache:
             seconds = time.perf_counter() - began
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
-                if not _is_parquet(file):
-                    raise TreetuneError(f"the build of {key} wrote no parquet file")
+                if not _is_whole(file, _suffix(key)):
+                    raise TreetuneError(f"the build of {key} wrote no {_suffix(key)[1:]} file")
                 status = os.fstat(file.fileno())
                 sidecar = msgspec.structs.replace(
                     sidecar,
@@ -361,10 +364,15 @@ def _encode(sidecar: Sidecar) -> bytes:
     return msgspec.json.format(msgspec.json.encode(sidecar), indent=2) + b"\n"
 
 
-def _is_parquet(file: BufferedReader) -> bool:
+def _suffix(key: str) -> str:
+    return ".arrow" if key.startswith(ARROW) else ".parquet"
+
+
+def _is_whole(file: BufferedReader, suffix: str) -> bool:
     """Leaves the file at its beginning."""
-    head = file.read(len(MAGIC))
-    file.seek(-min(len(MAGIC), os.fstat(file.fileno()).st_size), os.SEEK_END)
+    magic = MAGIC[suffix]
+    head = file.read(len(magic))
+    file.seek(-min(len(magic), os.fstat(file.fileno()).st_size), os.SEEK_END)
     tail = file.read()
     file.seek(0)
-    return head == tail == MAGIC
+    return head == tail == magic

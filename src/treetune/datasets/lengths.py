@@ -6,7 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 from treetune.datasets.config import DatasetConfig
-from treetune.errors import ConfigError, MissingExtraError
+from treetune.errors import ConfigError, TasksetError
+from treetune.formats.prompt_tokens import PromptTokens
+from treetune.formats.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 class PromptLengths:
     def __init__(self, tokenizer: Any, most: int) -> None:
-        self._tokenizer = tokenizer
+        self._tokens = PromptTokens(tokenizer)
         self._most = most
 
     @classmethod
@@ -24,20 +26,15 @@ class PromptLengths:
             return None
         if config.tokenizer is None:
             raise ConfigError([("tokenizer", "is required where max_prompt_length is set")])
-        try:
-            from transformers import AutoTokenizer
-        except ImportError:
-            raise MissingExtraError.of("transformers", "local") from None
-        return cls(AutoTokenizer.from_pretrained(config.tokenizer), config.max_prompt_length)
+        return cls(load_tokenizer(config.tokenizer), config.max_prompt_length)
 
     def kept(self, table: pa.Table, dropped: Counter[str]) -> pa.Table:
         import pyarrow as pa
 
-        texts = [
-            self._tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-            for prompt in table["prompt"].to_pylist()
-        ]
-        counts = [len(ids) for ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]]
-        mask = pa.array([count <= self._most for count in counts], pa.bool_())
-        dropped[f"longer than {self._most} tokens"] += table.num_rows - (mask.true_count or 0)
-        return table.filter(mask)
+        prompts = table["prompt"].to_pylist()
+        longer, faults = self._tokens.above(self._most, prompts)
+        if faults:
+            position, fault = min(faults.items())
+            raise TasksetError(f"{fault}, in the prompt {prompts[position]!r:.200}")
+        dropped[f"longer than {self._most} tokens"] += len(longer)
+        return table.filter(pa.array([position not in longer for position in range(table.num_rows)], pa.bool_()))

@@ -16,11 +16,24 @@ from treetune.formats.reading import read_rows, read_tables, read_tasks
 from treetune.formats.writing import write_tasks
 
 if TYPE_CHECKING:
+    from treetune.formats.prompt_dataset import PromptDataset
     from treetune.formats.validation import validate_dataset
 
-__all__ = ["FORMATS", "detect", "read_rows", "read_tables", "read_tasks", "validate_dataset", "write_tasks"]
+__all__ = [
+    "FORMATS",
+    "PromptDataset",
+    "detect",
+    "read_rows",
+    "read_tables",
+    "read_tasks",
+    "validate_dataset",
+    "write_tasks",
+]
 
-_LATER = {"validate_dataset": "treetune.formats.validation"}
+_LATER = {
+    "PromptDataset": "treetune.formats.prompt_dataset",
+    "validate_dataset": "treetune.formats.validation",
+}
 """What brings numpy and Arrow with it is imported when it is first asked for."""
 
 

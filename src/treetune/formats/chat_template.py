@@ -3,7 +3,7 @@
     texts = ChatTemplate(tokenizer, {"enable_thinking": False}).render(prompts)
 
 Most templates only carry contents into the text. Which ones do is found out by running the template over contents that
-cannot be looked at (`_Carried`): what it makes of them is a `_Form`, a list of fixed texts and places for contents, and
+cannot be looked at (`Carried`): what it makes of them is a `_Form`, a list of fixed texts and places for contents, and
 whatever it asked about a content (`'</think>' in content`) is remembered as a condition. A prompt with the same roles
 and the same answers has the same form, so its text is put together without the template. Everything else is rendered
 by the tokenizer itself.
@@ -14,8 +14,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from treetune.formats.carried import Answer, Carried, Content, LookedAt, Place
+from treetune.formats.tokenizer import renders_then_tokenises
 from treetune.task import Message
 
 Prompt = list[Message]
@@ -31,7 +33,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         self._arguments = dict(arguments or {})
-        self._forms: dict[Any, list[_Form] | None] = {}
+        self._forms: dict[Any, list[_Form]] = {}
         self._watched = _watched(tokenizer, self._arguments)
 
     def render(self, prompts: Iterable[Prompt]) -> list[str | Exception]:
@@ -40,40 +42,20 @@ class ChatTemplate:
 
     def _text(self, prompt: Prompt) -> str | Exception:
         shape = _shape(prompt) if self._watched is not None else None
-        forms = self._forms.get(shape) if shape is not None else None
-        if forms:
-            for form in forms:
-                if (text := form.text(prompt)) is not None:
-                    return text
+        for form in self._forms.get(shape, ()):
+            if (known := form.text(prompt)) is not None:
+                return known
         try:
-            text = self._tokenizer.apply_chat_template(
+            text: str = self._tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, tokenize=False, **self._arguments
             )
         except Exception as error:
             return error
-        if shape is not None and (forms is not None or shape not in self._forms) and len(self._forms) < SHAPES:
-            self._learn(shape, prompt, text)
+        if self._watched is not None and shape is not None and len(self._forms) < SHAPES:
+            forms = self._forms.setdefault(shape, [])
+            if len(forms) < FORMS:
+                forms.append(_form(self._watched, prompt, text))
         return text
-
-    def _learn(self, shape: Any, prompt: Prompt, text: str) -> None:
-        """Find the form of a prompt. None stands for a shape that has none."""
-        forms = self._forms.setdefault(shape, [])
-        if forms is None or len(forms) >= FORMS:
-            return
-        form = _form(self._watched, prompt)
-        # What the tokenizer itself made of it also tells whether the template got the same variables from us.
-        if form is None or form.text(prompt) != text:
-            self._forms[shape] = None
-        else:
-            forms.append(form)
-
-
-def standard(tokenizer: Any) -> bool:
-    """Whether this is one of transformers' tokenizers that renders and then tokenises, by the library's own methods."""
-    return all(
-        getattr(getattr(tokenizer, name, None), "__module__", "").startswith("transformers.tokenization_utils")
-        for name in ("apply_chat_template", "get_chat_template", "__call__")
-    )
 
 
 def _shape(prompt: Prompt) -> Any:
@@ -89,144 +71,36 @@ def _shape(prompt: Prompt) -> Any:
 # Forms
 
 
-class _Place(NamedTuple):
-    """Where a message's content goes, and how it was stripped on the way."""
-
-    number: int
-    strips: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-
-    def of(self, prompt: Prompt) -> str:
-        text: str = prompt[self.number]["content"]
-        for name, arguments in self.strips:
-            text = getattr(text, name)(*arguments)
-        return text
-
-
-class _Answer(NamedTuple):
-    """What the template asked about a content, and what it was told."""
-
-    place: _Place
-    method: str
-    arguments: tuple[Any, ...]
-    answer: bool
-
-
 class _Form(NamedTuple):
-    pieces: list[str | _Place]
-    answers: list[_Answer]
+    pieces: list[str | Place] | None
+    """None where the text is more than contents and what goes around them."""
+    answers: list[Answer]
 
     def text(self, prompt: Prompt) -> str | None:
-        """The text of a prompt; None where it would have answered otherwise."""
-        for place, method, arguments, answer in self.answers:
-            if getattr(place.of(prompt), method)(*arguments) is not answer:
-                return None
+        """The text of a prompt; None where the template would take another way."""
+        if self.pieces is None or not all(answer.same(prompt) for answer in self.answers):
+            return None
         return "".join([piece if isinstance(piece, str) else piece.of(prompt) for piece in self.pieces])
 
 
-def _form(watched: _Watched, prompt: Prompt) -> _Form | None:
-    answers: list[_Answer] = []
+def _form(watched: _Watched, prompt: Prompt, text: str) -> _Form:
+    """The form of a prompt, whose text is `text`."""
+    answers: list[Answer] = []
     messages = [
-        {key: _Content(answers, _Place(number), value) if key == "content" else value for key, value in message.items()}
+        {key: Content(answers, Place(number), value) if key == "content" else value for key, value in message.items()}
         for number, message in enumerate(prompt)
     ]
-    try:
-        text = watched.template.render(messages=messages, **watched.variables)
-    except (_LookedAt, Exception):
-        return None
-    pieces: list[str | _Place] = []
-    for number, piece in enumerate(watched.mark.split(text)):
-        if number % 2 == 0:
-            pieces.append(piece)
-        else:
-            pieces.append(watched.places[int(piece)])
     watched.places.clear()
-    return _Form([piece for piece in pieces if piece != ""], list(dict.fromkeys(answers)))
-
-
-# Contents that cannot be looked at
-
-
-class _LookedAt(BaseException):
-    """Not an Exception, so that no filter of Jinja's takes it for a value that is no number."""
-
-
-class _Carried:
-    """Text with contents in it. It can be put beside other text, and nothing else."""
-
-    def __init__(self, pieces: tuple[str | _Place, ...]) -> None:
-        self._pieces = pieces
-
-    def __add__(self, other: Any) -> _Carried:
-        return _Carried((*self._pieces, *_pieces(other)))
-
-    def __radd__(self, other: Any) -> _Carried:
-        return _Carried((*_pieces(other), *self._pieces))
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise _LookedAt
-
-    __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __contains__ = __call__ = _refuse
-    __str__ = __repr__ = __format__ = __bytes__ = __int__ = __float__ = __index__ = __complex__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _refuse
-    __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
-
-
-class _Content(_Carried):
-    """The content of one message. It answers some questions, and notes them."""
-
-    def __init__(self, answers: list[_Answer], place: _Place, text: str) -> None:
-        super().__init__((place,))
-        self._answers, self._place, self._text = answers, place, text
-
-    def _ask(self, method: str, *arguments: Any) -> bool:
-        if not all(type(argument) is str for argument in arguments):
-            raise _LookedAt
-        answer = getattr(self._text, method)(*arguments)
-        self._answers.append(_Answer(self._place, method, arguments, answer))
-        return bool(answer)
-
-    def _stripped(self, method: str, arguments: tuple[Any, ...]) -> _Content:
-        if not all(argument is None or type(argument) is str for argument in arguments):
-            raise _LookedAt
-        place = _Place(self._place.number, (*self._place.strips, (method, arguments)))
-        return _Content(self._answers, place, getattr(self._text, method)(*arguments))
-
-    def __bool__(self) -> bool:
-        return self._ask("__ne__", "")
-
-    def __eq__(self, other: object) -> bool:
-        return self._ask("__eq__", other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._ask("__ne__", other)
-
-    def __contains__(self, part: Any) -> bool:
-        return self._ask("__contains__", part)
-
-    def startswith(self, start: Any) -> bool:
-        return self._ask("startswith", start)
-
-    def endswith(self, end: Any) -> bool:
-        return self._ask("endswith", end)
-
-    def strip(self, *characters: Any) -> _Content:
-        return self._stripped("strip", characters)
-
-    def lstrip(self, *characters: Any) -> _Content:
-        return self._stripped("lstrip", characters)
-
-    def rstrip(self, *characters: Any) -> _Content:
-        return self._stripped("rstrip", characters)
-
-    __hash__ = _Carried._refuse
-
-
-def _pieces(value: Any) -> tuple[str | _Place, ...]:
-    if isinstance(value, _Carried):
-        return value._pieces
-    if type(value) is str:
-        return (value,)
-    raise _LookedAt
+    try:
+        marked = watched.template.render(messages=messages, **watched.variables)
+    except (LookedAt, Exception):
+        return _Form(None, [])
+    # Texts and the numbers of places take turns.
+    parts = watched.mark.split(marked)
+    pieces = [watched.places[int(part)] if number % 2 else part for number, part in enumerate(parts)]
+    form = _Form([piece for piece in pieces if piece != ""], list(dict.fromkeys(answers)))
+    # What the tokenizer itself made of it also tells whether the template got the same variables from us.
+    return form if form.text(prompt) == text else _Form(None, [])
 
 
 # The template, watched
@@ -238,13 +112,13 @@ class _Watched(NamedTuple):
     template: Any
     variables: dict[str, Any]
     mark: re.Pattern[str]
-    places: list[_Place]
+    places: list[Place]
     """Those that the running template has put into its text: a mark there is a position here."""
 
 
 def _watched(tokenizer: Any, arguments: dict[str, Any]) -> _Watched | None:
     """None where the template cannot be followed."""
-    if not standard(tokenizer):
+    if not renders_then_tokenises(tokenizer):
         return None
     try:
         from jinja2 import nodes
@@ -259,13 +133,13 @@ def _watched(tokenizer: Any, arguments: dict[str, Any]) -> _Watched | None:
                 return None
     except Exception:
         return None
-    secret, places = secrets.token_hex(16), list[_Place]()
+    secret, places = secrets.token_hex(16), list[Place]()
 
     def written(value: Any) -> Any:
-        if not isinstance(value, _Carried):
+        if not isinstance(value, Carried):
             return value
         text = ""
-        for piece in value._pieces:
+        for piece in value.pieces:
             if isinstance(piece, str):
                 text += piece
             else:
@@ -277,13 +151,13 @@ def _watched(tokenizer: Any, arguments: dict[str, Any]) -> _Watched | None:
     trim, tests = original.filters["trim"], original.tests
     environment.filters = {
         **original.filters,
-        "trim": lambda value, *given: value.strip(*given) if isinstance(value, _Content) else trim(value, *given),
+        "trim": lambda value, *given: value.strip(*given) if isinstance(value, Content) else trim(value, *given),
     }
     environment.tests = {
         **tests,
         # As a text would answer them.
         **{
-            name: lambda value, test=tests[name]: isinstance(value, _Carried) or test(value)
+            name: lambda value, test=tests[name]: isinstance(value, Carried) or test(value)
             for name in ("string", "iterable", "sequence")
         },
     }

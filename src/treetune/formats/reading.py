@@ -105,13 +105,14 @@ def _parquet_batches(path: Path, columns: Sequence[str] | None) -> Iterator[pa.R
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        # Buffering ahead keeps what was read until the end; threads cost more than they give beside Python.
+        with pq.ParquetFile(path, pre_buffer=False) as file:
             names = file.schema_arrow.names
             if twice := {name for name in names if names.count(name) > 1}:
                 raise ReadError(f"{path} has several columns {', '.join(sorted(twice))}")
             wanted = None if columns is None else [name for name in columns if name in names]
             metadata = file.metadata.metadata
-            for batch in file.iter_batches(BATCH, columns=wanted):
+            for batch in file.iter_batches(BATCH, columns=wanted, use_threads=False):
                 yield batch.replace_schema_metadata(metadata)
     except (pa.ArrowException, OSError) as error:
         raise ReadError(f"{path} cannot be read as parquet: {error}") from None

@@ -1,0 +1,184 @@
+"""Which rows of some stores have a prompt that is short enough, and which occurrence of its uid each row is.
+
+    kept = KeptRows.of(stores, tokenizer, 512, {}, prompt_key="prompt", processes=8, cache=cache)
+    kept.rows[0], kept.occurrences[0], kept.report
+
+The result is kept in the cache under all that it depends on: the rows, the tokenizer, its template, the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from treetune.datasets.cache import Cache, Sidecar, config_hash
+from treetune.errors import TasksetError, did_you_mean
+from treetune.formats.in_processes import in_processes
+from treetune.formats.prompt_report import FIRST, Dropped, FileCount, PromptReport
+from treetune.formats.prompt_tokens import PromptTokens
+from treetune.formats.row_store import RowStore
+from treetune.formats.tokenizer import tokenizer_digest
+
+VERSION = 1
+"""Of what is found and how it is written."""
+
+WORTH_PROCESSES = 20_000
+"""Rows from which other processes are started for a tokenizer that has no threads."""
+
+
+class KeptRows(NamedTuple):
+    rows: Any
+    """Their numbers, counted through all stores: an array of int64."""
+    occurrences: Any
+    """How often each one's uid came before: an array of int32."""
+    report: PromptReport
+
+    @classmethod
+    def of(
+        cls,
+        stores: Sequence[RowStore],
+        tokenizer: Any,
+        limit: int,
+        arguments: Mapping[str, Any],
+        *,
+        prompt_key: str,
+        processes: int,
+        cache: Cache,
+    ) -> Self:
+        tokens = PromptTokens(tokenizer, arguments)
+        identity = tokenizer_digest(tokenizer, arguments)
+        if identity is None:
+            return cls(*_filter(stores, tokens, limit, prompt_key, processes))
+        names = [store.path.stem for store in stores]
+        config = {"rows": names, "tokenizer": identity, "max_prompt_length": limit, "version": VERSION}
+        key = f"kept_{config_hash(config, {})}"
+
+        def build(path: Path) -> Sidecar:
+            rows, occurrences, report = _filter(stores, tokens, limit, prompt_key, processes)
+            _save(path, rows, occurrences)
+            return Sidecar(
+                config={**config, "report": msgspec.to_builtins(report)},
+                source=", ".join(store.source for store in stores),
+                rows=report.kept,
+                dropped={f"longer than {limit} tokens": report.dropped} if report.dropped else {},
+                fingerprint=key,
+            )
+
+        sidecar, was_hit = cache.get_or_build(key, build)
+        report = msgspec.convert(sidecar.config["report"], PromptReport)
+        report.cached = was_hit
+        for file, store in zip(report.files, stores, strict=True):
+            file.source = store.source  # the same content may have another name by now
+        return cls(*_load(cache.path(key)), report)
+
+
+def _filter(
+    stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int
+) -> tuple[Any, Any, PromptReport]:
+    import numpy as np
+
+    files = [FileCount(store.source, store.rows, 0, store.unnamed) for store in stores]
+    report = PromptReport(max_prompt_length=limit, files=files)
+    kept = np.ones(report.rows, bool)
+    faults = Faults(prompt_key)
+    before = 0
+    for store, file in zip(stores, report.files, strict=True):
+        first = 0
+        for count, longer, wrong in _measured(store, tokens, limit, processes):
+            for position, length in sorted(longer.items()):
+                kept[before + first + position] = False
+                report.longest = max(report.longest, length)
+                if len(report.first) < FIRST:
+                    report.first.append(Dropped(store.place(first + position), length))
+            file.dropped += len(longer)
+            for position, fault in sorted(wrong.items()):
+                faults.add(store, first + position, fault)
+            first += count
+        before += store.rows
+    faults.tell()
+    occurrences = _occurrences(stores)
+    report.repeated = int(np.count_nonzero(occurrences))
+    rows = np.flatnonzero(kept)
+    return rows.astype(np.int64), occurrences[rows], report
+
+
+Measured = tuple[int, dict[int, int], dict[int, str]]
+"""How many prompts, the tokens of the longer ones, and what is wrong with others."""
+
+
+def _measured(store: RowStore, tokens: PromptTokens, limit: int, processes: int) -> Iterator[Measured]:
+    measure = partial(_measure, tokens, limit)
+    if processes > 1 and not tokens.has_threads and store.rows >= WORTH_PROCESSES:
+        return in_processes(measure, store.prompts(), processes)
+    return map(measure, store.prompts())
+
+
+def _measure(tokens: PromptTokens, limit: int, prompts: list[Any]) -> Measured:
+    return len(prompts), *tokens.above(limit, prompts)
+
+
+class Faults:
+    """Prompts that no model can be asked: all are looked for, and the first ten told."""
+
+    def __init__(self, prompt_key: str) -> None:
+        self._prompt_key = prompt_key
+        self._count = 0
+        self._lines: list[str] = []
+
+    def add(self, store: RowStore, number: int, fault: str) -> None:
+        self._count += 1
+        if len(self._lines) < FIRST:
+            self._lines.append(f"  {store.place(number)}: {fault}{self._hint(store, number)}")
+
+    def tell(self) -> None:
+        if not self._count:
+            return
+        more = f"\n  and {self._count - len(self._lines):,} more" if self._count > len(self._lines) else ""
+        raise TasksetError(
+            f"{self._count:,} prompt{'s' * (self._count != 1)} cannot be used:\n" + "\n".join(self._lines) + more,
+            remedy="correct these rows; `treetune validate` finds every fault of a file",
+        )
+
+    def _hint(self, store: RowStore, number: int) -> str:
+        row = store.row(number)
+        if row.prompt is not None:
+            return ""
+        return did_you_mean(self._prompt_key, row.others) or f"; its columns: {', '.join(row.others)}"
+
+
+def _occurrences(stores: Sequence[RowStore]) -> Any:
+    """How often each row's uid came before."""
+    import numpy as np
+    import pyarrow as pa
+
+    chunks = [uids for store in stores for uids in store.uids()]
+    if not chunks:
+        return np.zeros(0, np.int32)
+    numbers = pa.chunked_array(chunks).combine_chunks().dictionary_encode().indices.to_numpy()
+    order = np.argsort(numbers, kind="stable")  # equal uids side by side, in their order
+    ordered = numbers[order]
+    begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    lengths = np.diff(np.r_[begins, len(ordered)])
+    found = np.empty(len(numbers), np.int32)
+    found[order] = np.arange(len(ordered)) - np.repeat(begins, lengths)
+    return found
+
+
+def _save(path: Path, rows: Any, occurrences: Any) -> None:
+    import pyarrow as pa
+
+    batch = pa.record_batch([pa.array(rows), pa.array(occurrences)], names=["row", "occurrence"])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _load(path: Path) -> tuple[Any, Any]:
+    import pyarrow as pa
+
+    with pa.OSFile(str(path)) as file:
+        batch = pa.ipc.open_file(file).get_batch(0)
+    return batch.column("row").to_numpy(), batch.column("occurrence").to_numpy()

@@ -1,0 +1,31 @@
+"""What identifies a row: the uid that it carries or, where it carries none, that of its task."""
+
+from __future__ import annotations
+
+from treetune.canonical import digest
+from treetune.errors import TreetuneError, UsageError
+from treetune.formats.batch import Row
+from treetune.formats.format import FORMATS, detect
+from treetune.formats.note import KEY
+from treetune.task import problem
+
+
+def uid_of(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_class") -> str:
+    extra = row.get("extra_info")
+    extra = extra if isinstance(extra, dict) else {}
+    given = extra.get("uid")
+    if isinstance(given, str | int) and not isinstance(given, bool) and given != "":
+        return str(given)
+    prompt, env_class, spec = row.get(prompt_key), row.get(env_class_key), row.get("reward_spec")
+    if isinstance(prompt, list) and isinstance(env_class, str) and isinstance(spec, dict) and KEY not in extra:
+        return digest(problem(prompt, env_class, spec))  # the task's, without making one
+    named = {name: value for name, value in row.items() if name not in (prompt_key, env_class_key)}
+    named |= {name: value for name, value in (("prompt", prompt), ("env_class", env_class)) if value is not None}
+    try:
+        try:
+            format = detect(named)
+        except UsageError:
+            format = FORMATS["skyrl"]
+        return format.task_of_pruned(named).uid
+    except (TreetuneError, TypeError):  # no task: whoever reads the prompt tells what is wrong
+        return digest(repr(row))
