@@ -3,7 +3,7 @@
     python = venv("local", ["torch==2.13.0"], ["transformers", "gguf"])
 
 Built once in the user's cache folder, keyed by their pins, and reused. Treetune itself is not installed there: its
-dependencies are, and `run` puts this checkout's `src` on the path.
+dependencies are, anew where they changed, and `run` puts this checkout's `src` on the path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "treetu
 def venv(name: str, *steps: list[str]) -> Path:
     """The interpreter of an environment in which each step was one `pip install`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    steps = (*steps, project["dependencies"])
+    ours: list[str] = project["dependencies"]
     key = hashlib.sha256(repr((sys.version_info[:2], steps)).encode()).hexdigest()[:12]
     place = CACHE / f"{name}-{key}"
     python, finished = place / "bin" / "python", place / "finished"
@@ -35,15 +35,18 @@ def venv(name: str, *steps: list[str]) -> Path:
             shutil.rmtree(place, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", place], check=True)
             for step in steps:
-                done = subprocess.run(
-                    [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *step],
-                    capture_output=True,
-                    text=True,
-                )
-                if done.returncode:
-                    raise RuntimeError(f"pip install {step} failed for {name}:\n{done.stderr[-3000:]}")
-            finished.touch()
+                _install(python, step)
+        if not finished.exists() or finished.read_text() != repr(ours):
+            _install(python, ours)
+            finished.write_text(repr(ours))
     return python
+
+
+def _install(python: Path, packages: list[str]) -> None:
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"pip install {packages} failed:\n{done.stderr[-3000:]}")
 
 
 def run(python: Path, *arguments: str | Path, timeout: float = 600, cwd: Path | None = None, **environment: str) -> str:
