@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from treetune.task import Message, Task
+from treetune.tokens import Tokens
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +47,8 @@ class Request(msgspec.Struct):
     turn: int
     key: str
     """Names the rollout (task, occurrence, number): what a policy derives its randomness from."""
+    tokens: Tokens | None = None
+    """The tokens of the rollout so far, where the policy gave any: a prompt of its own making goes on from them."""
 
 
 class Completion(msgspec.Struct):
@@ -60,6 +63,8 @@ class Completion(msgspec.Struct):
     """The exact tokens it sampled, end token included."""
     logprobs: list[float] | None = None
     """The model's own log-probability of each sampled token, before temperature and top-p."""
+    realigned: bool = False
+    """`prompt_ids` go on from the tokens sampled before, where the chat template would have written them otherwise."""
 
     def as_message(self) -> Message:
         return self.message if self.message is not None else {"role": "assistant", "content": self.text}

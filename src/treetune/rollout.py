@@ -178,6 +178,7 @@ class Rollout:
                 task=trace.task,
                 turn=len(trace.turns) - 1,
                 key=f"{trace.uid}/{trace.occurrence}/{trace.rollout}",
+                tokens=trace.tokens,
             )
         )
         if completion.usage is not None:
@@ -187,7 +188,9 @@ class Rollout:
             )
         if completion.prompt_ids is not None and completion.completion_ids is not None:
             trace.tokens = trace.tokens or Tokens()
-            trace.tokens.add_turn(completion.prompt_ids, completion.completion_ids, completion.logprobs)
+            trace.tokens.add_turn(
+                completion.prompt_ids, completion.completion_ids, completion.logprobs, realigned=completion.realigned
+            )
         return completion
 
     def _record(self, turn: Turn, step: Step) -> None:

