@@ -34,9 +34,11 @@ class Parent(msgspec.Struct, frozen=True):
                 return candidate
         return None
 
-    def hold(self, limit: int) -> Cgroup:
+    def hold(self, limit: int, *, name: str | None = None, all_at_once: bool = True) -> Cgroup:
+        """`all_at_once`: with one process that takes too much all are killed, where the kernel can do so."""
         # A run has its thread to itself, so no other run has this name.
-        return Cgroup(Path(self.path) / f"treetune-{os.getpid()}-{threading.get_native_id()}", self.version, limit)
+        path = Path(self.path) / f"treetune-{os.getpid()}-{name or threading.get_native_id()}"
+        return Cgroup(path, self.version, limit, all_at_once)
 
     def sweep(self) -> None:
         """Remove what processes left that were killed; one that is in use cannot be removed."""
@@ -48,14 +50,16 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class Cgroup:
-    def __init__(self, path: Path, version: int, limit: int) -> None:
+    KERNEL_KILLS = True
+
+    def __init__(self, path: Path, version: int, limit: int, all_at_once: bool = True) -> None:
         self._path = path
         self._events = path / ("memory.events" if version == 2 else "memory.oom_control")
         path.mkdir()
         try:
             if version == 2:
                 self._write("memory.max", limit)
-                self._write("memory.oom.group", 1, optional=True)
+                self._write("memory.oom.group", int(all_at_once), optional=True)
                 self._write("memory.swap.max", 0, optional=True)
             else:
                 self._write("memory.limit_in_bytes", limit)
@@ -63,6 +67,9 @@ class Cgroup:
         except OSError:
             self.close()
             raise
+
+    def attach_starting(self, pid: int) -> None:
+        self._write("cgroup.procs", pid)
 
     def attach(self, pid: int) -> None:
         self._write("cgroup.procs", pid)

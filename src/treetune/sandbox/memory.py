@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,13 @@ MOUNTS = ("tmp", "dev/shm")
 
 
 class Memory(Protocol):
+    @property
+    def KERNEL_KILLS(self) -> bool:
+        """Whether the kernel ends what takes too much, so that nobody else has to."""
+
+    def attach_starting(self, pid: int) -> None:
+        """Hold the process that becomes the sandbox, where that is possible."""
+
     def attach(self, pid: int) -> None:
         """Hold the sandbox whose first process this is."""
 
@@ -43,6 +51,10 @@ def allowed(limits: SandboxLimits) -> int:
 class PerProcess:
     """No limit on the sum: for hosts that let nothing look into the sandbox."""
 
+    KERNEL_KILLS = False
+
+    def attach_starting(self, pid: int) -> None: ...
+
     def attach(self, pid: int) -> None: ...
 
     def passed(self) -> bool:
@@ -52,9 +64,13 @@ class PerProcess:
 
 
 class Watched:
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    KERNEL_KILLS = False
+
+    def __init__(self, limit: int, mounts: Sequence[str] = MOUNTS) -> None:
+        self._limit, self._mounts = limit, mounts
         self._root: Path | None = None
+
+    def attach_starting(self, pid: int) -> None: ...
 
     def attach(self, pid: int) -> None:
         self._root = Path(f"/proc/{pid}/root")
@@ -81,7 +97,7 @@ class Watched:
     def _files(self) -> int:
         assert self._root is not None
         count = 0
-        for mount in MOUNTS:
+        for mount in self._mounts:
             with contextlib.suppress(OSError):
                 usage = os.statvfs(self._root / mount)
                 count += usage.f_files - usage.f_ffree

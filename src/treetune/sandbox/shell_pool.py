@@ -1,0 +1,80 @@
+"""Sandboxes with a shell, started before they are asked for.
+
+    pool = ShellPool(SandboxLimits(), size=4)
+    async with await pool.take() as shell:    # in about a millisecond
+        await shell.execute("ls")
+    await pool.close()
+
+A sandbox is used once: the next one that is taken is fresh. `shared` gives one pool per event loop and limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+from treetune.sandbox.protocol import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.shell import Shell
+
+SIZE = 2
+Open: TypeAlias = Callable[[SandboxLimits], Awaitable[Shell]]
+
+
+class ShellPool:
+    def __init__(self, limits: SandboxLimits = DEFAULT_LIMITS, *, size: int = SIZE, open: Open = Shell.open) -> None:
+        self._limits, self._size, self._open = limits, size, open
+        self._ready: deque[Shell] = deque()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def take(self) -> Shell:
+        """A fresh shell; the caller closes it."""
+        shell = None
+        while self._ready and (shell is None or not shell.alive):
+            shell = self._ready.popleft()
+        self._refill()
+        if shell is not None and shell.alive:
+            return shell
+        return await self._open(self._limits)
+
+    async def fill(self) -> None:
+        """Wait until as many as wanted are ready."""
+        self._refill()
+        while self._starting:
+            await asyncio.gather(*self._starting)
+
+    async def close(self) -> None:
+        self._closed = True
+        for starting in list(self._starting):
+            starting.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(shell.close() for shell in self._ready))
+        self._ready.clear()
+
+    def _refill(self) -> None:
+        while not self._closed and len(self._ready) + len(self._starting) < self._size:
+            task = asyncio.get_running_loop().create_task(self._start())
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def _start(self) -> None:
+        # Where none can start, whoever takes one is told so.
+        with contextlib.suppress(SandboxUnavailable):
+            shell = await self._open(self._limits)
+            if self._closed:
+                await shell.close()
+            else:
+                self._ready.append(shell)
+
+
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[SandboxLimits, ShellPool]] = WeakKeyDictionary()
+
+
+def shared(limits: SandboxLimits) -> ShellPool:
+    """The pool of this event loop for such limits; what is in it ends with the process."""
+    pools = _pools.setdefault(asyncio.get_running_loop(), {})
+    return pools.setdefault(limits, ShellPool(limits))

@@ -1,0 +1,439 @@
+"""Runs inside a sandbox, as its first process: an interactive bash on a terminal, commands beside it, files.
+
+Any Python from 3.8 on, and of its library only what loads fast (not `json`, `re`, `contextlib`). See `shell.py` for the
+other end. A request is its size, a marshalled mapping, and `size` bytes; an answer a line of JSON and `size` bytes.
+Requests come one at a time.
+
+bash never reads a command from its terminal, whose lines are short and which the command itself may read. It is given
+one line that takes the command from a pipe; a mark that it prints before each prompt says that it has ended. Shells
+within (`su - jack`) know both from the system's own start-up files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import marshal
+import os
+import select
+import signal
+import stat
+import struct
+import sys
+import termios
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+COMMANDS, TERMINAL = 201, 202
+"""Descriptors that every shell here has: where commands come from, and the terminal to print marks to."""
+NEXT = (
+    '__tt=$?;__tt_number={};IFS= read -r -d "" -u {} __tt_command;__tt(){{ return $__tt;}};__tt;eval "$__tt_command"\n'
+)
+"""Takes a command from the pipe and runs it, with `$?` as the last one left it."""
+INTERRUPT_SECONDS = 0.5
+START_SECONDS = 30.0
+RESTART_SECONDS = 3.0
+CHUNK = 1 << 16
+ROWS, COLUMNS = 50, 200
+START_UP_FILES = ("/etc/bash.bashrc", "/etc/profile.d/treetune.sh")
+PR_SET_DUMPABLE = 4
+CANNOT_START = 126
+
+
+class Output:
+    """The beginning and the end of what a command wrote."""
+
+    def __init__(self, limit: int) -> None:
+        self.half = limit // 2
+        self.first, self.last, self.written = b"", b"", 0
+
+    def add(self, chunk: bytes) -> None:
+        self.written += len(chunk)
+        room = self.half - len(self.first)
+        if room > 0:
+            self.first += chunk[:room]
+            chunk = chunk[room:]
+        if chunk:
+            self.last = (self.last + chunk)[-self.half :]
+
+    @property
+    def content(self) -> bytes:
+        return self.first + self.last
+
+
+class Children:
+    """Every process that ends here is taken note of: the first process of a sandbox has to."""
+
+    def __init__(self) -> None:
+        self.woken, wake = os.pipe()
+        os.set_blocking(self.woken, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.waited: dict[int, int | None] = {}
+        """The processes that someone waits for, and how they ended."""
+
+    def start(self, command: list[str], env: dict[str, str], cwd: str, ends: dict[int, int], terminal: bool) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                signal.set_wakeup_fd(-1)
+                for signal_number in (signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+                    signal.signal(signal_number, signal.SIG_DFL)
+                for number, end in ends.items():
+                    os.dup2(end, number)
+                if terminal:
+                    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+                os.closerange(3, COMMANDS) if terminal else os.closerange(3, 1024)
+                write_file("/proc/self/oom_score_adj", b"500")
+                os.chdir(cwd)
+                os.execvpe(command[0], command, env)
+            except BaseException as error:
+                os.write(2, f"{command[0]}: {error}\n".encode())
+            finally:
+                os._exit(127)
+        self.waited[pid] = None
+        return pid
+
+    def look(self) -> None:
+        if select.select([self.woken], [], [], 0)[0]:
+            os.read(self.woken, CHUNK)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.waited:
+                self.waited[pid] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+class Terminal:
+    """The shell that lives on from one command to the next."""
+
+    def __init__(self, children: Children) -> None:
+        self.children = children
+        self.mark = os.urandom(8).hex()
+        self.begin = b"\x1e" + self.mark.encode()
+        self.prompt = f'printf "\\036{self.mark} %s %s\\036" "$__tt_number" "$?" >&{TERMINAL};PS1= PS2='
+        hook = f"[ ! -t {TERMINAL} ] || {{ PROMPT_COMMAND='{self.prompt}'; }}"
+        for path in START_UP_FILES:
+            try:
+                with open(path, "a") as file:
+                    file.write(f"\n{hook}\n")
+            except OSError:
+                pass  # then only the first shell has it
+        self.master = self.feed = -1
+        self.number = 0
+        self.spawn(first=True)
+
+    def spawn(self, first: bool = False) -> None:
+        for old in (self.master, self.feed):
+            if old >= 0:
+                os.close(old)
+        self.buffer = b""
+        self.master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self.modes = termios.tcgetattr(slave)
+        self.modes[1] &= ~termios.ONLCR
+        self.modes[3] &= ~termios.ECHO
+        termios.tcsetattr(slave, termios.TCSANOW, self.modes)
+        reading, self.feed = os.pipe()
+        os.set_blocking(self.feed, False)
+        ends = {0: slave, 1: slave, 2: slave, TERMINAL: slave, COMMANDS: reading}
+        env = {**os.environ, "PROMPT_COMMAND": self.prompt, "PS1": "", "PS2": "", "TERM": "dumb"}
+        while True:
+            try:
+                self.pid = self.children.start(["bash", "--login", "--noediting", "-i"], env, home(), ends, True)
+                break
+            except BlockingIOError:
+                os.kill(-1, signal.SIGKILL)  # every other process here; too many leave no room for a shell
+                self.children.look()
+        os.close(slave)
+        os.close(reading)
+        if self.wait(Output(CHUNK), START_SECONDS if first else RESTART_SECONDS) is None:
+            if first:
+                sys.exit("bash does not start in this sandbox")
+            os.kill(-1, signal.SIGKILL)  # too many processes leave it no room
+            return self.spawn(first=True)
+        self.type(b"export -n PROMPT_COMMAND PS1 PS2; unset OLDPWD", Output(CHUNK), START_SECONDS)
+
+    def type(self, command: bytes, output: Output, seconds: float, exact: bool = False) -> int | None:
+        """Hand the shell a command and wait until a shell is at its prompt again; None: time was over."""
+        self.number += 1
+        termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # whatever a command has left
+        deadline = time.monotonic() + seconds
+        left = memoryview(command + b"\0")
+        os.write(self.master, NEXT.format(self.number, COMMANDS).encode())
+        while left and time.monotonic() < deadline and self.children.waited[self.pid] is None:
+            try:
+                left = left[os.write(self.feed, left[:4096]) :]
+            except BlockingIOError:
+                self.read(output, 0.005)
+                if self.reported():
+                    break  # it does not read on
+            except BrokenPipeError:
+                break
+        return self.wait(output, deadline - time.monotonic(), exact)
+
+    def wait(self, output: Output, seconds: float, exact: bool = False) -> int | None:
+        """The exit code when a shell is at its prompt, or has ended; None: time was over. The shell may be another
+        than the one that took the command (`su`, or `exit` from it), unless it must be `exact`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            report = self.reported()
+            if report:
+                before, (number, code), self.buffer = report
+                output.add(before)
+                if exact and number != b"%d" % self.number:
+                    continue
+                return int(code)
+            ended = self.children.waited[self.pid]
+            if ended is not None:
+                while self.read(output, 0):
+                    pass
+                output.add(self.buffer)
+                self.buffer = b""
+                return ended
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self.read(output, left)
+
+    def reported(self) -> tuple[bytes, list[bytes], bytes] | None:
+        """What came before a report, the report (the number of a command, its exit code), and what came after."""
+        before, begun, rest = self.buffer.partition(self.begin)
+        report, ended, after = rest.partition(b"\x1e")
+        words = report.split(b" ")[1:]
+        if not begun or not ended or len(words) != 2 or not words[1].isdigit():
+            return None
+        return before, words, after
+
+    def read(self, output: Output, seconds: float) -> bool:
+        ready, _, _ = select.select([self.master, self.children.woken], [], [], max(0.0, seconds))
+        if self.children.woken in ready:
+            self.children.look()
+        if self.master not in ready:
+            return False
+        try:
+            chunk = os.read(self.master, CHUNK)
+        except OSError:
+            chunk = b""  # nobody has the terminal open any more
+            time.sleep(0.002)
+        self.buffer += chunk
+        keep = len(self.mark) + 32
+        if len(self.buffer) > keep and not self.reported():
+            output.add(self.buffer[:-keep])
+            self.buffer = self.buffer[-keep:]
+        return bool(chunk)
+
+    def execute(self, command: bytes, seconds: float, limit: int) -> tuple[dict[str, Any], bytes]:
+        output = Output(limit)
+        if self.children.waited[self.pid] is not None:
+            self.spawn()  # something in the background ended it
+        code = self.type(command, output, seconds)
+        ended = "completed" if code is not None else "timeout"
+        if code is None:
+            code = self.interrupt(output)
+        restarted = code is None or self.children.waited[self.pid] is not None
+        if restarted:
+            self.kill(self.pid)
+            del self.children.waited[self.pid]
+            self.spawn()
+        content = output.content
+        reply = {"exit_code": code if ended == "completed" else None, "ended": ended, "restarted": restarted}
+        return {**reply, "written": output.written}, content
+
+    def interrupt(self, output: Output) -> int | None:
+        """Ctrl-C, then the end of what is in the foreground; None where the shell must go too."""
+        os.write(self.master, b"\x03")
+        code = self.wait(output, INTERRUPT_SECONDS)
+        if code is None:
+            try:
+                group = os.tcgetpgrp(self.master)
+                if group > 1 and group != self.pid:
+                    os.killpg(group, signal.SIGKILL)
+                    code = self.wait(output, INTERRUPT_SECONDS)
+            except OSError:
+                pass
+        if code is not None and self.children.waited[self.pid] is None:
+            # It may reach a shell that was at its prompt already, and makes it say so twice.
+            code = self.type(b":", output, INTERRUPT_SECONDS, exact=True)
+        return code
+
+    def kill(self, pid: int) -> None:
+        while self.children.waited[pid] is None:
+            os.kill(pid, signal.SIGKILL)
+            select.select([self.children.woken], [], [], 0.01)
+            self.children.look()
+
+
+def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
+    """A command of its own, not in the shell. What it leaves in the background lives on."""
+    limit = request["output_bytes"]
+    streams = {}
+    ends = {}
+    for number in (1, 2):
+        reading, ends[number] = os.pipe()
+        streams[reading] = Output(limit)
+    ends[0], feed = os.pipe()
+    os.set_blocking(feed, False)
+    env = {**os.environ, **request["env"]}
+    began = time.monotonic()
+    deadline = began + request["seconds"]
+    pid = None
+    try:
+        pid = children.start(request["command"], env, request["cwd"] or home(), ends, False)
+    except BlockingIOError:
+        os.write(ends[2], b"no more processes can be started\n")
+    for end in ends.values():
+        os.close(end)
+    left = memoryview(stdin)
+    open_ends, feeding = set(streams), True
+    while True:
+        if feeding and not left:
+            os.close(feed)
+            feeding = False
+        code = CANNOT_START if pid is None else children.waited[pid]
+        # Its end, not that of its pipes, which what it left running may hold open.
+        wait = 0.0 if code is not None else max(0.0, deadline - time.monotonic())
+        ready, writable, _ = select.select([*open_ends, children.woken], [feed] if feeding else [], [], wait)
+        if children.woken in ready:
+            children.look()
+        for end in open_ends.intersection(ready):
+            chunk = os.read(end, CHUNK)
+            streams[end].add(chunk)
+            if not chunk:
+                open_ends.remove(end)
+        if writable:
+            try:
+                left = left[os.write(feed, left[:CHUNK]) :]
+            except BrokenPipeError:
+                left = left[:0]
+        if code is not None and not open_ends.intersection(ready):
+            break
+        if pid is not None and code is None and time.monotonic() >= deadline:
+            os.killpg(pid, signal.SIGKILL)
+            break
+        if time.monotonic() >= deadline + 1:
+            break  # it has ended, but what it left never stops writing
+    if feeding:
+        os.close(feed)
+    for end in streams:
+        os.close(end)
+    children.waited.pop(pid or 0, None)
+    out, err = (stream for stream in streams.values())
+    reply = {
+        "exit_code": code,
+        "ended": "completed" if code is not None else "timeout",
+        "stdout": len(out.content),
+        "written": out.written,
+        "error_written": err.written,
+        "seconds": time.monotonic() - began,
+    }
+    return reply, out.content + err.content
+
+
+def put(request: dict[str, Any], content: bytes) -> dict[str, Any]:
+    path = request["path"]
+    try:
+        os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+        if os.path.lexists(path):
+            os.unlink(path)
+        write_file(path, content)
+        os.chmod(path, request["mode"])
+    except OSError as error:
+        return {"error": f"{path}: {error.strerror}"}
+    return {"error": None}
+
+
+def get(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    try:
+        # Not to wait for a writer where it is a pipe.
+        descriptor = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return {"error": "it is no file"}, b""
+            return {"error": None}, file.read(request["limit"])
+    except OSError as error:
+        return {"error": error.strerror}, b""
+
+
+def write_file(path: str, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def home() -> str:
+    place = os.environ.get("HOME", "/")
+    return place if os.path.isdir(place) else "/"
+
+
+def reply(header: dict[str, Any], content: bytes = b"") -> None:
+    members = ",".join(f'"{name}":{as_json(value)}' for name, value in {**header, "size": len(content)}.items())
+    left = memoryview(b"{%s}\n" % members.encode() + content)
+    while left:
+        left = left[os.write(1, left) :]
+
+
+def as_json(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return '"' + "".join(c if c.isalnum() and c.isascii() else f"\\u{min(ord(c), 0xFFFF):04x}" for c in value) + '"'
+    return repr(value)
+
+
+def read_exactly(size: int) -> bytes:
+    parts: list[bytes] = []
+    missing = size
+    while missing > 0:
+        chunk = os.read(0, min(missing, 1 << 20))
+        if not chunk:
+            os._exit(0)
+        parts.append(chunk)
+        missing -= len(chunk)
+    return b"".join(parts)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    children = Children()
+    terminal = Terminal(children)
+    reply({"ready": True})
+    try:
+        import ctypes
+
+        # What runs here as the same user may neither look into this process nor change it.
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass
+    idle = Output(CHUNK)
+    while True:
+        ready, _, _ = select.select([0, terminal.master, children.woken], [], [])
+        if terminal.master in ready or children.woken in ready:
+            # What runs in the background may write, and is shown with the next command.
+            terminal.read(idle, 0)
+        if 0 not in ready:
+            continue
+        request = marshal.loads(read_exactly(int.from_bytes(read_exactly(4), "big")))
+        content = read_exactly(request["size"])
+        kind = request["kind"]
+        if kind == "execute":
+            said, output = terminal.execute(content, request["seconds"], request["output_bytes"])
+            before, idle = idle.content, Output(CHUNK)
+            reply({**said, "written": said["written"] + len(before)}, (before + output)[: request["output_bytes"]])
+        elif kind == "run":
+            reply(*run(children, request, content))
+        elif kind == "put":
+            reply(put(request, content))
+        else:
+            reply(*get(request))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Runs as a process of its own, outside: makes the root of one sandbox, then becomes bubblewrap.
+
+Started by `shell_start.py` with the descriptor of a pipe that brings its plan. Of the standard library only what loads
+fast (not `json`, `re`, `contextlib`): that is a third of a start. What it mounts is in namespaces of its own, so that
+it goes when the sandbox goes.
+
+As root the sandbox gets a range of users that nobody else has: to the host its root is one of those, and the host's
+/usr is shown to it with owners shifted by as much, so that inside `useradd`, `chown` and `su` work as anywhere. As an
+ordinary user it has one user, and what belongs to root in /usr stays as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import resource
+import stat
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+STAGE = "/tmp"
+"""Where the parts are mounted before bubblewrap puts them together; seen by this process only."""
+RANGE = 65536
+FD, RUNNER = "{fd}", "{runner}"
+MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV = 0x4000, 1 << 18, 0x1000, 2, 4
+NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
+OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
+HERE, EMPTY_PATH, CLONE_TREE, CLOSE_ON_EXEC, MOVE_FROM_FD, IDMAP = -100, 0x1000, 1, 0o2000000, 4, 0x00100000
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    arguments = [None if text is None else text.encode() for text in (source, target, kind)]
+    check(libc.mount(*arguments, ctypes.c_ulong(flags), options.encode() or None), f"mount {kind or source}")
+
+
+def new_range(base: int, processes: int) -> int:
+    """A user namespace with a range of users, as a descriptor."""
+    told, tell = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        # Made by a user of its own, so that what the processes of all its users count against is its own too.
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+        os.setresgid(base, base, base)
+        os.setresuid(base, base, base)
+        failed = libc.unshare(NEW_USER)
+        os.write(tell, b"%d" % (ctypes.get_errno() if failed else 0))
+        os.read(told, 1) if failed else libc.pause()
+        os._exit(0)
+    try:
+        if error := int(os.read(told, 9)):
+            raise OSError(error, f"unshare: {os.strerror(error)}")
+        for name in ("uid_map", "gid_map"):
+            write(f"/proc/{holder}/{name}", f"0 {base} {RANGE}")
+        return os.open(f"/proc/{holder}/ns/user", os.O_RDONLY)
+    finally:
+        os.kill(holder, 9)
+        os.waitpid(holder, 0)
+        os.close(told)
+        os.close(tell)
+
+
+def shifted(path: str, users: int) -> int:
+    """A copy of a mount in which the owners are those of the range, not yet anywhere."""
+    tree = check(libc.syscall(OPEN_TREE, HERE, path.encode(), CLONE_TREE | CLOSE_ON_EXEC), f"open_tree {path}")
+    attributes = (ctypes.c_uint64 * 4)(IDMAP, 0, 0, users)
+    size = ctypes.sizeof(attributes)
+    check(libc.syscall(MOUNT_SETATTR, tree, b"", EMPTY_PATH, attributes, size), f"idmapped mount of {path}")
+    return tree
+
+
+def enter(plan: dict[str, Any]) -> dict[str, int]:
+    """Become root of a user namespace; gives the copies of what is to be shown of the host."""
+    shown: dict[str, int] = {}
+    if plan["base"] is not None and plan["range"]:
+        os.setgroups([])
+        users = new_range(plan["base"], plan["rlimits"]["nproc"])
+        shown = {path: shifted(path, users) for path in plan["shown"]}
+        check(libc.setns(users, NEW_USER), "setns")
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        check(libc.unshare(NEW_MOUNTS), "unshare mounts")
+    else:
+        if plan["base"] is not None:
+            os.setgroups([])
+            os.setresgid(plan["base"], plan["base"], plan["base"])
+            os.setresuid(plan["base"], plan["base"], plan["base"])
+            libc.prctl(4, 1, 0, 0, 0)  # dumpable again, else its own maps are not its to write
+        user, group = os.geteuid(), os.getegid()
+        check(libc.unshare(NEW_USER | NEW_MOUNTS), "unshare user ns")
+        write("/proc/self/setgroups", "deny")
+        write("/proc/self/uid_map", f"0 {user} 1")
+        write("/proc/self/gid_map", f"0 {group} 1")
+    # No namespaces in the namespace: a mount of its own would be disk without a limit.
+    write("/proc/sys/user/max_user_namespaces", "0")
+    return shown
+
+
+def write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    sources = {path: os.open(path, os.O_PATH) for path in plan["shown"] if path not in shown}
+    # Opened here, for what is in /tmp is covered now.
+    mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
+    for number, path in enumerate(plan["shown"]):
+        lower = f"{STAGE}/shown{number}"
+        os.mkdir(lower)
+        if path in shown:
+            place = (MOVE_MOUNT, shown[path], b"", HERE, lower.encode(), MOVE_FROM_FD)
+            check(libc.syscall(*place), f"move_mount {path}")
+        else:
+            mount(f"/proc/self/fd/{sources[path]}", lower, None, MS_BIND)
+    for number, path in enumerate(plan["overlaid"]):
+        lower, upper, work, merged = (f"{STAGE}/{name}{number}" for name in ("shown", "upper", "work", "merged"))
+        for folder in (upper, work, merged):
+            os.mkdir(folder)
+        os.chmod(upper, stat.S_IMODE(os.stat(lower).st_mode))
+        if path not in shown:
+            own_folders(lower, upper)
+        mount("overlay", merged, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work},userxattr")
+    root = f"{STAGE}/root"
+    os.mkdir(root)
+    for folder, mode in plan["folders"].items():
+        os.makedirs(root + folder, exist_ok=True)
+        os.chmod(root + folder, mode)
+    for name, target in plan["links"].items():
+        os.symlink(target, root + name)
+    for pattern in plan["copied"]:
+        copy(pattern, root)
+    for path, (text, mode) in plan["files"].items():
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        write(root + path, text)
+        os.chmod(root + path, mode)
+
+
+def own_folders(lower: str, upper: str, depth: int = 2) -> None:
+    """Folders of the upper layer belong to the sandbox, so that files can be made and removed in them."""
+    for entry in os.scandir(lower):
+        if entry.is_dir(follow_symlinks=False):
+            try:
+                os.mkdir(f"{upper}/{entry.name}", 0o755)
+                if depth > 1:
+                    own_folders(entry.path, f"{upper}/{entry.name}", depth - 1)
+            except PermissionError:
+                continue
+
+
+def copy(pattern: str, root: str) -> None:
+    """What everybody may read, for this is a user like any other by now."""
+    folder, name = os.path.split(pattern)
+    for found in os.listdir(folder) if os.path.isdir(folder) else ():
+        if found != name and not (name.endswith("*") and found.startswith(name[:-1])):
+            continue
+        os.makedirs(root + folder, exist_ok=True)
+        copy_entry(f"{folder}/{found}", f"{root}{folder}/{found}")
+
+
+def copy_entry(path: str, target: str) -> None:
+    try:
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), target)
+        elif os.path.isdir(path):
+            os.makedirs(target, exist_ok=True)
+            for name in os.listdir(path):
+                copy_entry(f"{path}/{name}", f"{target}/{name}")
+        elif os.path.isfile(path):
+            with open(path, "rb") as source, open(target, "wb") as file:
+                file.write(source.read())
+            os.chmod(target, stat.S_IMODE(os.stat(path).st_mode))
+    except PermissionError:
+        return
+
+
+def memory_file(content: bytes) -> int:
+    descriptor = os.memfd_create("sandbox", 0)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.fchmod(descriptor, 0o444)
+    return descriptor
+
+
+def main() -> NoReturn:
+    source = int(sys.argv[1])
+    with os.fdopen(source, "rb") as pipe:
+        plan = marshal.load(pipe)
+    try:
+        build(plan, enter(plan))
+        for name, value in plan["rlimits"].items():
+            number = getattr(resource, f"RLIMIT_{name.upper()}")
+            hard = resource.getrlimit(number)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (value, value))
+    except OSError as error:
+        sys.exit(f"the root of a sandbox cannot be made: {error}")
+    handed = {FD: memory_file(bytes.fromhex(plan["seccomp"])), RUNNER: memory_file(plan["runner"].encode())}
+    command = plan["command"]
+    for mark, descriptor in handed.items():
+        command = [text.replace(mark, str(descriptor)) for text in command]
+    os.set_inheritable(plan["status"], True)
+    os.execve(command[0], command, {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"})
+
+
+if __name__ == "__main__":
+    main()

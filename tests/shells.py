@@ -1,0 +1,76 @@
+"""Sandboxes with a shell, from this process or from one of an ordinary user.
+
+    place.play(my_async_function, argument)     # awaited there, with a fresh event loop
+
+As root, the tests of an ordinary user run in a process that has become one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+
+from treetune.sandbox import SandboxLimits, probe
+from treetune.sandbox.probe import probe_with
+from treetune.sandbox.shell import Shell, ShellResult
+from treetune.sandbox.shell_probe import probe_shell
+
+NOBODY = 65534
+
+
+class Place:
+    def __init__(self, executor: ProcessPoolExecutor | None, users: str) -> None:
+        self._executor, self.users = executor, users
+
+    def play(self, function: Any, *arguments: Any) -> Any:
+        if self._executor is None:
+            return asyncio.run(function(*arguments))
+        return self._executor.submit(_play, function, *arguments).result(timeout=120)
+
+    def shell(self, *commands: str, **limits: Any) -> list[ShellResult]:
+        """What commands in one shell gave."""
+        results = self.play(in_shell, commands, limits)
+        assert isinstance(results, list)
+        return results
+
+
+def _play(function: Any, *arguments: Any) -> Any:
+    return asyncio.run(function(*arguments))
+
+
+async def in_shell(commands: tuple[str, ...], limits: dict[str, Any]) -> list[ShellResult]:
+    async with await Shell.open(SandboxLimits(**{"seconds": 20, **limits})) as shell:
+        return [await shell.execute(command) for command in commands]
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    os.chdir("/")
+    probe.cache_clear()
+    probe_with.cache_clear()
+
+
+def places(kind: str) -> Iterator[Place]:
+    """One place of a kind, `root` or `user`; skips where there is none."""
+    if kind == "root" or os.geteuid() != 0:
+        if (kind == "root") != (os.geteuid() == 0):
+            pytest.skip("the tests are not run as root")
+        capability = asyncio.run(probe_shell())
+        if capability.start is None:
+            pytest.skip(str(capability))
+        yield Place(None, capability.start.users)
+        return
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_become_nobody) as executor:
+        capability = executor.submit(_play, probe_shell).result()
+        if capability.start is None:
+            pytest.skip(str(capability))
+        yield Place(executor, capability.start.users)
