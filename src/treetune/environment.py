@@ -13,7 +13,7 @@ Methods may be `async` or not; those that are not run in a thread. The `info` of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import msgspec
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from treetune.taskset import Taskset
 
 ContentType = Literal["text", "json", "messages", "image"]
+_CONTENT_TYPES: tuple[Any, ...] = get_args(ContentType)
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -68,8 +69,11 @@ class Action(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, value: Any) -> Action:
+        """A string is text; `{"type", "content"}` is what it says; any other value is JSON."""
         if isinstance(value, Action):
             return value
+        if isinstance(value, dict) and value.keys() == {"type", "content"} and value["type"] in _CONTENT_TYPES:
+            return cls(value["type"], value["content"])
         return cls("text", value) if isinstance(value, str) else cls("json", value)
 
     @property

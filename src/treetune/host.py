@@ -31,6 +31,8 @@ PROTOCOL = 1
 """The version of what hosts and clients say to each other."""
 EPISODE_IDLE_SECONDS = 900.0
 """An episode that nobody steps for so long is closed."""
+EPISODE_ENDED_SECONDS = 60.0
+"""How long the last answer of an episode that is over can be asked for again."""
 MOST_IN_GROUP = 4096
 
 PolicyOf = Callable[[str | None, str | None], Policy]
@@ -206,7 +208,10 @@ class LocalHost:
         if live is None:
             raise UsageError(f"no episode {episode!r} is live", remedy="start one; idle and ended ones are closed")
         self._touch(episode)
-        return await live.step(action, turn)
+        step = await live.step(action, turn)
+        if step.done and episode in self._episodes:
+            self._touch(episode, EPISODE_ENDED_SECONDS)
+        return step
 
     async def cancel(self, id: str) -> bool:
         """Stops a named request or ends an episode; says whether there was one."""
@@ -254,11 +259,11 @@ class LocalHost:
             return own
         return Limits(max_turns=_least(own.max_turns, asked.max_turns), timeout=_least(own.timeout, asked.timeout))
 
-    def _touch(self, id: str) -> None:
+    def _touch(self, id: str, seconds: float = EPISODE_IDLE_SECONDS) -> None:
         if (timer := self._idle.pop(id, None)) is not None:
             timer.cancel()
         loop = asyncio.get_running_loop()
-        self._idle[id] = loop.call_later(EPISODE_IDLE_SECONDS, lambda: loop.create_task(self._end(id)))
+        self._idle[id] = loop.call_later(seconds, lambda: loop.create_task(self._end(id)))
 
     async def _end(self, id: str) -> bool:
         episode = self._episodes.pop(id, None)

@@ -1,4 +1,4 @@
-"""`treetune serve`: a taskset behind an address, for trainers to pull from."""
+"""`treetune serve`: a taskset behind an address, for trainers to pull from or to play episodes over HTTP."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from treetune.serve.http_server import HttpServer
     from treetune.serve.server import EnvServer
 
 _REPORT_SECONDS = 10.0
@@ -17,8 +18,20 @@ def serve_command(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
     zmq: Annotated[
-        str, typer.Option("--zmq", help="Where the pull server listens; port 0 takes a free one.")
-    ] = "tcp://127.0.0.1:5555",
+        str | None,
+        typer.Option(
+            "--zmq",
+            help="Where the pull server listens; port 0 takes a free one. Default: tcp://127.0.0.1:5555, or nowhere "
+            "where --http is given.",
+        ),
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option("--http", help="Where the HTTP episode server listens: HOST:PORT, or :PORT.")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Short for --http :PORT.")] = None,
+    max_episodes: Annotated[int, typer.Option(help="HTTP episodes that live at once; beyond it: 429.")] = 1024,
+    episode_idle: Annotated[float, typer.Option(help="Seconds until an HTTP episode nobody steps is closed.")] = 300.0,
+    episode_deadline: Annotated[float, typer.Option(help="The most seconds of an HTTP episode.")] = 3600.0,
     model: Annotated[
         list[str] | None,
         typer.Option("-m", "--model", help="Who answers; the first where a request names none. May be repeated."),
@@ -51,7 +64,7 @@ def serve_command(
     split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "train",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")] = False,
 ) -> int:
-    """Serve a taskset: clients pull tasks in its order, and have rollouts run here.
+    """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
 
     Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600,
     --endpoint.base_url http://127.0.0.1:8000/v1
@@ -60,6 +73,7 @@ def serve_command(
 
     from treetune.cli.overrides import read_overrides
     from treetune.config import convert
+    from treetune.errors import UsageError
     from treetune.policies.endpoint import EndpointConfig
     from treetune.requirements import refuse_unservable
     from treetune.rollout import Limits
@@ -82,6 +96,14 @@ def serve_command(
             convert({"base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
         ],
     )
+    if http is None and port is not None:
+        http = f"127.0.0.1:{port}"
+    elif port is not None:
+        raise UsageError("--http and --port are the same", remedy="pass one of them")
+    if zmq is None:
+        zmq = "" if http is not None else "tcp://127.0.0.1:5555"
+    elif not zmq:
+        raise UsageError("'' is no address", remedy="leave --zmq out, or write tcp://127.0.0.1:5555")
     settings: dict[str, Any] = {
         "address": zmq,
         "capacity": capacity,
@@ -100,8 +122,25 @@ def serve_command(
         server = _pool(taskset, config, models, max(1, workers), max_workers, engine)
     else:
         server = EnvServer(taskset, config, models)
-    loops.run(_serve(server, metrics, json))
+    door = None
+    if http is not None:
+        episodes = {
+            "address": http,
+            "max_episodes": max_episodes,
+            "idle_seconds": episode_idle,
+            "deadline_seconds": episode_deadline,
+        }
+        door = _http(server, episodes)
+    loops.run(_serve(server, door, metrics, json))
     return 0
+
+
+def _http(server: EnvServer, settings: dict[str, Any]) -> HttpServer:
+    from treetune.config import convert
+    from treetune.serve.http_episodes import HttpConfig
+    from treetune.serve.http_server import HttpServer
+
+    return HttpServer(server, convert(settings, HttpConfig, source="the options"))
 
 
 def _with(config: Any, **changes: Any) -> Any:
@@ -122,7 +161,7 @@ def _pool(taskset: Any, config: Any, models: Any, workers: int, max_workers: int
     return EnvServerPool(taskset, config, models, pool, load_engine(engine))
 
 
-async def _serve(server: EnvServer, metrics: str | None, json: bool) -> None:
+async def _serve(server: EnvServer, http: HttpServer | None, metrics: str | None, json: bool) -> None:
     import asyncio
     import contextlib
     import logging
@@ -151,25 +190,33 @@ async def _serve(server: EnvServer, metrics: str | None, json: bool) -> None:
     if starting.cancelled():
         return
     shown = None
-    if metrics is not None:
-        try:
+    try:
+        if http is not None:
+            await http.start()
+        if metrics is not None:
             shown = serve_metrics(server.metrics, metrics)
-        except UsageError:
-            await server.close()
-            raise
+    except UsageError:
+        if http is not None:
+            await http.close()
+        await server.close()
+        raise
     info = await server.host.info()
     size = "endless" if info.num_tasks is None else f"{info.num_tasks:,} tasks"
-    log.info("serving %s (%s) at %s, cursor %d", info.name, size, server.address, info.cursor)
+    url = http.url if http is not None else None
+    doors = " and ".join(filter(None, [server.address, url]))
+    log.info("serving %s (%s) at %s, cursor %d", info.name, size, doors, info.cursor)
     key = server.public_key.decode() if server.public_key is not None else None
     if key is not None:
         log.info("encrypted; the key that clients need: %s", key)
     if server.config.state is None:
         log.info("without --state the cursor is lost when this server ends")
     if json:
-        print_json({"address": server.address, "pid": os.getpid(), "server_key": key, "metrics": shown})
+        print_json({"address": server.address, "http": url, "pid": os.getpid(), "server_key": key, "metrics": shown})
     reporter = asyncio.create_task(_report(server, log))
     await asked.wait()
     reporter.cancel()
+    if http is not None:
+        await http.stop()
     await server.stop()
     log.info("stopped; the next index is %d", server.streams.cursor())
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,11 @@ from typing import Annotated, Any
 import msgspec
 import zmq
 
-from treetune.errors import UsageError, user_code
+from treetune.errors import StorageError, UsageError, user_code
 from treetune.host import EPISODE_IDLE_SECONDS, MOST_IN_GROUP, LocalHost, info_of
 from treetune.rollout import Limits
 from treetune.serve.access import Access, bind_address, check_address, curve_server, seal_key, secret_key
-from treetune.serve.codec import pack
+from treetune.serve.codec import pack, unpack
 from treetune.serve.crew import Crew, Job, LocalCrew
 from treetune.serve.errors import BadRequest, Busy, Stopping
 from treetune.serve.front import Front, Handler
@@ -44,12 +45,15 @@ from treetune.serve.wire import (
     RestoreRequest,
     RunGroupRequest,
     SampleRequest,
+    SampleResponse,
     StateRequest,
     StateResponse,
     StatsResponse,
     StepRequest,
+    failure,
+    raise_failure,
 )
-from treetune.serve.work import Done, Work
+from treetune.serve.work import Done, Work, failed
 from treetune.streams import Draw, load
 from treetune.taskset import Taskset
 
@@ -60,7 +64,7 @@ _MOST_WAITING = 20_000
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     address: str = "tcp://127.0.0.1:5555"
-    """Where to listen; port 0 takes a free one."""
+    """Where to listen; port 0 takes a free one. Empty: nowhere, where there is another door."""
     access: Access = Access()
     capacity: Annotated[int, msgspec.Meta(ge=1)] = 512
     """The most rollouts and episodes under way at once; a group counts as many. Beyond it the answer is `busy`."""
@@ -92,8 +96,11 @@ class EnvServer(Front):
         self._in_flight = 0
         self._episodes: dict[str, float] = {}
         """When each live one was last heard of."""
+        self.on_episode_lost: Callable[[str], None] = lambda episode: None
+        """Told of every episode that went with its worker, for another door."""
         self._recovered: dict[bytes, Draw] = {}
         self._stopping = False
+        self._closing = False
         self._stopped = asyncio.Event()
         self._quiet = asyncio.Event()
         """While stopping: no request is under way any more."""
@@ -127,7 +134,8 @@ class EnvServer(Front):
 
     async def _start(self) -> None:
         config, opened = self.config, self._opened
-        check_address(config.address, config.access)
+        if config.address:
+            check_address(config.address, config.access)
         self.streams = await load(self.taskset)
         key = self._open_store()
         self.seals = Seals(key, self.streams.identity.digest)
@@ -135,7 +143,7 @@ class EnvServer(Front):
         opened.push_async_callback(self.models.close)
         self.host = LocalHost(self.streams, self.models.policy_of, config.limits)
         opened.push_async_callback(self.host.close)
-        self.work = Work(self.host, self.seals)
+        self.work = Work(self.host, self.seals, config.capacity)
         socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
         if config.access.curve_key is not None:
             secret = secret_key(config.access.curve_key)
@@ -147,7 +155,8 @@ class EnvServer(Front):
         self.crew = self._make_crew(key)
         await self.crew.start()
         opened.push_async_callback(self.crew.close)
-        self.address = bind_address(socket, config.address)
+        if config.address:
+            self.address = bind_address(socket, config.address)
         sweeper = asyncio.create_task(self._sweep())
         opened.callback(sweeper.cancel)
 
@@ -171,8 +180,8 @@ class EnvServer(Front):
         """Takes no more work, lets what is under way end, and closes."""
         if not self._stopping:
             self._stopping = True
-            if self._jobs:
-                log.info("waiting for %d requests to end", len(self._jobs))
+            if self.answers.under_way:
+                log.info("waiting for %d requests to end", self.answers.under_way)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._quiet.wait(), self.config.drain_seconds)
             await self.close()
@@ -180,7 +189,7 @@ class EnvServer(Front):
 
     async def close(self) -> None:
         """Closes at once; work under way is stopped."""
-        self._stopping = True
+        self._stopping = self._closing = True
         await self._opened.aclose()
         self._stopped.set()
 
@@ -206,11 +215,15 @@ class EnvServer(Front):
             raise Stopping("the server is stopping", remedy="ask again when it is back")
         draw = self._draw(id, request)
         if self.streams.cheap:
-            task = self.streams.task(draw)
+            try:
+                task = self.streams.task(draw)
+                data = self.work.sampled(task, draw.index)
+            except Exception as error:
+                self.answers.keep(id, pack(failure(error)))  # asked again, it is not drawn again
+                raise
             self.metrics.sources[task.data_source] += 1
-            data = self.work.sampled(task, draw.index)
             self.answers.keep(id, data)
-            self.metrics.requests[method] += 1
+            self.metrics.request(method, 0.0)
             self._replies.append((identity, id, data))
             return
         self._begin(identity, id)
@@ -227,6 +240,37 @@ class EnvServer(Front):
         self._changes(id, request.stream)
         draw = self.streams.advance(request.stream)
         self._drawn.append((id, draw))
+        return draw
+
+    async def draw(self, index: int | None = None) -> SampleResponse:
+        """A sealed task for another door: the next of the stream without a name, or the one at an index."""
+        if self._stopping:
+            raise Stopping("the server is stopping", remedy="ask again when it is back")
+        draw = self._drawn_now() if index is None else self._draw(b"", SampleRequest(index=index))
+        if self.streams.cheap:
+            task = self.streams.task(draw)
+            self.metrics.sources[task.data_source] += 1
+            return unpack(self.work.sampled(task, draw.index), SampleResponse)
+        made: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        id = secrets.token_bytes(80)  # longer than any id that a client may give
+        self._make(Job(id, "make", msgspec.msgpack.encode(draw), made.set_result, size=0))
+        done = await asyncio.shield(made)
+        response = unpack(done.data, SampleResponse)
+        raise_failure(response)
+        if done.source is not None:
+            self.metrics.sources[done.source] += 1
+        return response
+
+    def _drawn_now(self) -> Draw:
+        """The next draw, saved."""
+        before = self.streams.stream_state("")
+        draw = self.streams.advance("")
+        if self._store is not None:
+            try:
+                self._store.commit({"": self.streams.stream_state("")}, [])
+            except StorageError:
+                self.streams.place({"": before})
+                raise
         return draw
 
     def _observe(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
@@ -318,9 +362,10 @@ class EnvServer(Front):
         began = time.perf_counter()
 
         def finish(done: Done) -> None:
+            if self._closing and done.kind == "cancelled":
+                # Nobody cancelled it: whoever waits asks again when the server is back.
+                done = failed(Stopping("the server has stopped", remedy="ask again when it is back"))
             self._jobs.pop(id, None)
-            if self._stopping and not self._jobs:
-                self._quiet.set()
             self._in_flight -= size
             if done.source is not None:
                 self.metrics.sources[done.source] += 1
@@ -329,6 +374,8 @@ class EnvServer(Front):
             self.metrics.request(method, time.perf_counter() - began, done.kind)
             for identity in self.answers.finish(id, done.data):
                 self._send((identity, id, done.data))
+            if self._stopping and not self.answers.under_way:
+                self._quiet.set()
 
         return finish
 
@@ -343,15 +390,18 @@ class EnvServer(Front):
             self._in_flight -= 1
 
     async def _sweep(self) -> None:
-        """Forgets the episodes that nobody steps any more; their hosts close them."""
+        """Forgets old answers, and the episodes that nobody steps any more; their hosts close them."""
         while True:
             await asyncio.sleep(5)
+            self.answers.shrink()
             oldest = time.monotonic() - EPISODE_IDLE_SECONDS
             for episode in [id for id, heard in self._episodes.items() if heard < oldest]:
                 self.forget_episode(episode)
+                self.crew.forget(episode)
 
     def forget_episode(self, episode: str) -> None:
         """An episode that is gone no longer counts."""
+        self.on_episode_lost(episode)
         if self._episodes.pop(episode, None) is not None:
             self._in_flight -= 1
 
@@ -362,5 +412,5 @@ class EnvServer(Front):
             "capacity": self.config.capacity,
             "kept_answers": len(self.answers),
             **{name: value for name, value in self.crew.stats().items() if isinstance(value, int)},
-            **{f"cursor:{name}": index for name, index in self.streams.cursors.items()},
+            **{f"cursor:{name}": index for name, index in list(self.streams.cursors.items())},
         }

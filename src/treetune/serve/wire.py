@@ -164,6 +164,8 @@ def failure(error: BaseException) -> Response:
     kind = "usage" if isinstance(error, UsageError) else "failed"
     if isinstance(error, ServeError):
         kind = error.kind
+    if isinstance(error, TimeoutError):
+        return Response(success=False, error=str(error) or "it took longer than the limit", kind="timeout")
     if isinstance(error, TreetuneError):
         return Response(success=False, error=error.message, kind=kind, remedy=error.remedy)
     return Response(success=False, error=f"{type(error).__name__}: {error}", kind=kind)

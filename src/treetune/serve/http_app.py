@@ -1,0 +1,224 @@
+"""The HTTP episode server as a bare ASGI application: paths, bodies, tokens, status codes.
+
+    app = App(server, episodes)          # uvicorn, or any other ASGI server, runs it
+
+It only translates: what a start or a step means is `http_episodes.py`'s to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from treetune.host import info_of
+from treetune.serve.http_episodes import Episodes
+from treetune.serve.http_openapi import openapi
+from treetune.serve.http_wire import (
+    CancelBody,
+    HealthAnswer,
+    HttpError,
+    InfoAnswer,
+    StartBatchAnswer,
+    StartBatchBody,
+    StartBody,
+    StepBatchAnswer,
+    StepBatchBody,
+    StepBody,
+    encode,
+    http_error,
+    read_body,
+)
+from treetune.serve.server import EnvServer
+
+log = logging.getLogger("treetune.serve")
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Handler = Callable[[bytes], Awaitable[bytes]]
+
+_JSON = (b"content-type", b"application/json")
+_OPEN = {"/", "/api/health", "/openapi.json"}
+"""What is answered without the token: nothing in it is secret."""
+
+_start_body = msgspec.json.Decoder(StartBody)
+_step_body = msgspec.json.Decoder(StepBody)
+_cancel_body = msgspec.json.Decoder(CancelBody)
+_start_batch_body = msgspec.json.Decoder(StartBatchBody)
+_step_batch_body = msgspec.json.Decoder(StepBatchBody)
+
+
+class App:
+    def __init__(self, server: EnvServer, episodes: Episodes) -> None:
+        self._server = server
+        self._episodes = episodes
+        token = server.config.access.token
+        self._bearer = f"Bearer {token}".encode() if token is not None else None
+        self._most = episodes.config.max_bytes
+        self._routes: dict[str, tuple[str, str, Handler]] = {
+            "/api/episode/step": ("POST", "http.step", self._step),
+            "/api/episode/start": ("POST", "http.start", self._start),
+            "/api/episode/cancel": ("POST", "http.cancel", self._cancel),
+            "/api/episode/start_batch": ("POST", "http.start_batch", self._start_batch),
+            "/api/episode/step_batch": ("POST", "http.step_batch", self._step_batch),
+            "/api/task/info": ("GET", "http.info", self._info),
+            "/api/health": ("GET", "http.health", self._health),
+            "/openapi.json": ("GET", "http.openapi", self._openapi),
+            "/metrics": ("GET", "http.metrics", self._metrics),
+            "/": ("GET", "http.page", self._page),
+        }
+        self._types = {"/": b"text/html; charset=utf-8", "/metrics": b"text/plain; version=0.0.4; charset=utf-8"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began, path, name, kind = time.perf_counter(), scope["path"], "http.other", None
+        status, headers = 200, [_JSON]
+        try:
+            method, name, handler = self._route(path, scope["method"])
+            self._admit(path, scope["headers"])
+            body = await handler(await self._body(receive) if method == "POST" else b"")
+            if path in self._types:
+                headers = [(b"content-type", self._types[path])]
+        except HttpError as error:
+            status, kind, body = error.status, error.kind, error.body
+            headers = [_JSON, *_error_headers(error)]
+        except Exception as error:
+            log.exception("%s failed", path)
+            told = http_error(error)
+            status, kind, body = told.status, told.kind, told.body
+        self._server.metrics.request(name, time.perf_counter() - began, kind)
+        headers.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    # Who may ask what
+
+    def _route(self, path: str, method: str) -> tuple[str, str, Handler]:
+        route = self._routes.get(path)
+        if route is None:
+            known = ", ".join(self._routes)
+            raise HttpError(404, "unknown_path", f"there is nothing at {path:.80}", remedy=f"the paths are {known}")
+        if method != route[0] and (method, route[0]) != ("HEAD", "GET"):
+            raise HttpError(405, "wrong_method", f"{path} is asked with {route[0]}", remedy=f"use {route[0]}")
+        return route
+
+    def _admit(self, path: str, headers: list[tuple[bytes, bytes]]) -> None:
+        given = host = origin = b""
+        for key, value in headers:
+            if key == b"authorization":
+                given = value
+            elif key == b"host":
+                host = value
+            elif key == b"origin":
+                origin = value
+        if self._bearer is not None and path not in _OPEN and not hmac.compare_digest(given, self._bearer):
+            raise HttpError(
+                401, "denied", "the token is missing or wrong", remedy="send the header `Authorization: Bearer TOKEN`"
+            )
+        if origin and origin.partition(b"://")[2] != host:
+            # Any page that a person visits can post to this machine; none but ours has a reason to.
+            raise HttpError(403, "denied", "a page from elsewhere may not play here", remedy="ask from a program")
+
+    async def _body(self, receive: Receive) -> bytes:
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        while message.get("more_body") and len(body) <= self._most:
+            message = await receive()
+            body += message.get("body", b"")
+        if message["type"] == "http.disconnect":
+            raise HttpError(400, "bad_request", "the request was not sent to its end")
+        if len(body) > self._most:
+            raise HttpError(413, "too_large", f"a body may have {self._most} bytes")
+        return body
+
+    # What is answered
+
+    async def _start(self, data: bytes) -> bytes:
+        return await self._episodes.start(read_body(_start_body, data))
+
+    async def _step(self, data: bytes) -> bytes:
+        return await self._episodes.step(read_body(_step_body, data))
+
+    async def _cancel(self, data: bytes) -> bytes:
+        return await self._episodes.cancel(read_body(_cancel_body, data).episode_id)
+
+    async def _start_batch(self, data: bytes) -> bytes:
+        bodies = read_body(_start_batch_body, data).episodes
+        return encode(StartBatchAnswer(await _each(self._episodes.start(body) for body in bodies)))
+
+    async def _step_batch(self, data: bytes) -> bytes:
+        bodies = read_body(_step_batch_body, data).steps
+        return encode(StepBatchAnswer(await _each(self._episodes.step(body) for body in bodies)))
+
+    async def _info(self, data: bytes) -> bytes:
+        info, config = info_of(self._server.streams), self._episodes.config
+        return encode(
+            InfoAnswer(
+                name=info.name,
+                num_tasks=info.num_tasks,
+                cursor=info.cursor,
+                by_index=info.by_index,
+                fingerprint=info.fingerprint,
+                max_episodes=config.max_episodes,
+                idle_seconds=config.idle_seconds,
+                deadline_seconds=config.deadline_seconds,
+                max_turns=self._server.config.limits.max_turns,
+            )
+        )
+
+    async def _health(self, data: bytes) -> bytes:
+        if self._episodes.stopping:
+            raise HttpError(503, "stopping", "the server is stopping", retry_after=1)
+        workers = self._server.crew.stats().get("workers", 0)
+        return encode(HealthAnswer(episodes=len(self._episodes.live), workers=workers))
+
+    async def _openapi(self, data: bytes) -> bytes:
+        return openapi()
+
+    async def _metrics(self, data: bytes) -> bytes:
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry()
+        registry.register(self._server.metrics)
+        return generate_latest(registry)
+
+    async def _page(self, data: bytes) -> bytes:
+        return page()
+
+
+async def _each(answers: Any) -> list[msgspec.Raw]:
+    """Every answer of a batch, an error in its place: one that fails does not fail the others."""
+
+    async def one(answer: Awaitable[bytes]) -> msgspec.Raw:
+        try:
+            return msgspec.Raw(await answer)
+        except HttpError as error:
+            return msgspec.Raw(error.body)
+
+    return list(await asyncio.gather(*(one(answer) for answer in answers)))
+
+
+def _error_headers(error: HttpError) -> list[tuple[bytes, bytes]]:
+    headers = []
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.status == 413:
+        headers.append((b"connection", b"close"))  # the rest of the body is not wanted
+    return headers
+
+
+@cache
+def page() -> bytes:
+    """The page at `/`, on which a person can play an episode."""
+    return resources.files("treetune.serve").joinpath("http_page.html").read_bytes()

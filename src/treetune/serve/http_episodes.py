@@ -1,0 +1,330 @@
+"""Episodes played over HTTP: how many may live, for how long, and what becomes of a step that is asked for twice.
+
+    episodes = Episodes(server, HttpConfig())
+    answer = await episodes.start(StartBody())       # JSON bytes, ready to be sent
+    answer = await episodes.step(StepBody(id, "42", turn=0))
+
+The environments live in the crew of the server, here or in its workers. What is kept here is small: the turn, the
+answers given, and when the episode was last heard of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from typing import Annotated, Any
+
+import msgspec
+
+from treetune.host import EPISODE_IDLE_SECONDS
+from treetune.serve.codec import pack, unpack
+from treetune.serve.crew import Job
+from treetune.serve.errors import Stopping
+from treetune.serve.http_wire import (
+    RETRY_SECONDS,
+    CancelAnswer,
+    HttpError,
+    StartAnswer,
+    StartBody,
+    StepAnswer,
+    StepBody,
+    encode,
+    http_error,
+)
+from treetune.serve.server import EnvServer
+from treetune.serve.wire import CancelRequest, StartRequest, StartResponse, StepRequest, StepResponse, raise_failure
+from treetune.serve.work import Done
+from treetune.task import Task
+
+log = logging.getLogger("treetune.serve")
+_SWEEP_SECONDS = 0.5
+_MOST_GONE = 20_000
+"""Ended episodes that are still told apart from those that never were."""
+_MOST_KEPT_BYTES = 256 << 10
+"""Answers of one live episode that are kept; the latest always is."""
+_MOST_REQUESTS = 10_000
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    address: str = "127.0.0.1:5000"
+    """Where to listen: HOST:PORT. No host: this machine only; port 0 takes a free one."""
+    idle_seconds: Annotated[float, msgspec.Meta(gt=0, le=EPISODE_IDLE_SECONDS)] = 300.0
+    """An episode that nobody steps for so long is closed."""
+    deadline_seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """An episode ends so long after its start, whatever it does then."""
+    max_episodes: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    """The most that live at once; beyond it the answer is 429."""
+    max_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 8 << 20
+    """The largest body of a request."""
+
+
+class Live:
+    """A live episode as the server sees it."""
+
+    __slots__ = ("answers", "busy", "heard", "id", "job", "kept_bytes", "started", "turn")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.started = self.heard = time.monotonic()
+        self.turn = 0
+        """The next one."""
+        self.answers: dict[int, bytes] = {}
+        self.kept_bytes = 0
+        self.busy: asyncio.Task[bytes] | None = None
+        """The step under way."""
+        self.job = b""
+
+    def keep(self, answer: bytes) -> None:
+        self.answers[self.turn] = answer
+        self.turn += 1
+        self.kept_bytes += len(answer)
+        while self.kept_bytes > _MOST_KEPT_BYTES and len(self.answers) > 1:
+            self.kept_bytes -= len(self.answers.pop(next(iter(self.answers))))
+
+
+class Gone(msgspec.Struct, frozen=True, gc=False):
+    """What is remembered of an episode that has ended."""
+
+    kind: str
+    error: str
+    turn: int = -1
+    answer: bytes = b""
+    """Of its last turn, which may be asked for again."""
+
+
+class Episodes:
+    def __init__(self, server: EnvServer, config: HttpConfig) -> None:
+        self._server = server
+        self.config = config
+        self.live: dict[str, Live] = {}
+        self._starting = 0
+        self._gone: OrderedDict[str, Gone] = OrderedDict()
+        self._requests: OrderedDict[str, asyncio.Task[bytes]] = OrderedDict()
+        self._prefix = secrets.token_bytes(80)  # longer than any id that a client of the other door may give
+        self._number = 0
+        self._closings: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()
+        self.stopping = False
+        server.on_episode_lost = self._lost
+
+    def open(self) -> None:
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def drain(self, seconds: float) -> None:
+        """Starts no more; those that live may go on for so long."""
+        self.stopping = True
+        if self.live or self._starting:
+            log.info("waiting for %d episodes to end", len(self.live) + self._starting)
+            try:
+                await asyncio.wait_for(self._empty.wait(), seconds)
+            except TimeoutError:
+                log.info("%d episodes had not ended", len(self.live))
+
+    async def close(self) -> None:
+        self.stopping = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for episode in list(self.live.values()):
+            self._end(episode, "stopping", "the server has stopped")
+        await asyncio.gather(*self._closings, return_exceptions=True)
+
+    # What is asked
+
+    async def start(self, body: StartBody) -> bytes:
+        name = body.request_id
+        if name is None:
+            return await self._start(body)
+        if name not in self._requests:
+            self._requests[name] = asyncio.create_task(self._start(body))
+            if len(self._requests) > _MOST_REQUESTS:
+                self._requests.popitem(last=False)
+        try:
+            return await asyncio.shield(self._requests[name])
+        except Exception:
+            self._requests.pop(name, None)  # what failed may be tried again
+            raise
+
+    async def _start(self, body: StartBody) -> bytes:
+        if self.stopping:
+            raise http_error(Stopping("the server is stopping", remedy="ask again when it is back"))
+        if len(self.live) + self._starting >= self.config.max_episodes:
+            raise HttpError(
+                429,
+                "busy",
+                f"{self.config.max_episodes} episodes are live, as many as may be",
+                remedy="ask again when some have ended, or serve with a larger --max-episodes",
+                retry_after=RETRY_SECONDS,
+            )
+        self._starting += 1
+        try:
+            return await self._started(body.task_index)
+        except Exception as error:
+            raise http_error(error, path="$.task_index") from None
+        finally:
+            self._starting -= 1
+            self._note_empty()
+
+    async def _started(self, index: int | None) -> bytes:
+        drawn = await self._server.draw(index)
+        done = await self._do("start", StartRequest(task=drawn.task))
+        response = unpack(done.data, StartResponse)
+        raise_failure(response)
+        self.live[response.episode] = Live(response.episode)
+        task = unpack(drawn.task, Task)
+        info = {"task_index": drawn.index, "data_source": task.data_source}
+        info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
+        return encode(StartAnswer(response.episode, response.observation, info))
+
+    async def step(self, body: StepBody) -> bytes:
+        """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
+        turn = body.turn
+        while True:
+            episode = self.live.get(body.episode_id)
+            if episode is None:
+                return self._answer_of_gone(body.episode_id, turn)
+            if turn is not None and (known := episode.answers.get(turn)) is not None:
+                episode.heard = time.monotonic()
+                return known
+            if turn is not None and turn != episode.turn:
+                raise HttpError(
+                    409,
+                    "usage",
+                    f"this episode is at turn {episode.turn}, not {turn}",
+                    path="$.turn",
+                    remedy="send the next turn, or none",
+                )
+            if episode.busy is None:
+                # A caller that goes away does not stop its step: it may come back for the answer.
+                episode.busy = asyncio.get_running_loop().create_task(self._played(episode, body.action))
+                return await asyncio.shield(episode.busy)
+            if turn is not None:
+                return await asyncio.shield(episode.busy)
+            await asyncio.wait([episode.busy])
+
+    async def _played(self, episode: Live, action: Any) -> bytes:
+        try:
+            request = StepRequest(episode=episode.id, action=action, turn=episode.turn)
+            done = await self._do("step", request, episode)
+            response = unpack(done.data, StepResponse)
+            if not response.success:
+                raise self._failed(episode, done, response)
+            return self._taken(episode, response)
+        finally:
+            episode.busy = None
+            episode.heard = time.monotonic()
+
+    def _taken(self, episode: Live, response: StepResponse) -> bytes:
+        info = response.info
+        if response.done:
+            info.setdefault("success", response.reward >= 1.0)
+        if response.truncated:
+            info["truncated"] = True
+        answer = encode(StepAnswer(response.observation, response.reward, response.done, info))
+        episode.keep(answer)
+        if response.done:
+            self._forget(episode, Gone("finished", "this episode is over", episode.turn - 1, answer))
+        return answer
+
+    def _failed(self, episode: Live, done: Done, response: StepResponse) -> HttpError:
+        """A step that fails ends its episode: what the environment is worth then nobody knows."""
+        known = self._gone.get(episode.id)
+        if known is not None:  # it was ended from elsewhere while the step was under way
+            return _gone_error(known)
+        if done.kind == "worker_lost":
+            self._lost(episode.id)
+            return _gone_error(self._gone[episode.id])
+        self._end(episode, "failed", f"this episode ended with an error: {response.error}")
+        try:
+            raise_failure(response)
+        except Exception as error:
+            if done.kind == "timeout":
+                return HttpError(504, "timeout", response.error or "", remedy="serve with a larger --limits.timeout")
+            return http_error(error)
+        raise AssertionError("a failure was raised")
+
+    async def cancel(self, id: str) -> bytes:
+        episode = self.live.get(id)
+        if episode is None:
+            self._answer_of_gone(id, None)
+        else:
+            self._end(episode, "cancelled", "this episode was cancelled")
+            await asyncio.gather(*self._closings_of(id), return_exceptions=True)
+        return encode(CancelAnswer(id))
+
+    def _answer_of_gone(self, id: str, turn: int | None) -> bytes:
+        gone = self._gone.get(id)
+        if gone is None:
+            raise HttpError(404, "unknown_episode", f"there is no episode {id!r:.80}", path="$.episode_id")
+        if turn is not None and turn == gone.turn:
+            return gone.answer
+        raise _gone_error(gone)
+
+    # How episodes end
+
+    def _end(self, episode: Live, kind: str, error: str) -> None:
+        """Stops what is under way in it and closes it, wherever it lives."""
+        self._forget(episode, Gone(kind, error))
+        if episode.busy is not None:
+            self._server.crew.stop(episode.job)
+        task = asyncio.create_task(self._close(episode.id), name=episode.id)
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
+    async def _close(self, id: str) -> None:
+        await self._do("cancel", CancelRequest(id=id), Live(id))
+
+    def _closings_of(self, id: str) -> list[asyncio.Task[None]]:
+        return [task for task in self._closings if task.get_name() == id]
+
+    def _forget(self, episode: Live, gone: Gone) -> None:
+        if self.live.pop(episode.id, None) is None:
+            return
+        self._gone[episode.id] = gone
+        if len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)
+        self._note_empty()
+
+    def _lost(self, id: str) -> None:
+        """Its worker has died, and the episode with it."""
+        if (episode := self.live.get(id)) is not None:
+            self._forget(episode, Gone("worker_lost", "the worker of this episode died, and the episode with it"))
+
+    def _note_empty(self) -> None:
+        if self.stopping and not self.live and not self._starting:
+            self._empty.set()
+
+    async def _sweep(self) -> None:
+        idle, most = self.config.idle_seconds, self.config.deadline_seconds
+        while True:
+            await asyncio.sleep(min(_SWEEP_SECONDS, idle / 2, most / 2))
+            now = time.monotonic()
+            for episode in list(self.live.values()):
+                if now - episode.started > most:
+                    self._end(episode, "expired", f"this episode reached its deadline of {most:g} seconds")
+                elif episode.busy is None and now - episode.heard > idle:
+                    self._end(episode, "expired", f"nobody stepped this episode for {idle:g} seconds")
+
+    async def _do(self, method: str, request: Any, episode: Live | None = None) -> Done:
+        """Has the crew do a job."""
+        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._number += 1
+        id = self._prefix + self._number.to_bytes(8, "big")
+        if episode is not None:
+            episode.job = id
+        size = 1 if method == "start" else 0
+        home = episode.id if episode is not None else None
+        self._server.crew.submit(Job(id, method, pack(request), lambda told: _settle(done, told), size, home))
+        return await done
+
+
+def _settle(future: asyncio.Future[Done], done: Done) -> None:
+    if not future.done():
+        future.set_result(done)
+
+
+def _gone_error(gone: Gone) -> HttpError:
+    return HttpError(410, gone.kind, gone.error, remedy="start another")
