@@ -7,6 +7,7 @@ BUILTIN = {
     "gsm8k_multi_turn": "treetune.envs.gsm8k_multi_turn:Gsm8kMultiTurnEnvironment",
     "harbor": "treetune.envs.harbor:HarborEnvironment",
     "lcb": "treetune.envs.lcb:LcbEnvironment",
+    "os-interaction": "treetune.envs.os_interaction:OSInteractionEnvironment",
     "search": "treetune.envs.search:SearchEnvironment",
     "searchcode": "treetune.envs.searchcode:SearchCodeEnvironment",
     "text2sql": "treetune.envs.text2sql:Text2SqlEnvironment",

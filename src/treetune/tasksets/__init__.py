@@ -6,6 +6,7 @@ BUILTIN = {
     "dataset": "treetune.datasets.taskset:DatasetTaskset",
     "harbor": "treetune.tasksets.harbor:Harbor",
     "mixture": "treetune.mixture:Mixture",
+    "os-interaction": "treetune.tasksets.os_interaction:OSInteraction",
     "reasoning-gym": "treetune.tasksets.reasoning_gym:ReasoningGym",
     "reverse-text": "treetune.tasksets.reverse_text:ReverseText",
     "textarena": "treetune.tasksets.textarena:TextArena",
