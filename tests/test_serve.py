@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 
 import msgspec
@@ -188,7 +189,8 @@ def test_repeating_a_request_repeats_its_answer_and_not_the_work():
                 again = await raw.ask(b"id-1", "sample")
                 elsewhere = await other.ask(b"id-1", "sample")  # a client that has connected anew
                 after = await raw.ask(b"id-2", "sample", ack=[b"id-1"])
-                await raw.send(b"id-1", b"sample", pack({}))  # a repetition that comes late
+                late = await raw.ask(b"id-1", "sample")  # a repetition that comes late, or an id that is taken twice
+                assert late["kind"] == "usage"
                 last = await raw.ask(b"id-4", "sample")
                 rollouts = [await raw.ask(b"id-3", "run_rollout", task=first["task"]) for _ in range(3)]
                 outcomes = dict(server.metrics.outcomes)
@@ -350,13 +352,21 @@ def test_work_beyond_the_capacity_is_answered_with_busy_and_a_group_counts_as_ma
     assert run(fill()) == 0
 
 
-def test_a_group_larger_than_the_capacity_runs_alone(caplog):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_group_larger_than_the_capacity_runs_alone_and_both_sides_are_warned(caplog, workers):
     async def fill():
-        async with served(Numbers(), capacity=2) as client:
-            return len(await client.run_group(await client.sample(), 5))
+        async with serving(Numbers(), capacity=2, workers=workers) as server, EnvClient(server.address) as client:
+            with Raw(server.address) as raw:
+                answers = [
+                    await raw.ask(b"%d" % n, "run_group", task=(await raw.ask(b"t%d" % n, "sample"))["task"], n=n)
+                    for n in (2, 5)
+                ]
+            return len(await client.run_group(await client.sample(), 5)), [answer["warnings"] for answer in answers]
 
-    assert run(fill()) == 5
-    assert "larger than the capacity" in caplog.text
+    warning = "a group of 5 is larger than the server's capacity of 2"
+    assert run(fill()) == (5, [[], [warning]])
+    assert ("treetune.serve", logging.WARNING) in [(name, level) for name, level, _ in caplog.record_tuples]
+    assert ("treetune.serve.client", logging.WARNING, warning) in caplog.record_tuples
 
 
 def test_a_cancelled_rollout_stops(tmp_path, monkeypatch):

@@ -93,6 +93,16 @@ def test_the_servers_token_is_taken_from_the_environment(sets, treetune):
     assert with_it.json["mean_reward"] == 1.0
 
 
+def test_an_encrypted_servers_key_is_taken_from_the_environment(sets, treetune):
+    options = ["sets.py:Colours", "--zmq", "tcp://127.0.0.1:0", "-m", "scripted:gold", "--curve-key", "key"]
+    with serve(sets, *options) as server:
+        key = server.report["server_key"]
+        with_it = treetune("eval", "--server", server.address, "--json", TREETUNE_SERVER_KEY=key)
+        top = treetune("top", server.address, "--json", TREETUNE_SERVER_KEY=key)
+    assert with_it.json["mean_reward"] == 1.0
+    assert top.json["requests"]["run_rollout"] == 4
+
+
 def test_the_example_can_be_evaluated_with_workers(treetune):
     result = treetune(
         "eval", f"{ROOT}/examples/curriculum.py:Sums", "-m", "scripted:gold", "-n", "20", "--serve", "1", "--json"

@@ -23,6 +23,7 @@ from treetune.fingerprint import Fingerprint, taskset_fingerprint
 from treetune.offload import call_apart
 from treetune.order import locate
 from treetune.reader import Reader
+from treetune.score import finite
 from treetune.task import Task
 from treetune.taskset import Taskset
 
@@ -134,7 +135,7 @@ class Streams:
         if not self._adapts:
             return False
         self.open(stream)
-        self._curriculum(stream).observe(task, reward)
+        self._curriculum(stream).observe(task, finite(reward, "an observed reward"))
         return True
 
     def state(self, stream: str | None = None) -> State:
@@ -143,7 +144,11 @@ class Streams:
         return State({name: self.stream_state(name) for name in names}, self.identity)
 
     def stream_state(self, stream: str) -> StreamState:
-        curriculum = self._curriculum(stream).state() if self._adapts else None
+        if not self._adapts:
+            return StreamState(self.cursor(stream))
+        with user_code(f"{self.taskset.name}.curriculum().state()"):
+            # Plain values only: anything else could not be kept, nor travel.
+            curriculum = msgspec.to_builtins(self._curriculum(stream).state(), builtin_types=(bytes,))
         return StreamState(self.cursor(stream), curriculum)
 
     def restore(self, state: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treetune.evaluate.config import Evaluation
@@ -18,16 +18,20 @@ def info_of(address: str) -> Info:
     from treetune.serve.client import EnvClient
 
     async def ask() -> Info:
-        async with EnvClient(address, token=_token(), deadline=30) as client:
+        async with EnvClient(address, **_access(), deadline=30) as client:
             return await client.info()
 
     return asyncio.run(ask())
 
 
-def _token() -> str | None:
+def _access() -> dict[str, Any]:
+    """What the environment knows of servers: their token, and the public key of an encrypted one."""
     import os
 
-    return os.environ.get("TREETUNE_TOKEN") or None
+    return {
+        "token": os.environ.get("TREETUNE_TOKEN") or None,
+        "server_key": os.environ.get("TREETUNE_SERVER_KEY") or None,
+    }
 
 
 def describe(evaluation: Evaluation, info: Info) -> None:
@@ -52,7 +56,7 @@ async def host_for(evaluation: Evaluation, remote: str | None, workers: int | No
     from treetune.serve.client import EnvClient
 
     if remote is not None:
-        async with EnvClient(remote, token=_token()) as client:
+        async with EnvClient(remote, **_access()) as client:
             yield client
         return
     if workers is None:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 def top_command(
     address: Annotated[str, typer.Argument(help="The address of a `treetune serve`, such as tcp://127.0.0.1:5555.")],
     token: Annotated[str | None, typer.Option(envvar="TREETUNE_TOKEN", help="The server's token.")] = None,
-    server_key: Annotated[str | None, typer.Option(help="The public key of an encrypted server.")] = None,
+    server_key: Annotated[
+        str | None, typer.Option(envvar="TREETUNE_SERVER_KEY", help="The public key of an encrypted server.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
     deadline: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,

@@ -51,7 +51,7 @@ class Answers:
         self._since += 1
         if self._since >= _LOOKED_AT or self._bytes > self._most_bytes:
             self._since = 0
-            self._shrink()
+            self.shrink()
 
     def finish(self, id: bytes, data: bytes, keep: bool = True) -> list[bytes]:
         """Who waits for the answer; nobody where it was given already."""
@@ -83,7 +83,8 @@ class Answers:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def _shrink(self) -> None:
+    def shrink(self) -> None:
+        """Forgets what is too old, or too much."""
         kept = self._kept
         oldest = time.monotonic() - self._seconds
         while kept:

@@ -17,6 +17,7 @@ from treetune.environment import Step
 from treetune.episode import Started
 from treetune.host import Health, Info
 from treetune.serve.client import EnvClient
+from treetune.serve.wire import WireTask
 from treetune.streams import State
 from treetune.task import Task
 from treetune.trace import Trace
@@ -70,6 +71,9 @@ class BlockingEnvClient:
 
     def restore(self, state: State) -> None:
         self._wait(self._client.restore(state))
+
+    def portable(self, task: Task) -> WireTask:
+        return self._client.portable(task)
 
     def stats(self) -> dict[str, Any]:
         return self._wait(self._client.stats())

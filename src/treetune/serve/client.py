@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import random
 import secrets
 import time
@@ -24,6 +25,7 @@ import zmq
 
 from treetune.environment import Step
 from treetune.episode import Started
+from treetune.errors import UsageError
 from treetune.host import Health, Info
 from treetune.policy import Sampling
 from treetune.rollout import Limits
@@ -46,6 +48,7 @@ _SWEEP = 0.25
 _REMEMBERED = 200_000
 _ACKS = 64
 
+log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
@@ -80,9 +83,12 @@ class EnvClient:
         self._number = 0
         self._calls: dict[bytes, _Call] = {}
         self._received: list[bytes] = []
+        self._unclaimed: dict[str, list[bytes]] = {}
+        """By stream: draws that were asked for, and whose answer nobody waited for."""
         self._seals: OrderedDict[bytes, bytes] = OrderedDict()
         self._socket: LoopSocket | None = None
         self._sweeping: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -91,10 +97,13 @@ class EnvClient:
         await self.close()
 
     async def close(self) -> None:
+        self._closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
         for call in self._calls.values():
-            call.future.cancel()
+            if not call.future.done():
+                call.future.set_exception(Unreachable("the client was closed before the answer came"))
+        await asyncio.sleep(0)  # those who waited tell the server that they do so no longer
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -108,8 +117,15 @@ class EnvClient:
         return await self._ask("health", wire.Request(), wire.HealthResponse, deadline)
 
     async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
+        """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets."""
         request = wire.SampleRequest(index=index, stream=stream)
-        response = await self._ask("sample", request, wire.SampleResponse)
+        unclaimed = self._unclaimed.setdefault(stream, []) if index is None else []
+        id = unclaimed.pop(0) if unclaimed else self._new_id()
+        try:
+            response = await self._call("sample", request, wire.SampleResponse, self._deadline, id)
+        except (asyncio.CancelledError, Unreachable):
+            unclaimed.append(id)
+            raise
         task, seal = wire.unpack_task(response.task, self._types)
         self._seals[_content(pack(task))] = seal
         if len(self._seals) > _REMEMBERED:
@@ -164,6 +180,8 @@ class EnvClient:
             rollouts=list(rollouts) if rollouts is not None else None,
         )
         response = await self._run("run_group", message, wire.RunGroupResponse, request)
+        for warning in response.warnings:
+            log.warning("%s", warning)
         return [wire.unpack_trace(trace, task) for trace in response.traces]
 
     async def start(self, task: Task) -> Started:
@@ -189,6 +207,8 @@ class EnvClient:
 
     async def restore(self, state: State) -> None:
         await self._ask("restore", wire.RestoreRequest(state=state), wire.Response)
+        for stream in state.streams:
+            self._unclaimed.pop(stream, None)  # what was drawn before is not what comes next
 
     async def stats(self) -> dict[str, Any]:
         """The server in figures."""
@@ -216,6 +236,8 @@ class EnvClient:
             raise
 
     async def _call(self, method: str, request: wire.Request, answer: type[R], seconds: float, id: bytes) -> R:
+        if self._closed:
+            raise UsageError("this client is closed", remedy="open another")
         request.token = self._token
         request.ack, self._received = self._received[:_ACKS], self._received[_ACKS:]
         now = time.monotonic()

@@ -38,6 +38,10 @@ class Crew(Protocol):
         """Stops the job with this id; it is done with an error. Whether there was one."""
         ...
 
+    def forget(self, episode: str) -> None:
+        """An episode that nobody steps any more is not counted as work."""
+        ...
+
     def stats(self) -> dict[str, Any]: ...
 
     async def close(self) -> None: ...
@@ -60,6 +64,9 @@ class LocalCrew:
 
     def stop(self, id: bytes) -> bool:
         return self._work.stop(id)
+
+    def forget(self, episode: str) -> None:
+        return None
 
     def stats(self) -> dict[str, Any]:
         return {"workers": 0}

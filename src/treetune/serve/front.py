@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from treetune.errors import StorageError
+from treetune.errors import TreetuneError
 from treetune.serve.answers import Answers
 from treetune.serve.codec import pack, unpack
 from treetune.serve.crew import Job
-from treetune.serve.errors import BadRequest, Denied
+from treetune.serve.errors import BadRequest, Denied, Misused
 from treetune.serve.metrics import Metrics
 from treetune.serve.sockets import Frames, LoopSocket
 from treetune.serve.store import Store
@@ -96,7 +96,7 @@ class Front:
         if self._store is not None and before:
             try:
                 self._store.commit({name: self.streams.stream_state(name) for name in before}, drawn)
-            except StorageError as error:
+            except TreetuneError as error:  # a full disk, a curriculum whose state cannot be kept
                 log.error("%s", error)
                 self.streams.place(before)
                 self._take_back(unsaved, pack(failure(error)))
@@ -127,16 +127,18 @@ class Front:
         if token is not None and not hmac.compare_digest(token.encode(), (request.token or "").encode()):
             raise Denied("the token is missing or wrong", remedy="pass the server's --token to the client")
         if request.ack:
-            self.answers.acknowledge(request.ack)
+            self.answers.acknowledge([known for known in request.ack if len(known) <= _LONGEST_ID])
         return request
 
     def _is_known(self, identity: bytes, id: bytes) -> bool:
-        """Whether this request came before: one that was done is answered again, one under way will be, and one
-        whose answer has arrived needs none."""
+        """Whether this request came before: one that was done is answered again, one under way will be. One whose
+        answer was acknowledged is refused: it is late, or its id was taken twice."""
         if (kept := self.answers.kept(id)) is not None:
             self._replies.append((identity, id, kept))
             return True
-        return self.answers.join(id, identity) or self.answers.is_settled(id)
+        if self.answers.is_settled(id):
+            raise Misused("this request was answered, and its answer acknowledged", remedy="give each request a new id")
+        return self.answers.join(id, identity)
 
     def _begin(self, identity: bytes, id: bytes) -> None:
         """From here on a request of this id is under way."""

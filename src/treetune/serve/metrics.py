@@ -1,8 +1,10 @@
 """A server in figures: counted as plain numbers on the hot path, shown to Prometheus and `treetune top` when asked.
 
-metrics.request("sample", seconds)
-metrics.stats()                  # for `treetune top`
-serve_metrics(metrics, "127.0.0.1:9100")     # for Prometheus
+    metrics.request("sample", seconds)
+    metrics.stats()                              # for `treetune top`
+    serve_metrics(metrics, "127.0.0.1:9100")     # for Prometheus
+
+Prometheus asks from a thread of its own.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from treetune.errors import TreetuneError
 from treetune.serve.access import bind_address, curve_server
 from treetune.serve.crew import Crew, Job
 from treetune.serve.engines import Engine, Handle, ProcessEngine, this_process
-from treetune.serve.errors import Cancelled, ServeError, WorkerLost
+from treetune.serve.errors import Cancelled, Misused, ServeError, Stopping, WorkerLost
 from treetune.serve.models import ModelsConfig
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.sockets import Frames, LoopSocket, new_socket
@@ -38,6 +38,7 @@ _TRIES = 2
 _LIMBO_SECONDS = 0.1
 """Workers that die together are all noticed before the work of one is given to another."""
 _LONGEST_PAUSE = 30.0
+_ENDED_EPISODES = 10_000
 _GIVEN_UP = 5
 """Workers in a row that could not start, before those who wait for one are told."""
 
@@ -89,6 +90,9 @@ class Workers:
         self._limbo: dict[bytes, Job] = {}
         """Jobs of workers that have just died, about to be done again."""
         self._homes: dict[str, Member] = {}
+        """Where each live episode is."""
+        self._ended: OrderedDict[str, Member] = OrderedDict()
+        """Where the latest ones were: their last answer may be asked for again."""
         self._number = 0
         self._failures = 0
         """Workers in a row that ended before they were ready."""
@@ -140,26 +144,32 @@ class Workers:
                 member.handle.kill()
         held = [job for member in self._members.values() for job in member.jobs.values()]
         for job in [*self._queue, *self._limbo.values(), *held]:
-            job.done(failed(Cancelled("the server has stopped")))
+            job.done(failed(Stopping("the server has stopped", remedy="ask again when it is back")))
         self._limbo.clear()
         self._socket.close(0)
         self._engine.close()
 
     def stats(self) -> dict[str, Any]:
+        members = list(self._members.values())  # at once: figures are also asked for by another thread
         return {
-            "workers": sum(member.ready for member in self._members.values()),
+            "workers": sum(member.ready for member in members),
             "replaced_workers": self.replaced,
             "queue": len(self._queue),
-            "loads": [member.load for member in self._members.values()],
+            "loads": [member.load for member in members],
         }
 
     # Jobs
 
     def submit(self, job: Job) -> None:
         if job.episode is not None:
-            home = self._homes.get(job.episode)
+            home = self._homes.get(job.episode) or self._ended.get(job.episode)
             if home is None:
-                error = WorkerLost(f"no episode {job.episode!r:.60} is live", remedy="start another")
+                remedy = "start one; idle and ended ones are closed"
+                error: ServeError = Misused(f"no episode {job.episode!r:.60} is live", remedy=remedy)
+            elif home.identity not in self._members:
+                error = WorkerLost("the worker of this episode died", remedy="start another")
+                home = None
+            if home is None:
                 job.done(failed(error, job.episode, over=True))
                 return
             self._assign(home, job)
@@ -214,6 +224,9 @@ class Workers:
         if (home := self._homes.pop(episode, None)) is not None:
             home.episodes.discard(episode)
             home.load -= 1
+            self._ended[episode] = home
+            if len(self._ended) > _ENDED_EPISODES:
+                self._ended.popitem(last=False)
 
     # Workers
 
@@ -366,6 +379,7 @@ class EnvServerPool(EnvServer):
             counts=counts_of(self.taskset),
             models=self.models_config,
             limits=self.config.limits,
+            capacity=self.config.capacity,
             key=key,
             scope=self.streams.identity.digest,
             parent=None if engine.encrypted else this_process(),

@@ -17,6 +17,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.serve.codec import pack, unpack_plain
 from treetune.serve.integrity import new_key
 from treetune.streams import Draw, Identity, StreamState
 
@@ -80,12 +81,12 @@ class Store:
     def streams(self) -> dict[str, StreamState]:
         rows = self._db.execute("SELECT stream, next, curriculum FROM cursors")
         return {
-            stream: StreamState(index, None if kept is None else msgspec.msgpack.decode(kept))
-            for stream, index, kept in rows
+            stream: StreamState(index, None if kept is None else unpack_plain(kept)) for stream, index, kept in rows
         }
 
     def draws(self) -> dict[bytes, Draw]:
         """What was drawn for the latest requests, by their ids: their replies may never have arrived."""
+        self._prune()
         rows = self._db.execute("SELECT request, stream, idx, position FROM draws")
         return {bytes(request): Draw(*draw) for request, *draw in rows}
 
@@ -96,7 +97,7 @@ class Store:
             (
                 stream,
                 state.index,
-                None if state.curriculum is None else msgspec.msgpack.encode(state.curriculum),
+                None if state.curriculum is None else pack(state.curriculum),
             )
             for stream, state in streams.items()
         ]
@@ -108,8 +109,7 @@ class Store:
                 db.executemany(_INSERT_DRAW, rows)
                 self._since_pruned += len(rows)
                 if self._since_pruned >= _PRUNE_EVERY:
-                    self._since_pruned = 0
-                    db.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
+                    self._prune()
             db.execute("COMMIT")
         except sqlite3.Error as error:
             if db.in_transaction:
@@ -117,6 +117,10 @@ class Store:
             raise StorageError(
                 f"cannot write the state in {self._folder}: {error}", remedy="free some space there"
             ) from error
+
+    def _prune(self) -> None:
+        self._since_pruned = 0
+        self._db.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
 
     def close(self) -> None:
         self._db.close()

@@ -66,9 +66,10 @@ class Done(msgspec.Struct, array_like=True):
 
 
 class Work:
-    def __init__(self, host: LocalHost, seals: Seals) -> None:
+    def __init__(self, host: LocalHost, seals: Seals, capacity: int | None = None) -> None:
         self._host = host
         self._seals = seals
+        self._capacity = capacity
         self._running: dict[bytes, asyncio.Task[Any]] = {}
         self._methods: dict[str, Callable[[bytes, bytes], Awaitable[Done]]] = {
             "run_rollout": self._run_rollout,
@@ -133,8 +134,12 @@ class Work:
             occurrence=request.occurrence,
             rollouts=request.rollouts,
         )
+        warnings = []
+        if self._capacity is not None and request.n > self._capacity:
+            warnings.append(f"a group of {request.n} is larger than the server's capacity of {self._capacity}")
         packed = [msgspec.Raw(pack_trace(trace)) for trace in traces]
-        return Done(pack(RunGroupResponse(traces=packed)), scored=[_scored(trace) for trace in traces])
+        response = RunGroupResponse(traces=packed, warnings=warnings)
+        return Done(pack(response), scored=[_scored(trace) for trace in traces])
 
     async def _start(self, id: bytes, payload: bytes) -> Done:
         started = await self._host.start(self.task_of(unpack(payload, StartRequest).task))
@@ -145,7 +150,12 @@ class Work:
         request = unpack(payload, StepRequest)
         try:
             step = await self._host.step(request.episode, request.action, request.turn)
-        except TreetuneError as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # A step that failed or was stopped may have ended its episode, which then counts no longer.
+            if isinstance(error, asyncio.CancelledError):
+                error = Cancelled("cancelled")
+            elif not isinstance(error, TreetuneError | TimeoutError):
+                log.exception("step failed")
             return failed(error, request.episode, self._host.episode_over(request.episode))
         response = StepResponse(
             observation=step.observation, reward=step.reward, done=step.done, truncated=step.truncated, info=step.info

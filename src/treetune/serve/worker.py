@@ -50,6 +50,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The same for each part of a mixture that could not tell without loading its tasks."""
     models: ModelsConfig
     limits: Limits
+    capacity: int
     key: bytes
     scope: str
     parent: int | None = None
@@ -98,7 +99,7 @@ class Worker:
         streams.cheap = False  # tasks are made here only where that takes long
         self._models = Models(spec.models, spec.taskset)
         self._host = LocalHost(streams, self._models.policy_of, spec.limits)
-        self._work = Work(self._host, Seals(spec.key, spec.scope))
+        self._work = Work(self._host, Seals(spec.key, spec.scope), spec.capacity)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._heard = time.monotonic()
