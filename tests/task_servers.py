@@ -145,6 +145,7 @@ class Scripted:
             return web.json_response({"steps": [self._step(one)[1] for one in body["steps"]]})
         if path == "cancel":
             self.cancelled.append(body["episode_id"])
+            self._turns[body["episode_id"]] = 3
             return web.json_response({"episode_id": body["episode_id"], "cancelled": True})
         status, answer = {"start": self._start, "step": self._step}[path](body)
         headers = {"Retry-After": "0"} if status == 429 else None

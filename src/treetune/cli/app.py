@@ -10,7 +10,21 @@ from typing import Any
 
 import typer
 
-from treetune.cli import build, cache, convert, demo, evaluate, init, listing, rescore, serve, show, top, validate
+from treetune.cli import (
+    build,
+    cache,
+    convert,
+    demo,
+    evaluate,
+    init,
+    listing,
+    probe,
+    rescore,
+    serve,
+    show,
+    top,
+    validate,
+)
 from treetune.cli.output import (
     CommandLineError,
     error_text,
@@ -45,6 +59,7 @@ app.command("list")(listing.list_command)
 for verb, command in OVERRIDABLE.items():
     app.command(verb, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(command)
 app.command("convert")(convert.convert_command)
+app.command("probe")(probe.probe_command)
 app.command("top")(top.top_command)
 app.command("rescore")(rescore.rescore_command)
 app.add_typer(cache.cache_app, name="cache")
