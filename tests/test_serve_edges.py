@@ -7,17 +7,18 @@ import time
 
 import pytest
 
-from serving import Numbers, Talking, served, serving, until
+from serving import Numbers, Stream, Talking, served, serving, until
 from test_serve import Raw, run
 from treetune import Environment, Step, Task
 from treetune.errors import TasksetError, UsageError
+from treetune.evaluate.served import Served, ServedConfig, drawn_from
 from treetune.rollout import Limits
 from treetune.serve import BlockingEnvClient
 from treetune.serve.answers import Answers
 from treetune.serve.client import EnvClient
 from treetune.serve.errors import Misused, ServeError, Unreachable
 from treetune.serve.store import KEPT_DRAWS, Store
-from treetune.streams import Draw, Streams, StreamState
+from treetune.streams import MOST_STREAMS, Draw, Streams, StreamState
 
 
 class Laborious(Numbers):
@@ -250,6 +251,51 @@ def test_draws_are_pruned_also_by_servers_that_live_briefly(tmp_path):
     store.close()
     assert len(kept) == KEPT_DRAWS
     assert b"0" not in kept
+
+
+@pytest.mark.parametrize("kind", [Numbers, Stream])
+def test_a_state_of_the_very_beginning_goes_back_there(kind):
+    async def go_back():
+        async with served(kind()) as client:
+            state = await client.state()
+            before = [(await client.sample()).prompt for _ in range(3)]
+            await client.restore(state)
+            return before == [(await client.sample()).prompt for _ in range(3)]
+
+    assert run(go_back())
+
+
+def test_a_stream_at_its_beginning_is_one_that_never_was(tmp_path):
+    async def come_and_go():
+        async with serving(Stream(), state=tmp_path) as server, EnvClient(server.address) as client:
+            await client.sample()
+            for number in range(MOST_STREAMS + 2):
+                state = await client.state(stream=f"short {number}")
+                await client.sample(stream=f"short {number}")
+                await client.restore(state)
+            return dict(server.streams.cursors), list(server.streams._readers), (await client.sample()).idx
+
+    assert run(come_and_go()) == ({"": 1}, [""], 1)
+    store = Store(tmp_path)
+    assert store.streams() == {"": StreamState(2)}
+    store.close()
+
+
+def test_an_evaluation_on_a_generator_leaves_no_stream_behind():
+    async def evaluate():
+        async with serving(Stream()) as server, EnvClient(server.address) as client:
+            taskset = Served(ServedConfig(address=server.address))
+            taskset.describe_as(await client.info())
+            drawn = [task.idx async for task, _ in drawn_from(client, taskset, 5)]
+            return drawn, dict(server.streams.cursors)
+
+    assert run(evaluate()) == ([0, 1, 2, 3, 4], {})
+
+
+def test_asking_for_the_state_of_a_stream_makes_none():
+    streams = Streams(learns(7))
+    assert [streams.stream_state(f"{number}") for number in range(3)] == [StreamState(0, 7)] * 3
+    assert (streams._curricula, dict(streams.cursors)) == ({}, {})
 
 
 def learns(begin):

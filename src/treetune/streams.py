@@ -88,6 +88,8 @@ class Streams:
         self._curricula: dict[str, Curriculum] = {}
         self._adapts = hasattr(taskset, "curriculum")
         self._readers: dict[str, Reader] = {}
+        self._is_read = False
+        """Whether a reader has the taskset itself; others get copies."""
         self._slow = 0
         self.identity: Identity
 
@@ -139,17 +141,18 @@ class Streams:
         return True
 
     def state(self, stream: str | None = None) -> State:
-        """Of all streams, or of one."""
-        names = [stream] if stream is not None else list(self._cursors)
+        """Of all streams, or of one. The one without a name is always among them, so a first state goes back too."""
+        names = [stream] if stream is not None else dict.fromkeys(["", *self._cursors])
         return State({name: self.stream_state(name) for name in names}, self.identity)
 
     def stream_state(self, stream: str) -> StreamState:
         if not self._adapts:
             return StreamState(self.cursor(stream))
         with user_code(f"{self.taskset.name}.curriculum().state()"):
-            # Plain values only: anything else could not be kept, nor travel.
-            curriculum = msgspec.to_builtins(self._curriculum(stream).state(), builtin_types=(bytes,))
-        return StreamState(self.cursor(stream), curriculum)
+            # Asking makes no stream. Plain values only: anything else could not be kept, nor travel.
+            curriculum = self._curriculum(stream) if stream in self._cursors else self._new_curriculum()
+            learnt = msgspec.to_builtins(curriculum.state(), builtin_types=(bytes,))
+        return StreamState(self.cursor(stream), learnt)
 
     def restore(self, state: State) -> None:
         """Puts the streams of `state` where they were; others stay."""
@@ -164,11 +167,19 @@ class Streams:
         if wrong := [name for name, entry in streams.items() if not 0 <= entry.index < LAST]:
             raise UsageError(f"the cursor of a stream is a number from 0 to 2**62; wrong are {wrong}")
         for name, entry in streams.items():
+            if entry.index == 0 and entry.curriculum is None:
+                self._forget(name)
+                continue
             self.open(name)
             if self._adapts and entry.curriculum is not None:
                 with user_code(f"{self.taskset.name}.curriculum().restore()"):
                     self._curriculum(name).restore(entry.curriculum)
             self._cursors[name] = entry.index
+
+    def _forget(self, stream: str) -> None:
+        """A stream at its very beginning is one that never was."""
+        for known in (self._cursors, self._curricula, self._readers):
+            known.pop(stream, None)
 
     # The tasks
 
@@ -215,16 +226,20 @@ class Streams:
     def _reader(self, stream: str) -> Reader:
         if stream not in self._readers:
             # Each stream reads at its own pace, so each needs a generator of its own.
-            own = self.taskset if not self._readers else _copied(self.taskset)
+            own = _copied(self.taskset) if self._is_read else self.taskset
+            self._is_read = True
             self._readers[stream] = Reader(own)
         return self._readers[stream]
 
     def _curriculum(self, stream: str) -> Curriculum:
         if stream not in self._curricula:
-            curriculum = curriculum_of(self.taskset)
-            assert curriculum is not None
-            self._curricula[stream] = curriculum
+            self._curricula[stream] = self._new_curriculum()
         return self._curricula[stream]
+
+    def _new_curriculum(self) -> Curriculum:
+        curriculum = curriculum_of(self.taskset)
+        assert curriculum is not None
+        return curriculum
 
     def open(self, stream: str) -> int:
         """The cursor of a stream, which is a new one where it has none yet."""

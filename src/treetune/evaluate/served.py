@@ -10,13 +10,17 @@ Tasks are asked for by index, so an evaluation moves no trainer's cursor and beg
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from treetune.errors import TasksetError
+import msgspec
+
+from treetune.errors import TasksetError, TreetuneError
 from treetune.host import Host, Info
+from treetune.streams import StreamState
 from treetune.task import Task
 from treetune.taskset import Taskset, TasksetConfig
 
@@ -79,3 +83,12 @@ async def drawn_from(host: Host, taskset: Taskset[Any, Any], num_tasks: int | No
     finally:
         for one in waiting:
             one.cancel()
+        if stream is not None:
+            with contextlib.suppress(TreetuneError):
+                await _give_back(host, stream)
+
+
+async def _give_back(host: Host, stream: str) -> None:
+    """A stream that is put back to its beginning is forgotten: a server has only so many."""
+    state = await host.state(stream)
+    await host.restore(msgspec.structs.replace(state, streams={stream: StreamState(0)}))

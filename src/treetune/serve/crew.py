@@ -69,7 +69,7 @@ class LocalCrew:
         return None
 
     def stats(self) -> dict[str, Any]:
-        return {"workers": 0}
+        return {"workers": 0, "queue": 0}
 
     async def close(self) -> None:
         for task in list(self._tasks):

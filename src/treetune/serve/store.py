@@ -105,6 +105,7 @@ class Store:
         try:
             db.execute("BEGIN")
             db.executemany("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)", states)
+            db.execute("DELETE FROM cursors WHERE next = 0 AND curriculum IS NULL")  # as if they had never been
             if rows:
                 db.executemany(_INSERT_DRAW, rows)
                 self._since_pruned += len(rows)
