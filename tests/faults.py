@@ -89,6 +89,12 @@ def _turns(path: Path) -> Path:
     return parquet(path, data)
 
 
+def _late(path: Path) -> Path:
+    """A column that comes after the first 10 MB."""
+    data = [row(number, prompt=user(f"{number} + 1?" + "x" * 3_000_000)) for number in range(4)]
+    return lines(path, [*data, row(4, ability="sums")])
+
+
 def _overlap(path: Path) -> list[Path]:
     return [
         parquet(path.with_name("train"), rows(row(1))),
@@ -113,6 +119,7 @@ FAULTS: dict[str, Callable[[Path], Made]] = {
     "type-differs": _two_types,
     "mixed-types": lambda path: lines(path, _truths(["a", "007", 7])),
     "reread-dates": _dates,
+    "late-types": _late,
     "big-integers": lambda path: lines(path, rows(row(1, extra_info={"index": 2**70, "split": "train"}))),
     "missing-prompt": lambda path: parquet(path, rows(row(1, prompt=...))),
     "prompt-not-messages": lambda path: lines(path, rows(row(1, prompt="1 + 1?"))),

@@ -1,20 +1,25 @@
 """Runs where SkyRL is installed: reads files with SkyRL's own loader and plays a step in each row's own environment.
 
-python loader_side.py FILES.json RESULTS.json   # {"path": null or what broke}
+    python loader_side.py FILES.json RESULTS.json   # [["path"], ["one", "two"]] -> [null, "what broke"]
+
+The files of one list are loaded together.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+LAYOUTS = {"spider": "spider/database", "bird": "bird/train/train_databases", "synsql": "SynSQL-2.5M/databases"}
 
 
 def main() -> None:
     import datasets
-    import skyrl_gym
     from loguru import logger
     from skyrl.train.dataset import PromptDataset
 
@@ -24,24 +29,70 @@ def main() -> None:
     datasets.disable_progress_bars()
     datasets.config.HF_DATASETS_CACHE = tempfile.mkdtemp()
     tokenizer = make_tokenizer()
-    results: dict[str, str | None] = {}
-    for path in json.loads(Path(sys.argv[1]).read_text()):
+    databases = Path(tempfile.mkdtemp())
+    results: list[str | None] = []
+    for paths in json.loads(Path(sys.argv[1]).read_text()):
         step = "loader"
         try:
-            items = PromptDataset([path], tokenizer, max_prompt_length=100_000, num_workers=1)
+            items = PromptDataset(paths, tokenizer, max_prompt_length=100_000, num_workers=1)
             step = "items"
             for number in range(len(items)):
                 messages, env_class, extras, _ = items[number]
                 step = "environment"
-                env = skyrl_gym.make(env_class, env_config=SimpleNamespace(), extras=extras)
-                env.init(messages)
-                reward = env.step(f"#### {extras['reward_spec']['ground_truth']}")["reward"]
-                if reward != 1:
-                    raise ValueError(f"the gold answer earns {reward}")
-            results[path] = None if len(items) else "no rows"
+                play(messages, env_class, extras, databases)
+            results.append(None if len(items) else "no rows")
         except BaseException as error:
-            results[path] = f"{step}: {type(error).__name__}: {error}"[:300]
+            results.append(f"{step}: {type(error).__name__}: {error}"[:300])
     Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+def play(messages: Any, env_class: str, extras: dict[str, Any], databases: Path) -> None:
+    import skyrl_gym
+
+    if env_class == "text2sql":
+        make_database(extras, databases)
+    # No gold answer searches.
+    config = SimpleNamespace(db_path=str(databases), search_url="", topk=3, timeout=1, log_requests=False)
+    env = skyrl_gym.make(env_class, env_config=config, extras=extras)
+    env.init(messages)
+    reward = env.step(gold(env_class, extras))["reward"]
+    # What is no query fails on the database only: `--gold` finds it.
+    if reward != 1 and not (env_class == "text2sql" and reward == 0):
+        raise ValueError(f"the gold answer earns {reward}")
+
+
+def make_database(extras: dict[str, Any], databases: Path) -> None:
+    """That a database is there is no matter of the file of rows."""
+    name, collection = extras.get("db_id"), extras.get("data")
+    if isinstance(name, str) and name and isinstance(collection, str) and collection in LAYOUTS:
+        folder = databases / LAYOUTS[collection] / name
+        folder.mkdir(parents=True, exist_ok=True)
+        sqlite3.connect(folder / f"{name}.sqlite").execute("CREATE TABLE IF NOT EXISTS pets (name TEXT)")
+
+
+def gold(env_class: str, extras: dict[str, Any]) -> str:
+    if env_class == "aime":
+        return f"Answer: {extras['reward_model']['ground_truth']}"
+    truth = extras["reward_spec"]["ground_truth"]
+    if env_class == "search":
+        target = truth["target"]
+        answers = [target] if isinstance(target, str) else target
+        return f"<answer>{next(answer for answer in answers if answer)}</answer>"
+    if env_class == "text2sql":
+        return f"<think>So.</think><solution>{truth}</solution>"
+    if env_class == "lcb":
+        return f"```python\n{by_heart(json.loads(truth))}\n```"
+    return f"<solution>#### {truth}</solution>"
+
+
+def by_heart(cases: list[dict[str, Any]]) -> str:
+    """A program, or a function, that knows what comes out."""
+    if cases[0].get("testtype") == "functional":
+        called = {repr([json.loads(line) for line in case["input"].split("\n")]): case["output"] for case in cases}
+        name = cases[0]["metadata"]["func_name"]
+        return f"import json\ndef {name}(*given):\n    return json.loads({called!r}[repr(list(given))])"
+    printed = {case["input"].strip(): case["output"] for case in cases}
+    return f"import sys\nprint({printed!r}[sys.stdin.read().strip()])"
 
 
 if __name__ == "__main__":

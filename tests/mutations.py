@@ -1,7 +1,10 @@
 """Files of SkyRL rows, changed at random: some so that they may break, some so that nothing changes for a trainer.
 
-paths = harmful(folder, 1000)
-paths = neutral(folder, 1000)
+    paths = harmful(folder, 1000)
+    paths = neutral(folder, 1000)
+    pairs = together(folder, 300)   # files that are sound alone
+
+The files have rows of one environment each, or of several that read numbers.
 """
 
 from __future__ import annotations
@@ -19,10 +22,44 @@ import pyarrow.parquet as pq
 Row = dict[str, Any]
 
 
-def rows(count: int, rng: random.Random) -> list[Row]:
+def _number(truth: str) -> Row:
+    return {"reward_spec": {"method": "rule", "ground_truth": truth}}
+
+
+def _aime(truth: str) -> Row:
+    return {**_number(truth), "reward_model": {"style": "rule", "ground_truth": truth}}
+
+
+def _search(truth: str) -> Row:
+    return {"reward_spec": {"method": "rule", "ground_truth": {"target": [f"the {truth}", truth]}}}
+
+
+def _sql(truth: str) -> Row:
+    return {"db_id": "pets", "data": "spider", "reward_spec": {"method": "rule", "ground_truth": f"SELECT {truth}"}}
+
+
+def _lcb(truth: str) -> Row:
+    cases = [{"input": truth, "output": str(int(truth) ** 2), "testtype": "stdin"}, {"input": "2", "output": "4"}]
+    return {"reward_spec": {"method": "rule", "ground_truth": json.dumps(cases)}}
+
+
+OF_NUMBERS = ("gsm8k", "gsm8k_multi_turn", "searchcode")
+ENVIRONMENTS: dict[str, Callable[[str], Row]] = {
+    **dict.fromkeys(OF_NUMBERS, _number),
+    "aime": _aime,
+    "search": _search,
+    "text2sql": _sql,
+    "lcb": _lcb,
+}
+SEVERAL_TURNS = ("gsm8k_multi_turn", "searchcode", "search", "text2sql")
+
+
+def rows(rng: random.Random, env_class: str) -> list[Row]:
     made = []
-    for index in range(count):
+    # A step of SkyRL's lcb starts processes.
+    for index in range(rng.choice([1, 2] if env_class == "lcb" else [1, 12, 30])):
         one, two = rng.randrange(1000), rng.randrange(1000)
+        mine = rng.choice(OF_NUMBERS) if env_class == "several" else env_class
         made.append(
             {
                 "data_source": "sums",
@@ -30,8 +67,8 @@ def rows(count: int, rng: random.Random) -> list[Row]:
                     {"role": "system", "content": "You add numbers."},
                     {"role": "user", "content": f"What is {one} + {two}? ({index}) Answer after ####."},
                 ],
-                "env_class": "gsm8k",
-                "reward_spec": {"method": "rule", "ground_truth": str(one + two)},
+                "env_class": mine,
+                **ENVIRONMENTS[mine](str(one + two)),
                 "extra_info": {
                     "split": "train",
                     "index": index,
@@ -41,6 +78,10 @@ def rows(count: int, rng: random.Random) -> list[Row]:
             }
         )
     return made
+
+
+def _environment(rng: random.Random) -> str:
+    return rng.choice(["gsm8k", "gsm8k", "several", *ENVIRONMENTS])
 
 
 def write(path: Path, data: list[Row], rng: random.Random) -> None:
@@ -115,12 +156,71 @@ def _change_type(data: list[Row], rng: random.Random) -> list[Row]:
     return [{**row, name: change(row[name])} for row in data]
 
 
+TRUTHS: list[Callable[[Any], Any]] = [
+    lambda truth: 7,
+    lambda truth: 2.5,
+    lambda truth: None,
+    lambda truth: "",
+    lambda truth: "\u2003",
+    lambda truth: "1,000",
+    lambda truth: "text",
+    lambda truth: [truth],
+    lambda truth: [],
+    lambda truth: {"target": truth},
+    lambda truth: {"target": [truth]},
+    lambda truth: {"target": []},
+    lambda truth: {"target": [7]},
+    lambda truth: {"target": ["", "a"]},
+    json.dumps,
+    str,
+]
+
+
 def _change_truth(data: list[Row], rng: random.Random) -> list[Row]:
-    change = rng.choice([int, float, lambda truth: [truth], lambda truth: {"target": [truth]}, lambda truth: None])
-    return [
-        {**row, "reward_spec": {"method": "rule", "ground_truth": change(row["reward_spec"]["ground_truth"])}}
-        for row in data
-    ]
+    """Of all rows or one, wherever a ground truth stands."""
+    change, data = rng.choice(TRUTHS), copy.deepcopy(data)
+    holders = rng.choice([["reward_spec"], ["reward_model"], ["reward_spec", "reward_model"]])
+    for row in data if rng.random() < 0.7 else [rng.choice(data)]:
+        for holder in holders:
+            if holder in row:
+                row[holder]["ground_truth"] = change(row[holder]["ground_truth"])
+    return data
+
+
+def _change_turns(data: list[Row], rng: random.Random) -> list[Row]:
+    """In all rows or some, in the row or in `extra_info`."""
+    turns, data = rng.choice([0, -1, 1, 3, 2.0, 2.5, True, "3", "three", [3], float("nan")]), copy.deepcopy(data)
+    inside, some = rng.random() < 0.5, rng.choice([0.5, 1.1])
+    for row in data:
+        if rng.random() < some:
+            (row["extra_info"] if inside else row)["max_turns"] = turns
+        elif not inside:
+            row["max_turns"] = None
+    return data
+
+
+def _change_case(data: list[Row], rng: random.Random) -> list[Row]:
+    """One value inside the JSON of test cases."""
+    data = copy.deepcopy(data)
+    spec = rng.choice(data)["reward_spec"]
+    try:
+        cases = json.loads(spec["ground_truth"])
+        case = cases[0]
+    except (TypeError, ValueError, LookupError):
+        return _change_cell(data, rng)
+    if rng.random() < 0.3:
+        case["testtype"] = "functional"
+    case[rng.choice(["input", "output", "testtype", "metadata"])] = rng.choice([*VALUES, {"func_name": "square"}])
+    spec["ground_truth"] = json.dumps(cases)
+    return data
+
+
+def _drop_key(data: list[Row], rng: random.Random) -> list[Row]:
+    """A column that an environment reads, in one row."""
+    data = copy.deepcopy(data)
+    row = rng.choice(data)
+    row[rng.choice(list(row))] = None
+    return data
 
 
 def _change_cell(data: list[Row], rng: random.Random) -> list[Row]:
@@ -137,7 +237,17 @@ def _change_cell(data: list[Row], rng: random.Random) -> list[Row]:
         place = below
 
 
-ON_ROWS = [_swap_columns, _drop_column, _change_type, _change_truth, _change_cell, _change_cell]
+ON_ROWS = [
+    _swap_columns,
+    _drop_column,
+    _drop_key,
+    _change_type,
+    _change_truth,
+    _change_truth,
+    _change_turns,
+    _change_cell,
+    _change_cell,
+]
 
 
 def harmful(folder: Path, count: int, seed: int = 0) -> list[Path]:
@@ -145,13 +255,15 @@ def harmful(folder: Path, count: int, seed: int = 0) -> list[Path]:
     for number in range(count):
         rng = random.Random(f"harmful {seed} {number}")
         path = folder / f"harmful-{number}{rng.choice(['.parquet', '.parquet', '.jsonl', '.json'])}"
-        data = rows(rng.choice([1, 12, 30]), rng)
-        if rng.random() < 0.5:
+        env_class = _environment(rng)
+        data = rows(rng, env_class)
+        if rng.random() < 0.6:
+            change = rng.choice([*ON_ROWS, *[_change_case] * 6] if env_class == "lcb" else ON_ROWS)
             try:
-                write(path, rng.choice(ON_ROWS)(data, rng), rng)
+                write(path, change(data, rng), rng)
             except (pa.ArrowException, OverflowError, ValueError):  # parquet cannot hold it
                 path = path.with_suffix(".jsonl")
-                write(path, rng.choice(ON_ROWS)(data, rng), rng)
+                write(path, change(data, rng), rng)
         else:
             write(path, data, rng)
             content = bytearray(path.read_bytes())
@@ -193,7 +305,37 @@ def _turns(row: Row, rng: random.Random) -> None:
 
 
 def _truth(row: Row, rng: random.Random) -> None:
-    row["reward_spec"]["ground_truth"] = rng.choice(["0", "-5", "3.5", "007", "12345678901234567890", "1.0"])
+    """Another that some answer matches."""
+    spec, env_class = row["reward_spec"], row["env_class"]
+    if env_class == "search":
+        spec["ground_truth"] = {"target": rng.choice([["Paris"], ["Paris", "007", "é"], ["2024-01-01", "null"]])}
+    elif env_class == "text2sql":
+        spec["ground_truth"] = rng.choice(["SELECT 'it''s'", "select\n1 -- one", "SELECT name FROM sqlite_master"])
+    elif env_class == "lcb":
+        call = {"testtype": "functional", "metadata": {"func_name": "square"}}
+        case = {"input": "3", "output": "9"}
+        spec["ground_truth"] = rng.choice(
+            [json.dumps([case]), json.dumps([{**case, **call}, case], indent=1), json.dumps([{**case, "metadata": {}}])]
+        )
+    elif env_class == "aime":
+        spec["ground_truth"] = rng.choice(["\\frac{1}{2}", "x^2 + 1", "007", "(1, 2)", "1,000"])
+        row["reward_model"]["ground_truth"] = spec["ground_truth"]
+    else:
+        spec["ground_truth"] = rng.choice(["0", "-5", "3.5", "007", "12345678901234567890", "1.0"])
+
+
+def _given_turns(row: Row, rng: random.Random) -> None:
+    row["max_turns"] = row["extra_info"]["max_turns"] = rng.randint(1, 4)
+
+
+def _only_model(row: Row, rng: random.Random) -> None:
+    if row["env_class"] == "aime":
+        del row["reward_spec"]
+
+
+def _one_target(row: Row, rng: random.Random) -> None:
+    if row["env_class"] == "search":
+        row["reward_spec"]["ground_truth"]["target"] = "Paris"
 
 
 def _method(row: Row, rng: random.Random) -> None:
@@ -207,7 +349,10 @@ def _key_order(row: Row, rng: random.Random) -> None:
     row.update(items)
 
 
-NEUTRAL = [_other_column, _other_extra, _without_optional, _other_text, _no_system, _turns, _truth, _method, _key_order]
+NEUTRAL = [
+    _other_column, _other_extra, _without_optional, _other_text, _no_system, _turns, _truth, _method, _key_order,
+    _given_turns, _only_model, _one_target,
+]  # fmt: skip
 
 
 def neutral(folder: Path, count: int, seed: int = 0) -> list[Path]:
@@ -215,7 +360,7 @@ def neutral(folder: Path, count: int, seed: int = 0) -> list[Path]:
     for number in range(count):
         rng = random.Random(f"neutral {seed} {number}")
         path = folder / f"neutral-{number}{rng.choice(['.parquet', '.parquet', '.jsonl', '.json'])}"
-        data = rows(rng.choice([1, 12, 30]), rng)
+        data = rows(rng, _environment(rng))
         change = rng.choice(NEUTRAL)
         kind = rng.random()  # the same kind of value in all rows of a file
         for row in data:
@@ -247,3 +392,79 @@ def _retyped(path: Path, rng: random.Random) -> None:
         use_dictionary=rng.random() < 0.5,
         data_page_version=rng.choice(["1.0", "2.0"]),
     )
+
+
+# Files that are sound alone
+
+
+def _text_index(row: Row) -> None:
+    row["extra_info"]["index"] = str(row["extra_info"]["index"])
+
+
+def _whole_level(row: Row) -> None:
+    row["extra_info"]["level"] = 1
+
+
+def _named_message(row: Row) -> None:
+    for message in row["prompt"]:
+        message["name"] = "Ann"
+
+
+def _null_key(row: Row) -> None:
+    row["extra_info"]["answer"] = None
+
+
+def _date(row: Row) -> None:
+    row["extra_info"]["split"] = "2024-01-01"
+
+
+def _empty_list(row: Row) -> None:
+    row["tags"] = []
+
+
+def _tags(row: Row) -> None:
+    row["tags"] = ["a"]
+
+
+def _without_key(row: Row) -> None:
+    del row["extra_info"]["split"]
+
+
+def _deeper(row: Row) -> None:
+    row["extra_info"]["answer"] = {"text": "a"}
+
+
+def _same(row: Row) -> None:
+    return None
+
+
+def _sometimes(row: Row) -> None:
+    if row["extra_info"]["index"] % 2:
+        row["extra_info"]["more"] = 1
+
+
+ALONE = [
+    _same, _text_index, _whole_level, _named_message, _null_key, _date, _empty_list, _tags, _without_key, _deeper,
+    _sometimes,
+]  # fmt: skip
+
+
+def together(folder: Path, count: int, seed: int = 0) -> list[list[Path]]:
+    """Two or three files each, whose types may or may not go together."""
+    groups = []
+    for number in range(count):
+        rng = random.Random(f"together {seed} {number}")
+        group = []
+        for part in range(rng.choice([2, 2, 3])):
+            path = folder / f"together-{number}-{part}{rng.choice(['.parquet', '.parquet', '.jsonl', '.json'])}"
+            data = rows(rng, "gsm8k")
+            change = rng.choice(ALONE)
+            for row in data:
+                change(row)
+                row["prompt"][-1]["content"] += f" Part {part}."
+            write(path, data, rng)
+            if path.suffix == ".parquet" and rng.random() < 0.3:
+                _retyped(path, rng)
+            group.append(path)
+        groups.append(group)
+    return groups

@@ -20,7 +20,7 @@ from treetune import Environment, Step
 from treetune.cli.app import run as main
 from treetune.errors import UsageError
 from treetune.formats import read_tasks, validate_dataset
-from treetune.formats.validation import RULES, Report, validate
+from treetune.formats.validation import RULES, Report, json_types, validate
 from treetune.formats.validation.prompts import key_of
 from treetune.formats.validation.repeats import is_validation
 from treetune.formats.validation.row import RowCheck
@@ -31,7 +31,7 @@ from treetune.plugins import environments
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
 """Rules that need a tokenizer or an environment: tested apart."""
 
-WHOLE_FILE = {"unreadable", "no-rows", "unknown-ending", "unsupported-type", "type-differs"}
+WHOLE_FILE = {"unreadable", "no-rows", "unknown-ending", "unsupported-type", "type-differs", "late-types"}
 
 
 def told(*files: str | Path, **options: Any) -> dict[str, list[int]]:
@@ -414,6 +414,42 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
 def test_types_may_differ_between_training_and_validation(tmp_path: Path) -> None:
     train, other = faults.files("type-differs", tmp_path)
     assert told(train, validation=other) == {}
+
+
+@pytest.mark.parametrize("write", [faults.lines, faults.parquet])
+def test_nulls_before_a_mapping_do_not_fit(write: Any, tmp_path: Path) -> None:
+    def made(name: str, notes: Any) -> Path:
+        return write(tmp_path / name, [faults.row(len(name), notes=notes)])  # type: ignore[no-any-return]
+
+    null, mapping, more = made("a", None), made("bb", {"by": "Ann"}), made("ccc", {"by": "Ben"})
+    assert told(null, mapping) == {"type-differs": []}
+    assert told(mapping, null, more) == {}
+    nothing, text, texts = made("dddd", []), made("eeeee", "Ann"), made("ffffff", ["Ann"])
+    assert told(nothing, texts) == {}
+    assert told(nothing, text) == {"type-differs": []}
+
+
+def test_later_blocks_of_lines_must_fit_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_types, "BLOCK", 1000)
+    rows = [faults.row(number, extra_info={"index": number, "note": None}) for number in range(20)]
+    assert told(faults.lines(tmp_path / "same", rows)) == {}
+
+    def last(**changes: Any) -> list[str]:
+        row = faults.row(20, **{"extra_info": {"index": 20, "note": None}, **changes})
+        path = faults.lines(tmp_path / "last", [*rows, row])
+        return [finding.found for finding in validate(str(path)).findings if finding.rule == "late-types"]
+
+    assert last(ability="sums") == ["ability comes first in line 21"]
+    assert last(ability=None) == ["ability comes first in line 21"]
+    assert last(extra_info={"index": 1, "more": 1}) == ["extra_info.more comes first in line 21"]
+    assert last(extra_info={"index": 1.5}) == ["extra_info.index is float, integer in all, and int64 at first"]
+    assert last(extra_info={"note": "a"}) == ["extra_info.note is text in all, and null at first"]
+    assert last(prompt=faults.user(name="Ann")) == ["prompt[].name comes first in line 21"]
+    assert last(data_source=7) == last(data_source=...) == last(extra_info={}) == []
+    path = faults.lines(
+        tmp_path / "json", [faults.row(30, extra_info={"other": 1}), *rows, faults.row(20, extra_info={"more": 1})]
+    )
+    assert told(path) == {}, "mappings that differ from the start are kept as JSON"
 
 
 def test_the_first_rows_are_told_whatever_the_order(tmp_path: Path) -> None:

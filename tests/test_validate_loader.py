@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.slow
 VALIDATE = """
 import json, sys
 from treetune.formats.validation import validate
-for path in json.load(open(sys.argv[1])):
-    report = validate(path)
-    print(json.dumps([path, report.ok, [finding.rule for finding in report.findings]]), flush=True)
+for paths in json.load(open(sys.argv[1])):
+    report = validate(paths)
+    print(json.dumps([paths, report.ok, [finding.rule for finding in report.findings]]), flush=True)
 """
 
 SCRIPT = """
@@ -59,50 +60,66 @@ for path in sys.argv[1:]:
 
 
 def skyrl() -> Path:
+    # As in test_skyrl: one environment serves both.
     return venvs.venv(
         "skyrl",
         ["torch==2.13.0"],
-        ["skyrl==0.3.0", "--no-deps"],
-        ["skyrl-gym==0.4.0", "--no-deps"],
-        ["datasets", "transformers", "loguru", "omegaconf", "ray[default]>=2.40"],
-    )
+        ["--no-deps", "skyrl==0.3.0"],
+        [
+            "skyrl-gym==0.4.0", "datasets==5.2.0", "transformers==5.8.0", "loguru==0.7.3", "ray[default]==2.60.0",
+            "omegaconf==2.3.1", "jaxtyping==0.3.11", "torchdata==0.11.0", "httpx==0.28.1", "cloudpickle==3.1.2",
+        ],
+    )  # fmt: skip
 
 
-def validated(paths: list[Path], folder: Path) -> dict[str, bool]:
-    """Whether each file is valid; in a process of its own, which must neither crash nor hang."""
-    asked = folder / "asked.json"
-    asked.write_text(json.dumps([str(path) for path in paths]))
+Group = tuple[str, ...]
+"""Files that are loaded together."""
+
+
+def groups(paths: Sequence[Path | Sequence[Path]]) -> list[Group]:
+    return [tuple(map(str, [path] if isinstance(path, Path) else path)) for path in paths]
+
+
+def validated(asked: list[Group], folder: Path) -> dict[Group, bool]:
+    """Whether each is valid; in a process of its own, which must neither crash nor hang."""
+    request = folder / "asked.json"
+    request.write_text(json.dumps(asked))
     done = subprocess.run(
-        [sys.executable, "-c", VALIDATE, asked], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", VALIDATE, request], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, f"after {done.stdout[-200:]}: {done.stderr[-2000:]}"
-    return {path: ok for path, ok, _ in map(json.loads, done.stdout.splitlines())}
+    return {tuple(paths): ok for paths, ok, _ in map(json.loads, done.stdout.splitlines())}
 
 
-def loaded(paths: list[str], folder: Path) -> dict[str, str | None]:
-    """What breaks each file in SkyRL's loader or environment, or None."""
-    asked, answered = folder / "asked.json", folder / "answered.json"
-    asked.write_text(json.dumps(paths))
+def broken(asked: list[Group], folder: Path) -> dict[Group, str]:
+    """What breaks in SkyRL's loader or environment."""
+    request, answer = folder / "asked.json", folder / "answered.json"
+    request.write_text(json.dumps(asked))
     side = Path(__file__).with_name("loader_side.py")
-    venvs.run(skyrl(), side, asked, answered, PYTHONPATH=str(side.parent), timeout=900)
-    return dict(json.loads(answered.read_text()))
+    venvs.run(skyrl(), side, request, answer, PYTHONPATH=str(side.parent), timeout=1500)
+    answers = dict(zip(asked, json.loads(answer.read_text()), strict=True))
+    return {paths: why for paths, why in answers.items() if why is not None}
 
 
 def test_a_file_that_breaks_the_loader_is_never_called_valid(tmp_path: Path) -> None:
-    results = validated(mutations.harmful(tmp_path, 1000), tmp_path)
+    results = validated(groups(mutations.harmful(tmp_path, 1000)), tmp_path)
     assert len(results) == 1000
-    called_valid = [path for path, ok in results.items() if ok]
+    called_valid = [paths for paths, ok in results.items() if ok]
     assert 100 < len(called_valid) < 300, "some changes do no harm, most do"
-    broken = {path: why for path, why in loaded(called_valid, tmp_path).items() if why is not None}
-    assert not broken
+    assert broken(called_valid, tmp_path) == {}
 
 
 def test_changes_that_matter_to_nobody_are_no_alarm(tmp_path: Path) -> None:
-    paths = mutations.neutral(tmp_path, 1000)
-    results = validated(paths, tmp_path)
-    assert [path for path, ok in results.items() if not ok] == []
-    some = [str(path) for path in paths[:150]]
-    assert {why for why in loaded(some, tmp_path).values()} == {None}, "the loader and the environment take them"
+    asked = groups(mutations.neutral(tmp_path, 1000))
+    assert [paths for paths, ok in validated(asked, tmp_path).items() if not ok] == []
+    assert broken(asked[:200], tmp_path) == {}, "the loader and the environment take them"
+
+
+def test_files_go_together_where_the_loader_puts_them_together(tmp_path: Path) -> None:
+    results = validated(groups(mutations.together(tmp_path, 300)), tmp_path)
+    apart = [paths for paths, ok in results.items() if not ok]
+    assert 50 < len(apart) < 250
+    assert sorted(broken(list(results), tmp_path)) == sorted(apart)
 
 
 def test_the_table_in_the_docs_is_what_a_script_finds(tmp_path: Path) -> None:

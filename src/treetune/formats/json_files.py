@@ -27,8 +27,8 @@ OnFault = Callable[[int, str], None]
 def json_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Batch]:
     """The rows of a file of JSON or JSON lines.
 
-    With `on_fault`, which is told its number and what is wrong, a faulty row is left out and the others follow. A key
-    that comes twice in a mapping is such a fault then: trainers' loader refuses it.
+    With `on_fault`, which is told its number and what is wrong, a faulty row is left out and the others follow, with
+    their nulls. A key that comes twice in a mapping is such a fault then: trainers' loader refuses it.
     """
     path = file.path
     try:
@@ -90,7 +90,7 @@ def _batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_fault: OnFa
     rows, numbers = [], []
     for number, text in texts:
         try:
-            row = _row(text, str(path), unit, number)
+            row = _decoded(text, str(path), unit, number)
             _refuse_twice(text, row)
             rows.append(row)
             numbers.append(number)
@@ -121,13 +121,17 @@ def _keys(value: Any) -> int:
 
 
 def _row(text: bytes, path: str, unit: str, number: int) -> Row:
+    row = _decoded(text, path, unit, number)
+    return pruned(row) if b"null" in text else row
+
+
+def _decoded(text: bytes, path: str, unit: str, number: int) -> Row:
     try:
-        row = _object(text)
+        return _object(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         lines = unit == "line" and text.lstrip().startswith(b"[")
         remedy = "a JSON array of rows is a .json file" if lines else None
         raise ReadError(f"{path}, {unit} {number}: {error}", remedy=remedy) from None
-    return pruned(row) if b"null" in text else row
 
 
 def _position(content: bytes, error: Exception) -> str:

@@ -18,7 +18,7 @@ from treetune.formats.reading import hub_batches, json_fields_of
 from treetune.formats.sources import File, HubName, Kind
 from treetune.formats.validation.arrays import taken
 from treetune.formats.validation.report import Report
-from treetune.formats.values import rows_of, uncollected
+from treetune.formats.values import pruned, rows_of, uncollected
 from treetune.formats.verl import parsed
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ class Chunk(NamedTuple):
     unit: str
     numbers: Sequence[int]
     rows: list[Row] | None
+    """Of JSON, without nulls."""
+    given: Sequence[Row] = ()
+    """The same with the nulls that were written: `datasets` makes something of them."""
     table: pa.RecordBatch | None = None
     json_fields: Sequence[str] = ()
 
@@ -94,7 +97,7 @@ def _chunks(source: File | HubName, report: Report, quick: bool) -> Iterator[Chu
         unit = "line" if source.kind is Kind.LINES else "row"
         batches = json_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
     for batch in batches:
-        yield Chunk(name, batch.unit, batch.numbers, batch.rows)
+        yield Chunk(name, batch.unit, batch.numbers, pruned(batch.rows), batch.rows)
 
 
 def _parquet(path: Path, report: Report, quick: bool) -> Iterator[Chunk]:
@@ -112,7 +115,7 @@ def _parquet(path: Path, report: Report, quick: bool) -> Iterator[Chunk]:
             places = range(first, first + batch.num_rows)
             first += batch.num_rows
             batch, numbers = _readable(batch, places, str(path), report)
-            yield Chunk(str(path), "row", numbers, None, batch, fields)
+            yield Chunk(str(path), "row", numbers, None, (), batch, fields)
 
 
 def _leaves(file: Any) -> list[str]:

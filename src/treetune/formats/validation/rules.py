@@ -49,6 +49,11 @@ RULES = {
     "reread-dates": _error(
         "text that stays text: a JSON column of dates becomes dates", "write it as parquet", True
     ),
+    "late-types": _error(
+        "the same columns and types from the start: `datasets` takes those of the first 10 MB of JSON lines",
+        "write it as parquet",
+        True,
+    ),
     "big-integers": _error("integers of 64 bits: larger ones become floats, or break the loader", "write them as text"),
     # The prompt
     "missing-prompt": _error("a prompt: a list of messages", "add it, or leave the row out"),

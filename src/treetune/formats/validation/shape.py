@@ -1,13 +1,13 @@
 """The types of a file's columns, and whether trainers' loader takes several files together.
 
 Parquet says its types; those of JSON follow from all values, as `datasets` reads them. Two files fit where no column
-has two types: null fits all, and a mapping may lack keys, unless it is inside a list.
+has two types: null fits all but a mapping in a later file, and a mapping may lack keys, unless it is inside a list.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treetune.finding import SHOWN
@@ -51,10 +51,13 @@ class Places:
 class Shape:
     """The types of one place in the rows of a JSON file, and of the places below it."""
 
-    __slots__ = ("counts", "dates", "items", "keys", "large", "parsable", "text")
+    __slots__ = ("counts", "dates", "first", "items", "keys", "large", "nulls", "parsable", "text")
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
+        self.nulls = 0
+        self.first: int | None = None
+        """The first row that has it."""
         self.keys: dict[str, Shape] = {}
         self.items: Shape | None = None
         self.dates = True
@@ -64,20 +67,23 @@ class Shape:
         """Rows whose text is JSON of something else, such as 7 or true."""
 
     def take(self, value: Any, row: int) -> None:
+        if self.first is None:
+            self.first = row
+        if value is None:
+            self.nulls += 1
+            return
         kind = _KINDS.get(type(value), "other")
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if kind == "mapping":
             for key, item in value.items():
-                if item is not None:
-                    shape = self.keys.get(key)
-                    if shape is None:
-                        shape = self.keys[key] = Shape()
-                    shape.take(item, row)
+                shape = self.keys.get(key)
+                if shape is None:
+                    shape = self.keys[key] = Shape()
+                shape.take(item, row)
         elif kind == "list":
             self.items = self.items or Shape()
             for item in value:
-                if item is not None:
-                    self.items.take(item, row)
+                self.items.take(item, row)
         elif kind == "text":
             self.text.add(row)
             self.dates = self.dates and _DATE.fullmatch(value) is not None
@@ -97,9 +103,7 @@ class Shape:
             return "json"
         (kind,) = kinds
         if kind == "mapping":
-            uniform = all(
-                shape.counts and sum(shape.counts.values()) == self.counts[kind] for shape in self.keys.values()
-            )
+            uniform = all(sum(shape.counts.values()) + shape.nulls == self.counts[kind] for shape in self.keys.values())
             return {key: shape.feature() for key, shape in self.keys.items()} if self.keys and uniform else "json"
         if kind == "list":
             return [self.items.feature() if self.items is not None else "null"]
@@ -130,7 +134,7 @@ _BEGIN = frozenset('-0123456789tfnN{["I \t\n')
 _LITERAL = re.compile(r"-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\{.*\}|\[.*\]|\".*\"", re.DOTALL)
 
 
-def shape_of(rows: list[Row], numbers: Any, shape: Shape) -> None:
+def shape_of(rows: Sequence[Row], numbers: Any, shape: Shape) -> None:
     """Take the rows of a batch into the shape of their file."""
     for row, number in zip(rows, numbers, strict=True):
         shape.take(row, number)
@@ -183,26 +187,41 @@ def unsupported(feature: Feature, path: str = "") -> str | None:
     return path if feature == _UNSUPPORTED else None
 
 
-def difference(one: Mapping[str, Feature], other: Mapping[str, Feature], path: str = "") -> str | None:
-    """Where two files have types that the loader does not put together, or None."""
-    for key in one.keys() & other.keys():
+def difference(feature: Mapping[str, Feature], before: Mapping[str, Feature], path: str = "") -> str | None:
+    """Where a file has a type that the loader does not put together with the files before it, or None."""
+    for key in feature.keys() & before.keys():
         place = f"{path}.{key}" if path else key
-        mine, theirs = one[key], other[key]
-        if "null" in (mine, theirs):
-            continue
+        mine, theirs = feature[key], before[key]
         if isinstance(mine, dict) and isinstance(theirs, dict):
             if found := difference(mine, theirs, place):
                 return found
-        elif not _equal(mine, theirs):
+        elif isinstance(mine, dict) or not _fits(mine, theirs):
             return f"{place} is {_shown(mine)} here, {_shown(theirs)} in"
     return None
 
 
-def _equal(one: Feature, other: Feature) -> bool:
-    """Inside a list all keys must be there; `[null]` is what an empty list has."""
+def merged(before: Mapping[str, Feature], feature: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The types of files that go together."""
+    both = dict(before)
+    for key, mine in feature.items():
+        theirs = both.get(key, "null")
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            both[key] = merged(theirs, mine)
+        elif key not in both or _is_null(theirs):
+            both[key] = mine
+    return both
+
+
+def _is_null(feature: Feature) -> bool:
+    """Null, or lists of nothing else, such as empty ones."""
+    return _is_null(feature[0]) if isinstance(feature, list) else feature == "null"
+
+
+def _fits(one: Feature, other: Feature) -> bool:
+    """Null fits all, a list of nulls all lists; inside a list all keys must be there."""
     if isinstance(one, list) and isinstance(other, list):
-        return one[1:] == other[1:] and (_equal(one[0], other[0]) or "null" in (one[0], other[0]))
-    return one == other
+        return one == other or (one[1:] == other[1:] and (_is_null(one) or _is_null(other)))
+    return "null" in (one, other) or one == other
 
 
 def _shown(feature: Feature) -> str:

@@ -18,6 +18,7 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.formats.format import detect, named
 from treetune.formats.sources import File, HubName, Kind, Sources, find
 from treetune.formats.validation.chunks import Chunk, chunks_of, name_of
+from treetune.formats.validation.json_types import JsonTypes
 from treetune.formats.validation.prompts import key_of
 from treetune.formats.validation.repeats import Repeats, is_validation
 from treetune.formats.validation.report import Report
@@ -25,11 +26,9 @@ from treetune.formats.validation.row import RowCheck
 from treetune.formats.validation.screen import Screened
 from treetune.formats.validation.shape import (
     Feature,
-    Shape,
     difference,
-    report_shape,
+    merged,
     schema_feature,
-    shape_of,
     unsupported,
 )
 from treetune.formats.validation.turns import Turns
@@ -107,7 +106,7 @@ class _Run:
         report.files.append(name)
         parquet = isinstance(source, File) and source.kind is Kind.PARQUET
         schema = self._parquet_types(source.path) if isinstance(source, File) and parquet else None
-        shape = Shape()
+        types = JsonTypes(source)
         check: RowCheck | None = None
         unit = "row"
         turns = Turns(schema)
@@ -119,29 +118,27 @@ class _Run:
                 self._ending(source, check)
             self._chunk(chunk, check, turns)
             if chunk.rows is not None:
-                shape_of(chunk.rows, chunk.numbers, shape)
+                types.take(chunk)
             report.rows += len(chunk.numbers)
             if self.on_rows is not None:
                 self.on_rows(report.rows)
-        if not parquet and shape.counts:
-            report_shape(shape, name, unit, report)
-            feature = {key: below.feature() for key, below in shape.keys.items()}
-            self.features[name] = feature
+        if types.features:
+            types.tell(report)
+            self.features[name] = types.features
         turns.tell(report, name, unit)
 
     def compare(self, files: Sequence[str]) -> None:
         """Whether the loader puts files together. It reads those for training and those for validation apart."""
-        different: dict[str, dict[str, Feature]] = {}
+        before: dict[str, Feature] = {}
+        fitting: list[str] = []
         for name in files:
-            feature = self.features.get(name)
-            if feature is None or feature in different.values():
-                continue
-            for other, theirs in different.items():
-                if found := difference(feature, theirs):
-                    self.report.add("type-differs", name, f"{found} {other}")
-                    break
-            else:
-                different[name] = feature
+            feature = self.features.get(name, {})
+            if found := difference(feature, before):
+                other = next((file for file in fitting if difference(feature, self.features[file])), "the files before")
+                self.report.add("type-differs", name, f"{found} {other}")
+            elif feature:
+                before = merged(before, feature)
+                fitting.append(name)
 
     def _ending(self, source: File | HubName, check: RowCheck) -> None:
         if check.format == "skyrl" and isinstance(source, File) and source.path.suffix.lower() not in ENDINGS:
@@ -162,7 +159,7 @@ class _Run:
             number = chunk.numbers[int(position)]
             for rule, found in check(row):
                 self.report.add(rule, chunk.file, found, (number,), chunk.unit)
-            turns.take(row, number, check)
+            turns.take(chunk.given[int(position)] if chunk.given else row, number, check)
         if keys is None and not self.quick:
             every = rows if len(rows) == len(chunk.numbers) else chunk.rows_at(np.arange(len(chunk.numbers)))
             keys = np.array([key_of(row.get("prompt")) for row in every], np.uint64)
