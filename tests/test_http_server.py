@@ -480,3 +480,52 @@ def test_the_page_the_figures_and_the_description_are_there():
         described["paths"]
     )
     assert described["components"]["schemas"]["StepBody"]["required"] == ["episode_id", "action"]
+
+
+def test_an_episode_over_a_websocket():
+    async def ask():
+        async with playing(Talking()) as client:
+            async with client.session.ws_connect(client.http.url + "/api/episode/ws") as socket:
+                said = [{"task_index": "x"}, {"task_index": 4}, {"action": 5}, {"action": "a", "turn": 0}]
+                said += [{"action": "b", "turn": 0}, {"action": "stop"}]
+                answers = []
+                for message in said:
+                    await socket.send_json(message)
+                    answers.append(await socket.receive_json(timeout=10))
+                closed = await socket.receive(timeout=10)
+            return answers, closed.type, len(client.http.episodes.live)
+
+    answers, closed, live = run(ask())
+    assert [answers[0]["path"], answers[2]["path"]] == ["$.task_index", "$.action"]
+    assert answers[1]["info"]["task_index"] == 4
+    assert answers[3]["observation"]["content"] == "you said a"
+    assert answers[4] == answers[3]
+    assert answers[5]["done"]
+    assert (closed, live) == (aiohttp.WSMsgType.CLOSE, 0)
+
+
+def test_the_end_of_a_websocket_ends_its_episode_also_in_the_middle_of_a_step():
+    async def ask():
+        async with playing(Recording()) as client:
+            async with client.session.ws_connect(client.http.url + "/api/episode/ws") as socket:
+                await socket.send_json({})
+                await socket.receive_json(timeout=10)
+                await socket.send_json({"action": "hang"})
+                await until(lambda: Records.played)
+            await until(lambda: Records.closed)
+            return len(client.http.episodes.live)
+
+    assert run(ask()) == 0
+
+
+def test_a_websocket_needs_the_token_too():
+    async def ask():
+        async with playing(Numbers(), access=Access(token="abc")) as client:
+            url = client.http.url + "/api/episode/ws"
+            with pytest.raises(aiohttp.WSServerHandshakeError):
+                await client.session.ws_connect(url)
+            async with client.session.ws_connect(url, headers={"Authorization": "Bearer abc"}) as socket:
+                await socket.send_json({})
+                return await socket.receive_json(timeout=10)
+
+    assert run(ask())["info"]["task_index"] == 0

@@ -21,6 +21,7 @@ import msgspec
 from treetune.host import info_of
 from treetune.serve.http_episodes import Episodes
 from treetune.serve.http_openapi import openapi
+from treetune.serve.http_socket import SOCKET_PATH, EpisodeSocket
 from treetune.serve.http_wire import (
     CancelBody,
     HealthAnswer,
@@ -78,7 +79,8 @@ class App:
         self._types = {"/": b"text/html; charset=utf-8", "/metrics": b"text/plain; version=0.0.4; charset=utf-8"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
             return
         began, path, name, kind = time.perf_counter(), scope["path"], "http.other", None
         status, headers = 200, [_JSON]
@@ -99,6 +101,17 @@ class App:
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["path"] != SOCKET_PATH:
+                raise HttpError(404, "unknown_path", f"the WebSocket is at {SOCKET_PATH}")
+            self._admit(scope["path"], scope["headers"])
+        except HttpError:
+            await send({"type": "websocket.close", "code": 1008})  # before it was accepted: HTTP 403
+            return
+        self._server.metrics.request("http.websocket", 0.0)
+        await EpisodeSocket(self._episodes, receive, send).run()
 
     # Who may ask what
 

@@ -21,7 +21,7 @@ import msgspec
 
 from treetune.host import EPISODE_IDLE_SECONDS
 from treetune.serve.codec import pack, unpack
-from treetune.serve.crew import Job
+from treetune.serve.crew import Job, LocalCrew
 from treetune.serve.errors import Stopping
 from treetune.serve.http_wire import (
     RETRY_SECONDS,
@@ -73,8 +73,8 @@ class Live:
         """The next one."""
         self.answers: dict[int, bytes] = {}
         self.kept_bytes = 0
-        self.busy: asyncio.Task[bytes] | None = None
-        """The step under way."""
+        self.busy: asyncio.Future[None] | None = None
+        """Done when the step under way is."""
         self.job = b""
 
     def keep(self, answer: bytes) -> None:
@@ -82,7 +82,7 @@ class Live:
         self.turn += 1
         self.kept_bytes += len(answer)
         while self.kept_bytes > _MOST_KEPT_BYTES and len(self.answers) > 1:
-            self.kept_bytes -= len(self.answers.pop(next(iter(self.answers))))
+            self.kept_bytes -= len(self.answers.pop(self.turn - len(self.answers)))
 
 
 class Gone(msgspec.Struct, frozen=True, gc=False):
@@ -198,14 +198,12 @@ class Episodes:
                     remedy="send the next turn, or none",
                 )
             if episode.busy is None:
-                # A caller that goes away does not stop its step: it may come back for the answer.
-                episode.busy = asyncio.get_running_loop().create_task(self._played(episode, body.action))
-                return await asyncio.shield(episode.busy)
-            if turn is not None:
-                return await asyncio.shield(episode.busy)
-            await asyncio.wait([episode.busy])
+                return await self._play(episode, body.action)
+            await asyncio.wait([episode.busy])  # the same turn, asked for twice at once, or a step that must wait
 
-    async def _played(self, episode: Live, action: Any) -> bytes:
+    async def _play(self, episode: Live, action: Any) -> bytes:
+        # A caller that goes away does not stop its step: the server does not tell us, and it may come back for it.
+        busy = episode.busy = asyncio.get_running_loop().create_future()
         try:
             request = StepRequest(episode=episode.id, action=action, turn=episode.turn)
             done = await self._do("step", request, episode)
@@ -215,6 +213,7 @@ class Episodes:
             return self._taken(episode, response)
         finally:
             episode.busy = None
+            busy.set_result(None)
             episode.heard = time.monotonic()
 
     def _taken(self, episode: Live, response: StepResponse) -> bytes:
@@ -309,12 +308,14 @@ class Episodes:
                     self._end(episode, "expired", f"nobody stepped this episode for {idle:g} seconds")
 
     async def _do(self, method: str, request: Any, episode: Live | None = None) -> Done:
-        """Has the crew do a job."""
-        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        """Has the crew do a job; here and now where there are no workers."""
         self._number += 1
         id = self._prefix + self._number.to_bytes(8, "big")
         if episode is not None:
             episode.job = id
+        if isinstance(self._server.crew, LocalCrew):
+            return await self._server.work.do(method, id, pack(request))
+        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         size = 1 if method == "start" else 0
         home = episode.id if episode is not None else None
         self._server.crew.submit(Job(id, method, pack(request), lambda told: _settle(done, told), size, home))
