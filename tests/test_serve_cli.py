@@ -124,7 +124,7 @@ def test_wrong_options_are_told_with_a_remedy(treetune, options):
 
 def test_a_broker_that_is_killed_goes_on_where_it_was_and_its_clients_notice_nothing(tmp_path, address):
     (tmp_path / "slow.py").write_text(SLOW)
-    options = ["slow.py:Slow", "--zmq", address, "-w", "2", "-m", "scripted:gold", "--state", "kept"]
+    options = ["slow.py:Slow", "--zmq", address, "-w", "4", "-m", "scripted:gold", "--state", "kept"]
 
     async def work(client, number):
         seen = []
@@ -136,8 +136,9 @@ def test_a_broker_that_is_killed_goes_on_where_it_was_and_its_clients_notice_not
     async def both():
         async with EnvClient(address) as client:
             with serve(tmp_path, *options) as server:
-                workers = [asyncio.create_task(work(client, 4)) for _ in range(64)]
-                await asyncio.sleep(1.2)
+                workers = [asyncio.create_task(work(client, 2)) for _ in range(256)]
+                while (await client.health()).in_flight < 256:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
                 server.process.kill()
             with serve(tmp_path, *options) as server:
                 done = await asyncio.gather(*workers)
@@ -145,9 +146,9 @@ def test_a_broker_that_is_killed_goes_on_where_it_was_and_its_clients_notice_not
 
     done, told = run(both())
     pairs = [pair for seen in done for pair in seen]
-    assert sorted(sampled for sampled, _ in pairs) == list(range(256))
+    assert sorted(sampled for sampled, _ in pairs) == list(range(512))
     assert all(sampled == ran for sampled, ran in pairs)
-    assert "the next index is 256" in told
+    assert "the next index is 512" in told
 
 
 def test_what_is_under_way_may_end_when_the_server_is_told_to_stop(tmp_path, address):
