@@ -322,3 +322,33 @@ def test_a_curriculum_shifts_what_comes_next_and_its_state_goes_on():
     assert levels == sorted(levels)
     assert (levels[0], levels[-1]) == (1, 5)
     assert restored == expected
+
+
+def test_an_episode_is_not_idle_while_a_step_runs(monkeypatch):
+    from treetune import host as module
+
+    class Patient(Environment):
+        closed = False
+
+        async def step(self, action):
+            await asyncio.sleep(1.0)
+            return Step("closed" if Patient.closed else "open", done=action.text == "stop")
+
+        def close(self):
+            Patient.closed = True
+
+    class Patience(Letters):
+        def environment(self, task):
+            return Patient(task)
+
+    async def play():
+        monkeypatch.setattr(module, "EPISODE_IDLE_SECONDS", 0.6)
+        monkeypatch.setattr(module, "EPISODE_ENDED_SECONDS", 0.1)
+        host = await LocalHost.open(Patience(), always(None))
+        episode = (await host.start(await host.sample())).episode
+        seen = [(await host.step(episode, word)).observation.content for word in ("go", "stop")]
+        while host._episodes:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return seen
+
+    assert run(play()) == ["open", "open"]

@@ -200,18 +200,19 @@ class LocalHost:
         episode = await Episode.start(self.taskset, task, self._limits)
         id = f"e-{secrets.token_hex(12)}"
         self._episodes[id] = episode
-        self._touch(id)
+        self._touch(id, EPISODE_IDLE_SECONDS)
         return Started(id, episode.observation)
 
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
         live = self._episodes.get(episode)
         if live is None:
             raise UsageError(f"no episode {episode!r} is live", remedy="start one; idle and ended ones are closed")
-        self._touch(episode)
-        step = await live.step(action, turn)
-        if step.done and episode in self._episodes:
-            self._touch(episode, EPISODE_ENDED_SECONDS)
-        return step
+        self._rest(episode)  # a step may take longer than an idle episode is kept
+        try:
+            return await live.step(action, turn)
+        finally:
+            if episode in self._episodes:
+                self._touch(episode, EPISODE_ENDED_SECONDS if live.over else EPISODE_IDLE_SECONDS)
 
     async def cancel(self, id: str) -> bool:
         """Stops a named request or ends an episode; says whether there was one."""
@@ -259,16 +260,18 @@ class LocalHost:
             return own
         return Limits(max_turns=_least(own.max_turns, asked.max_turns), timeout=_least(own.timeout, asked.timeout))
 
-    def _touch(self, id: str, seconds: float = EPISODE_IDLE_SECONDS) -> None:
+    def _rest(self, id: str) -> None:
         if (timer := self._idle.pop(id, None)) is not None:
             timer.cancel()
+
+    def _touch(self, id: str, seconds: float) -> None:
+        self._rest(id)
         loop = asyncio.get_running_loop()
         self._idle[id] = loop.call_later(seconds, lambda: loop.create_task(self._end(id)))
 
     async def _end(self, id: str) -> bool:
         episode = self._episodes.pop(id, None)
-        if (timer := self._idle.pop(id, None)) is not None:
-            timer.cancel()
+        self._rest(id)
         if episode is not None:
             await episode.close()
         return episode is not None
