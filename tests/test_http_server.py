@@ -12,6 +12,7 @@ import pytest
 from serving import Colours, Dear, Numbers, Stream, Talking, Talks, serving, until
 from treetune import Observation, Step
 from treetune.errors import UsageError
+from treetune.partial import show
 from treetune.serve.access import Access
 from treetune.serve.http_episodes import HttpConfig
 from treetune.serve.http_server import HttpServer, parse_address
@@ -529,3 +530,49 @@ def test_a_websocket_needs_the_token_too():
                 return await socket.receive_json(timeout=10)
 
     assert run(ask())["info"]["task_index"] == 0
+
+
+class Builds(Talks):
+    """Shows its progress from the thread that its step runs in."""
+
+    def step(self, action):
+        for number in range(3):
+            show(f"{action.text} {number}\n")
+        if action.text == "boom":
+            raise ValueError("broken on purpose")
+        return Step("built", reward=1.0, done=True)
+
+
+class Building(Numbers):
+    def environment(self, task):
+        return Builds(task)
+
+
+@BOTH
+def test_a_long_step_is_watched_as_it_goes(workers):
+    async def stream(client, id, action):
+        url, body = client.http.url + "/api/episode/step", {"episode_id": id, "action": action, "turn": 0}
+        async with client.session.post(url, json=body, headers={"Accept": "text/event-stream"}) as reply:
+            return reply.status, reply.content_type, (await reply.text()).strip().split("\n\n")
+
+    async def ask():
+        async with playing(Building(), workers=workers) as client:
+            good, bad = await client.begun(), await client.begun()
+            plain = await client.step(await client.begun(), "x")
+            return (
+                await stream(client, good, "a"),
+                await stream(client, bad, "boom"),
+                plain,
+                await stream(client, "nobody", "x"),
+            )
+
+    good, bad, plain, nobody = run(ask())
+    assert good[:2] == (200, "text/event-stream")
+    events = [event.split("\n") for event in good[2]]
+    assert [name for name, _ in events] == ["event: partial"] * 3 + ["event: step"]
+    assert [json.loads(data[6:])["content"] for _, data in events[:3]] == ["a 0\n", "a 1\n", "a 2\n"]
+    assert json.loads(events[3][1][6:])["reward"] == 1.0
+    assert bad[2][-1].startswith("event: error")
+    assert '"status":500' in bad[2][-1]
+    assert plain[1]["observation"]["content"] == "built"
+    assert (nobody[0], nobody[1]) == (404, "application/json")

@@ -25,6 +25,8 @@ class Job(msgspec.Struct):
     """Where that episode lives, the job must go."""
     attempts: int = 0
     stopped: bool = False
+    show: Callable[[str], object] | None = None
+    """Is given what the environment shows while a step is under way."""
 
 
 class Crew(Protocol):

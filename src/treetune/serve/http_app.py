@@ -22,6 +22,7 @@ from treetune.host import info_of
 from treetune.serve.http_episodes import Episodes
 from treetune.serve.http_openapi import openapi
 from treetune.serve.http_socket import SOCKET_PATH, EpisodeSocket
+from treetune.serve.http_stream import step_events
 from treetune.serve.http_wire import (
     CancelBody,
     HealthAnswer,
@@ -86,7 +87,11 @@ class App:
         status, headers = 200, [_JSON]
         try:
             method, name, handler = self._route(path, scope["method"])
-            self._admit(path, scope["headers"])
+            accept = self._admit(path, scope["headers"])
+            if name == "http.step" and accept == b"text/event-stream":
+                await self._stream(receive, send)
+                self._server.metrics.request("http.step_stream", time.perf_counter() - began)
+                return
             body = await handler(await self._body(receive) if method == "POST" else b"")
             if path in self._types:
                 headers = [(b"content-type", self._types[path])]
@@ -101,6 +106,16 @@ class App:
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        begun = False
+        async for event in step_events(self._episodes, read_body(_step_body, await self._body(receive))):
+            if not begun:
+                begun = True
+                headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -124,8 +139,9 @@ class App:
             raise HttpError(405, "wrong_method", f"{path} is asked with {route[0]}", remedy=f"use {route[0]}")
         return route
 
-    def _admit(self, path: str, headers: list[tuple[bytes, bytes]]) -> None:
-        given = host = origin = b""
+    def _admit(self, path: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """What kind of answer is asked for, once it is clear that there may be one."""
+        given = host = origin = accept = b""
         for key, value in headers:
             if key == b"authorization":
                 given = value
@@ -133,6 +149,8 @@ class App:
                 host = value
             elif key == b"origin":
                 origin = value
+            elif key == b"accept":
+                accept = value
         if self._bearer is not None and path not in _OPEN and not hmac.compare_digest(given, self._bearer):
             raise HttpError(
                 401, "denied", "the token is missing or wrong", remedy="send the header `Authorization: Bearer TOKEN`"
@@ -140,6 +158,7 @@ class App:
         if origin and origin.partition(b"://")[2] != host:
             # Any page that a person visits can post to this machine; none but ours has a reason to.
             raise HttpError(403, "denied", "a page from elsewhere may not play here", remedy="ask from a program")
+        return accept
 
     async def _body(self, receive: Receive) -> bytes:
         message = await receive()

@@ -11,6 +11,7 @@ answers given, and when the episode was last heard of.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -20,6 +21,7 @@ from typing import Annotated, Any
 import msgspec
 
 from treetune.host import EPISODE_IDLE_SECONDS
+from treetune.partial import Sink, shown_to
 from treetune.serve.codec import pack, unpack
 from treetune.serve.crew import Job, LocalCrew
 from treetune.serve.errors import Stopping
@@ -64,7 +66,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Live:
     """A live episode as the server sees it."""
 
-    __slots__ = ("answers", "busy", "heard", "id", "job", "kept_bytes", "started", "turn")
+    __slots__ = ("answers", "busy", "heard", "id", "job", "kept_bytes", "started", "turn", "watchers")
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -76,6 +78,12 @@ class Live:
         self.busy: asyncio.Future[None] | None = None
         """Done when the step under way is."""
         self.job = b""
+        self.watchers: list[Sink] = []
+        """Who is shown what the environment shows during a step."""
+
+    def show(self, text: str) -> None:
+        for watcher in list(self.watchers):
+            watcher(text)
 
     def keep(self, answer: bytes) -> None:
         self.answers[self.turn] = answer
@@ -313,12 +321,15 @@ class Episodes:
         id = self._prefix + self._number.to_bytes(8, "big")
         if episode is not None:
             episode.job = id
+        show = episode.show if episode is not None else None
         if isinstance(self._server.crew, LocalCrew):
-            return await self._server.work.do(method, id, pack(request))
+            with shown_to(show) if show is not None else contextlib.nullcontext():
+                return await self._server.work.do(method, id, pack(request))
         done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         size = 1 if method == "start" else 0
         home = episode.id if episode is not None else None
-        self._server.crew.submit(Job(id, method, pack(request), lambda told: _settle(done, told), size, home))
+        job = Job(id, method, pack(request), lambda told: _settle(done, told), size, home, show=show)
+        self._server.crew.submit(job)
         return await done
 
 

@@ -99,7 +99,7 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     deadline_seconds: float
     max_turns: int | None = None
     max_batch: int = MOST_IN_BATCH
-    features: list[str] = msgspec.field(default_factory=lambda: ["turn", "request_id", "batch", "websocket"])
+    features: list[str] = msgspec.field(default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse"])
     """What the server can do beyond the five endpoints."""
     api_version: int = 1
 

@@ -344,6 +344,10 @@ class Workers:
                 self._welcome(member)
             elif frames[1] == b"done" and len(frames) == 4:
                 self._finish(member, frames[2], frames[3])
+            elif frames[1] == b"part" and len(frames) == 4:
+                job = member.jobs.get(frames[2])
+                if job is not None and job.show is not None:
+                    job.show(frames[3].decode())
             if member.ready:
                 member.heard = now
 

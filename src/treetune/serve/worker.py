@@ -1,7 +1,7 @@
 """A worker of a pool: a process, or a Ray actor, that does jobs for a broker.
 
 It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. What it says:
-`ready`, `beat`, `done ID DONE`; what it is told: `do ID METHOD PAYLOAD`, `stop ID`, `alive`, `end`.
+`ready`, `beat`, `part ID TEXT`, `done ID DONE`; what it is told: `do ID METHOD PAYLOAD`, `stop ID`, `alive`, `end`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from treetune.host import LocalHost
+from treetune.partial import shown_to
 from treetune.rollout import Limits
 from treetune.serve import loops
 from treetune.serve.access import connect
@@ -140,5 +141,6 @@ class Worker:
                 self._ended.set()
 
     async def _do(self, id: bytes, method: str, payload: bytes) -> None:
-        done = await self._work.do(method, id, payload)
+        with shown_to(lambda text: self._socket.send([b"part", id, text.encode("utf-8", "replace")])):
+            done = await self._work.do(method, id, payload)
         self._socket.send([b"done", id, msgspec.msgpack.encode(done)])
