@@ -23,7 +23,7 @@ from treetune.formats.prompt_tokens import PromptTokens
 from treetune.formats.row_store import RowStore
 from treetune.formats.tokenizer import tokenizer_digest
 
-VERSION = 1
+VERSION = 2
 """Of what is found and how it is written."""
 
 WORTH_PROCESSES = 20_000
@@ -71,9 +71,19 @@ class KeptRows(NamedTuple):
         sidecar, was_hit = cache.get_or_build(key, build)
         report = msgspec.convert(sidecar.config["report"], PromptReport)
         report.cached = was_hit
-        for file, store in zip(report.files, stores, strict=True):
-            file.source = store.source  # the same content may have another name by now
+        if was_hit:  # the same content may have another name by now
+            for file, store in zip(report.files, stores, strict=True):
+                file.source = store.source
+            report.first = [Dropped(one.row, one.tokens, _place(stores, one.row)) for one in report.first]
         return cls(*_load(cache.path(key)), report)
+
+
+def _place(stores: Sequence[RowStore], row: int) -> str:
+    for store in stores:
+        if row < store.rows:
+            return store.place(row)
+        row -= store.rows
+    raise IndexError(row)
 
 
 def _filter(
@@ -93,7 +103,7 @@ def _filter(
                 kept[before + first + position] = False
                 report.longest = max(report.longest, length)
                 if len(report.first) < FIRST:
-                    report.first.append(Dropped(store.place(first + position), length))
+                    report.first.append(Dropped(before + first + position, length, store.place(first + position)))
             file.dropped += len(longer)
             for position, fault in sorted(wrong.items()):
                 faults.add(store, first + position, fault)
@@ -147,7 +157,8 @@ class Faults:
         row = store.row(number)
         if row.prompt is not None:
             return ""
-        return did_you_mean(self._prompt_key, row.others) or f"; its columns: {', '.join(row.others)}"
+        where = f" under {self._prompt_key!r}" if self._prompt_key != "prompt" else ""
+        return where + (did_you_mean(self._prompt_key, row.others) or f"; its columns: {', '.join(row.others)}")
 
 
 def _occurrences(stores: Sequence[RowStore]) -> Any:

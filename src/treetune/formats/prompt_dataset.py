@@ -49,10 +49,12 @@ class PromptDataset:
 
         `num_workers`: processes that count tokens, for a tokenizer that does not use all cores by itself.
         """
-        if not isinstance(max_prompt_length, int) or max_prompt_length < 1:
+        if type(max_prompt_length) is not int or max_prompt_length < 1:
             raise UsageError(
                 f"max_prompt_length is {max_prompt_length!r}", remedy="give a number of tokens, such as 512"
             )
+        if type(num_workers) is not int:
+            raise UsageError(f"num_workers is {num_workers!r}", remedy="give a number of processes; 0 starts none")
         self.datasets = datasets
         self.tokenizer = load_tokenizer(tokenizer)
         self.max_prompt_length = max_prompt_length

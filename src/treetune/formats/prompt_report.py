@@ -9,9 +9,11 @@ FIRST = 10
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    place: str
-    """The file and the row."""
+    row: int
+    """Counted through all files, from 0."""
     tokens: int
+    place: str
+    """The file and the row in it."""
 
 
 class FileCount(msgspec.Struct):

@@ -126,7 +126,7 @@ class RowStore:
                 self._opened = os.getpid(), pa.ipc.open_file(pa.OSFile(str(self.path)))
             except (OSError, pa.ArrowException) as error:
                 raise StorageError(
-                    f"{self.path} is gone or damaged: {error}", remedy="make the dataset again"
+                    f"{self.path} is gone or damaged: {error}", remedy="delete it and make the dataset again"
                 ) from None
         return self._opened[1]
 
@@ -135,7 +135,8 @@ def _identity(source: File | HubName, cache: Cache) -> tuple[str, str]:
     """A source's name and what its content is."""
     if isinstance(source, File):
         try:
-            return str(source.path), content_hash(source.path, cache.folder / "contents")
+            # The kind counts: the same bytes may be rows as .json and none as .jsonl.
+            return str(source.path), f"{source.kind} {content_hash(source.path, cache.folder / 'contents')}"
         except OSError as error:
             raise ReadError(f"{source.path} cannot be read: {error.strerror}") from None
     from treetune.datasets.config import LoadingParams

@@ -41,7 +41,9 @@ class HubName(NamedTuple):
 
 def find(sources: Sources) -> Iterator[File | HubName]:
     """Everything that is named, in order; the files of a folder or a glob sorted."""
-    for source in [sources] if isinstance(sources, str | Path) else sources:
+    for source in [sources] if not isinstance(sources, Iterable) or isinstance(sources, str) else sources:
+        if not isinstance(source, str | os.PathLike) or source == "":
+            raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
         yield from _named(os.path.expanduser(str(source)))
 
 

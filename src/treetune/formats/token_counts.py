@@ -15,6 +15,7 @@ Every other tokenizer is asked about every text.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -178,7 +179,9 @@ def _pattern(stage: dict[str, Any]) -> str:
 
 def _stays_within(token: _AddedToken) -> bool:
     """Whether a token never reaches over a cut."""
-    return not (token.lstrip or token.rstrip or token.single_word or re.search("[!-~] ", token.content))
+    contents = token.content, unicodedata.normalize("NFKC", token.content)  # a no-break space may become a space
+    spaced = any(re.search("[!-~] ", content) for content in contents)
+    return not (token.lstrip or token.rstrip or token.single_word or spaced)
 
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -25,6 +25,11 @@ _LIBRARY = "transformers.tokenization_utils"
 def load_tokenizer(tokenizer: Any) -> Any:
     """A tokenizer of transformers by its name, its folder or a .gguf file; any other object is one already."""
     if not isinstance(tokenizer, str | Path):
+        if not callable(getattr(tokenizer, "apply_chat_template", None)):
+            raise UsageError(
+                f"a {type(tokenizer).__name__} is no tokenizer that applies a chat template",
+                remedy="give a tokenizer of transformers, the folder of one, or its name on the hub",
+            )
         return tokenizer
     try:
         from transformers import AutoTokenizer
@@ -46,7 +51,9 @@ def load_tokenizer(tokenizer: Any) -> Any:
 def by_library(tokenizer: Any, *methods: str) -> bool:
     """Whether these methods, where there are such, are transformers' own."""
     found = [method for name in methods if (method := getattr(tokenizer, name, None)) is not None]
-    return bool(found) and all(getattr(method, "__module__", "").startswith(_LIBRARY) for method in found)
+    # Not `__module__`, which `functools.wraps` copies from what it stands in for.
+    homes = [getattr(method, "__globals__", {}).get("__name__", "") for method in found]
+    return bool(found) and all(home.startswith(_LIBRARY) for home in homes)
 
 
 def renders_then_tokenises(tokenizer: Any) -> bool:
@@ -61,14 +68,17 @@ def tokenizer_digest(tokenizer: Any, arguments: Mapping[str, Any]) -> str | None
     parts: dict[str, Any] = {"class": type(tokenizer).__qualname__, "arguments": dict(arguments)}
     parts["versions"] = [_version("transformers"), _version("tokenizers")]
     try:
+        cls = type(tokenizer)
+        if any(callable(getattr(cls, name, None)) for name in vars(tokenizer)):
+            return None  # a method of its own, put in place of the class's
         if by_library(tokenizer, "__call__", "_encode_plus", "_batch_encode_plus", "apply_chat_template"):
             parts["backend"] = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
             parts["special"] = [tokenizer.special_tokens_map, tokenizer.split_special_tokens]
             parts["template"] = tokenizer.chat_template
         else:
-            parts["code"] = code_hash(type(tokenizer))
+            parts["code"] = [code_hash(base) for base in cls.__mro__ if base is not object]
             parts["files"] = _saved(tokenizer)
-            if parts["code"] is None:
+            if None in parts["code"]:
                 return None
         if "strftime_now" in str(parts):
             parts["day"] = date.today().isoformat()
