@@ -1,6 +1,6 @@
 """What a step over HTTP costs: CPU of the server per request and requests/s, beside FastAPI with pydantic.
 
-Run: python benchmarks/http_steps.py [step|pool|episodes|fastapi]
+Run: python benchmarks/http_steps.py [step|bare|pool|episodes|fastapi]
 `fastapi` needs fastapi and pydantic in the same environment.
 """
 
@@ -78,6 +78,19 @@ async def step(body: Step) -> Stepped:
 uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False)
 """
 
+BARE = """
+import sys, msgspec, uvicorn
+decode = msgspec.json.Decoder(dict).decode
+async def app(scope, receive, send):
+    body = decode((await receive())["body"])
+    answer = {"episode_id": "e", "observation": {"type": "text", "content": body.get("action")}, "reward": 0.0}
+    data = msgspec.json.encode(answer)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False, lifespan="off")
+"""
+
 
 # Servers
 
@@ -103,13 +116,13 @@ def treetune(*options: str) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def fastapi() -> Iterator[tuple[int, int]]:
+def other(program: str) -> Iterator[tuple[int, int]]:
     port = 5791
-    process = subprocess.Popen([sys.executable, "-c", FASTAPI, str(port)])
+    process = subprocess.Popen([sys.executable, "-c", program, str(port)])
     try:
         for _ in range(200):
             time.sleep(0.05)
-            assert process.poll() is None, "it needs fastapi, uvicorn, uvloop and httptools"
+            assert process.poll() is None, "it could not start"
             try:
                 asyncio.run(played(port, 1, 1))
                 break
@@ -228,7 +241,7 @@ def live_episodes(count: int = 5000) -> None:
 
 
 def main() -> None:
-    chosen = set(sys.argv[1:]) or {"step", "pool", "episodes"}
+    chosen = set(sys.argv[1:]) or {"step", "bare", "pool", "episodes"}
     print(f"{os.cpu_count()} cores, {CONCURRENT} concurrent")
     if "step" in chosen:
         with treetune() as (port, pid):
@@ -237,8 +250,11 @@ def main() -> None:
         with treetune("-w", "2") as (port, pid):
             step_cost("treetune serve --http -w 2 (all processes)", port, pid, "target 240 us")
     if "fastapi" in chosen:
-        with fastapi() as (port, pid):
+        with other(FASTAPI) as (port, pid):
             step_cost("FastAPI + pydantic, uvloop, httptools", port, pid)
+    if "bare" in chosen:
+        with other(BARE) as (port, pid):
+            step_cost("bare ASGI + msgspec: the least there is", port, pid)
     if "episodes" in chosen:
         live_episodes()
 
