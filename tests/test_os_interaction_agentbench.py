@@ -37,7 +37,9 @@ async def tried(taskset, position) -> tuple[str, float]:
         if gold is None:
             return "it has no example", 0.0
         if await earned(taskset, task, *gold) != 1.0:
-            return "what is right differs from machine to machine, or cannot be done here", 0.0
+            if task.sample.evaluation.has_reference:
+                return "its reference differs from one fresh machine to the next", 0.0
+            return "its example does not do what it checks, here: it needs the network, or sudo", 0.0
         wrong = [await earned(taskset, task, f"Act: answer({answer})") for answer in ("no such thing", "-12345", "")]
         state = not task.sample.evaluation.has_reference and task.sample.evaluation.check
         wrong += [await earned(taskset, task, "Act: finish")] if state else []

@@ -166,7 +166,12 @@ class Registry:
         return {entry.name: entry for entry in entry_points(group=self._group)}
 
 
-tasksets = Registry("taskset", "treetune.tasksets", "treetune.tasksets")
+tasksets = Registry(
+    "taskset",
+    "treetune.tasksets",
+    "treetune.tasksets",
+    foreign={"agentbench": "treetune.agentbench.taskset:taskset_class"},
+)
 environments = Registry(
     "environment",
     "treetune.environments",

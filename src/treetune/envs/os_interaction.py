@@ -26,7 +26,8 @@ COMMAND_SECONDS = 30.0
 SETUP_SECONDS = 60.0
 OUTPUT_CHARS = 800
 MEMORY_MB, PROCESSES, DISK_MB = 512, 128, 128
-MADE_AFTER = "find / /usr -xdev ! -type d -newerct @{} ! -path '/proc/*' ! -path '/dev/*' ! -path '/etc/*' -print0"
+PATHS = "find / -xdev ! -path '/etc/*' -print0"
+CHANGED_SYSTEM = "find /usr -xdev ! -type d -newerct @{} -print0"
 
 
 class OSTask(Task, frozen=True, kw_only=True):
@@ -61,16 +62,17 @@ class OSInteractionEnvironment(Environment):
                 remedy="set scripts_root, or leave such samples out with --taskset.unsupported skip",
             )
         self._shell = await shared(self._limits).take()
+        checks_state = bool(sample.evaluation.check) and not sample.evaluation.has_reference
         began = (await self._shell.run(["date", "+%s.%N"])).text.strip()
+        before = await self._paths(PATHS) if checks_state else set()
         for script in sample.init:
             await self._run(script, seconds=SETUP_SECONDS)
         if sample.start is not None:
             await self._shell.execute(sample.start.code, seconds=SETUP_SECONDS)
         if sample.evaluation.has_reference:
             self._reference = await self._take_reference()
-        elif sample.evaluation.check:
-            found = await self._shell.run(["sh", "-c", MADE_AFTER.format(began)], seconds=SETUP_SECONDS)
-            self._made = {path for path in found.text.split("\0") if path}
+        if checks_state:
+            self._made = (await self._paths(PATHS) - before) | await self._paths(CHANGED_SYSTEM.format(began))
         return self.task.messages
 
     async def step(self, action: Action) -> Step:
@@ -151,6 +153,11 @@ class OSInteractionEnvironment(Environment):
         if await self._all_deleted():
             return False, "what the task is about was deleted"
         return True, "all checks passed"
+
+    async def _paths(self, script: str) -> set[str]:
+        assert self._shell is not None
+        found = await self._shell.run(["sh", "-c", script], seconds=SETUP_SECONDS)
+        return {path for path in found.text.split("\0") if path}
 
     async def _all_deleted(self) -> bool:
         """Whether nothing is left of the files that were made or changed for the task. Some checks are content then."""
