@@ -152,6 +152,14 @@ def test_the_multiply_example_writes_valid_rows_without_a_problem_twice(script, 
     assert script(EXAMPLES / "multiply/multiply_dataset.py", "--num_digits", "1").returncode == 2
 
 
+@pytest.mark.parametrize("name", ["gsm8k", "multiply"])
+@pytest.mark.parametrize("size", ["--train_size=-1", "--val_size=0"])
+def test_sizes_that_are_none_are_told(script, name, size):
+    done = script(EXAMPLES / f"{name}/{name}_dataset.py", "--output_dir", "out", size)
+    assert done.returncode == 2
+    assert "numbers from 1" in done.stderr
+
+
 def played(environment: str, task: Task, *actions: str) -> list[float]:
     """The reward of each step."""
 

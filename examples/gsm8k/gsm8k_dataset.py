@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--train_size", type=int, help="at most so many rows; all unless given")
     parser.add_argument("--val_size", type=int)
     args = parser.parse_args()
+    if any(size is not None and size < 1 for size in (args.train_size, args.val_size)):
+        parser.error("--train_size and --val_size are numbers from 1")
 
     output = Path(args.output_dir).expanduser()
     files = [output / "train.parquet", output / "validation.parquet"]

@@ -60,6 +60,8 @@ def main() -> None:
     parser.add_argument("--val_size", type=int, default=100)
     parser.add_argument("--num_digits", type=int, default=2, choices=range(1, 10))
     args = parser.parse_args()
+    if min(args.train_size, args.val_size) < 1:
+        parser.error("--train_size and --val_size are numbers from 1")
     problems = 81 * 100 ** (args.num_digits - 1)
     if args.train_size + args.val_size > problems:
         parser.error(f"there are only {problems} different problems with --num_digits {args.num_digits}")
