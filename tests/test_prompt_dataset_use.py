@@ -13,6 +13,8 @@ import pytest
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.formats import PromptDataset, read_rows
+from treetune.formats.carried import Content, LookedAt, Place
+from treetune.formats.chat_template import _same
 from treetune.formats.token_counts import _AddedToken, _stays_within
 from treetune.formats.tokenizer import by_library, tokenizer_digest
 from word_tokenizer import WordTokenizer
@@ -102,6 +104,16 @@ def test_a_wrapped_method_is_not_the_librarys_own():
 )
 def test_a_token_that_normalisation_gives_a_space_reaches_over_it(content, stays):
     assert _stays_within(_AddedToken(content, lstrip=False, rstrip=False, single_word=False)) is stays
+
+
+def test_a_template_that_asks_whether_two_contents_are_one_object_is_not_followed():
+    """Equal texts may be one object or two: only the template itself, run over them, can tell."""
+    one, other = (Content([], Place(number), "") for number in range(2))
+    for value, compared in ((one, other), (one, ""), ("", one)):
+        with pytest.raises(LookedAt):
+            _same(value, compared)
+    assert not _same(one, None)
+    assert _same(None, None)
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "", [""], [None]])

@@ -160,7 +160,15 @@ def _watched(tokenizer: Any, arguments: dict[str, Any]) -> _Watched | None:
             name: lambda value, test=tests[name]: isinstance(value, Carried) or test(value)
             for name in ("string", "iterable", "sequence")
         },
+        "sameas": _same,
     }
     variables = {"tools": None, "documents": None, "add_generation_prompt": True, **tokenizer.special_tokens_map}
     variables |= {name: value for name, value in arguments.items() if name != "chat_template"}
     return _Watched(environment.from_string(source), variables, re.compile(f"{secret}:([0-9]+):"), places)
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Jinja's test `sameas`. Whether two texts are one object, contents cannot tell."""
+    if any(isinstance(one, Carried) for one in (value, other)) and isinstance(other, str | Carried):
+        raise LookedAt
+    return value is other
