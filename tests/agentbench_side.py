@@ -16,6 +16,7 @@ from treetune import Action, load_taskset
 from treetune.agentbench import TaskServerAdapter
 from treetune.errors import TreetuneError
 from treetune.host import LocalHost
+from treetune.streams import Streams
 
 TOOL = {
     "type": "function",
@@ -176,7 +177,7 @@ async def failing() -> dict[str, Any]:
 
 async def host() -> dict[str, Any]:
     taskset = load_taskset(f"agentbench:{__file__}:Doubling", {"taskset.parameters.concurrency": "4"})
-    host = LocalHost(taskset, lambda model, endpoint: None)  # nobody asks for a policy
+    host = LocalHost(Streams(taskset), lambda model, endpoint: None)  # nobody asks for a policy
     task = taskset[1]
     started = await host.start(task)
     steps = [await host.step(started.episode, "3", 0), await host.step(started.episode, "4", 1)]
