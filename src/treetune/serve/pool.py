@@ -327,6 +327,9 @@ class Workers:
                 self._gone(member, f"no sign of life for {self._silent:g} seconds")
             elif member.leaving and not member.jobs and not member.episodes:
                 self._socket.send([member.identity, b"end"])
+        loads = [member.load for member in self._members.values() if member.ready and not member.leaving]
+        if loads and min(loads) >= self._config.busy_load:
+            self._grow()  # also where nothing new has come since the last one was ready
         self._shrink()
         self._refill()
         if self._failures >= _GIVEN_UP and not any(member.ready for member in self._members.values()):
