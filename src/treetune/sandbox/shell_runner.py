@@ -401,6 +401,8 @@ def read_exactly(size: int) -> bytes:
 
 
 def main() -> None:
+    if os.getpid() != 1:
+        sys.exit("this changes the system's start-up files: it runs as the first process of a sandbox only")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children = Children()
     terminal = Terminal(children)

@@ -1,0 +1,81 @@
+"""Shells in containers, against a stand-in for the engine (`fake_docker.py`): no real engine is asked here."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fake_docker import FakeDocker
+from treetune.sandbox import SandboxLimits, SandboxUnavailable
+from treetune.sandbox.docker import RUNNER, container_config, open_shell
+from treetune.sandbox.shell_probe import probe_shell
+
+
+@pytest.fixture
+def socket(tmp_path):
+    capability = asyncio.run(probe_shell())
+    if not capability.available:
+        pytest.skip(str(capability))
+    return str(tmp_path / "docker.sock")
+
+
+def test_a_shell_in_a_container_is_a_shell(socket):
+    async def used():
+        async with FakeDocker(socket) as engine:
+            async with await open_shell("debian", socket=socket) as shell:
+                await shell.execute("x=3; cd /var")
+                result = await shell.execute("echo $x; pwd; seq 20000 | tail -1")
+                late = await shell.execute("sleep 100", seconds=0.5)
+                await shell.put("/srv/a", b"\0\1" * 50_000)
+                got = await shell.get("/srv/a")
+            return result.text, late.ended, got, engine.files, engine.configs
+
+    text, late, got, files, left = asyncio.run(used())
+    assert text == "3\n/var\n20000\n"
+    assert late == "timeout"
+    assert got == b"\0\1" * 50_000
+    assert files == {"c0": [RUNNER.lstrip("/")]}
+    assert left == {}
+
+
+def test_a_container_is_limited_and_has_no_network():
+    config = container_config("debian", SandboxLimits(memory_mb=100, disk_mb=28, processes=10))
+    host = config["HostConfig"]
+    assert host["NetworkMode"] == "none"
+    assert host["Memory"] == host["MemorySwap"] == 128 << 20
+    assert host["PidsLimit"] == 13
+    assert "no-new-privileges" in host["SecurityOpt"]
+    assert config["StdinOnce"] is True
+
+
+def test_a_client_that_vanishes_leaves_no_container_running(socket):
+    async def vanished():
+        async with FakeDocker(socket) as engine:
+            shell = await open_shell("debian", socket=socket)
+            shell._writer.close()
+            for _ in range(200):
+                if not engine.running:
+                    break
+                await asyncio.sleep(0.02)
+            running = dict(engine.running)
+            await shell.close()
+            return running
+
+    assert asyncio.run(vanished()) == {}
+
+
+def test_no_engine_a_missing_image_and_an_image_without_python_say_what_to_do(socket):
+    async def refused():
+        with pytest.raises(SandboxUnavailable, match="no Docker engine answers") as caught:
+            await open_shell("debian", socket=socket)
+        assert "DOCKER_HOST" in str(caught.value)
+        async with FakeDocker(socket) as engine:
+            with pytest.raises(SandboxUnavailable, match="No such image"):
+                await open_shell("missing", socket=socket)
+            engine.says_on_start = b"exec: python3: not found"
+            with pytest.raises(SandboxUnavailable, match="python3: not found"):
+                await open_shell("debian", socket=socket)
+            return engine.configs
+
+    assert asyncio.run(refused()) == {}
