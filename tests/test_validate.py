@@ -21,6 +21,7 @@ from treetune.cli.app import run as main
 from treetune.errors import UsageError
 from treetune.formats import read_tasks, validate_dataset
 from treetune.formats.validation import RULES, Report, json_types, validate
+from treetune.formats.validation.lengths import Lengths
 from treetune.formats.validation.prompts import key_of
 from treetune.formats.validation.repeats import is_validation
 from treetune.formats.validation.row import RowCheck
@@ -533,6 +534,51 @@ def test_rows_of_verl_and_trl(tmp_path: Path) -> None:
     assert told(faults.parquet(tmp_path / "b", bad)) == {"missing-reward-spec": [1], "missing-ground-truth": [2]}
     trl = [faults.row(n, reward_spec=..., env_class=..., ground_truth="1") for n in range(2)]
     assert told(faults.parquet(tmp_path / "c", trl)) == {}
+
+
+# Tokens
+
+
+class Letters:
+    """A tokenizer of letters, whose template wants a user at the end."""
+
+    chat_template = "..."
+    all_special_tokens = ("<go>",)
+
+    def apply_chat_template(self, prompt: Any, **options: Any) -> str:
+        assert options == {"add_generation_prompt": True, "tokenize": False}
+        if prompt[-1]["role"] != "user":
+            raise ValueError("a user must come last")
+        return "".join(message["content"] for message in prompt) + "<"
+
+    def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        assert not add_special_tokens
+        return {"input_ids": [list(map(ord, text)) for text in texts]}
+
+
+@pytest.mark.parametrize("write", [faults.lines, faults.parquet])
+def test_prompts_are_rendered_and_counted(write: Any, tmp_path: Path) -> None:
+    data = [
+        faults.row(0, prompt=faults.user("x" * 9)),
+        faults.row(1, prompt=faults.user("x" * 10)),
+        faults.row(2, prompt=[*faults.user("a"), {"role": "tool", "content": "b"}]),
+        faults.row(3, prompt=faults.user("a <go> b")),
+        faults.row(4, prompt=faults.user("</s>")),
+    ]
+    first = 1 if write is faults.lines else 0
+    expected = {"prompt-too-long": [1], "template-fails": [2], "rare-role": [2], "special-tokens": [3]}
+    found = told(write(tmp_path / "a", data), lengths=Lengths(Letters(), 10))
+    assert found == {rule: [row + first for row in rows] for rule, rows in expected.items()}
+
+
+def test_a_tokenizer_without_special_tokens_or_without_a_template(tmp_path: Path) -> None:
+    tokenizer = Letters()
+    tokenizer.all_special_tokens = ()
+    path = faults.parquet(tmp_path / "a", [faults.row(0, prompt=faults.user("<s>"))])
+    assert told(path, lengths=Lengths(tokenizer, 10)) == {}
+    tokenizer.chat_template = None
+    with pytest.raises(UsageError, match="no chat template"):
+        Lengths(tokenizer, 10)
 
 
 # Gold answers

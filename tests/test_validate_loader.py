@@ -25,6 +25,26 @@ for paths in json.load(open(sys.argv[1])):
     print(json.dumps([paths, report.ok, [finding.rule for finding in report.findings]]), flush=True)
 """
 
+LENGTHS = """
+import json, sys, tempfile
+import datasets
+from loguru import logger
+from skyrl.train.dataset import PromptDataset
+from tiny_model import make_tokenizer
+from treetune.formats.validation import validate
+from treetune.formats.validation.lengths import Lengths
+
+logger.remove()
+datasets.disable_progress_bars()
+datasets.config.HF_DATASETS_CACHE = tempfile.mkdtemp()
+tokenizer, path = make_tokenizer(), sys.argv[1]
+report = validate(path, lengths=Lengths(tokenizer, 100))
+counts = {finding.rule: finding.count for finding in report.findings}
+loaded = PromptDataset(path, tokenizer, max_prompt_length=100, num_workers=1)
+loader = report.rows - len(loaded)
+print(json.dumps({"dropped": counts["prompt-too-long"], "loader": loader, "special": counts["special-tokens"]}))
+"""
+
 SCRIPT = """
 import sys, tempfile
 import datasets
@@ -120,6 +140,17 @@ def test_files_go_together_where_the_loader_puts_them_together(tmp_path: Path) -
     apart = [paths for paths, ok in results.items() if not ok]
     assert 50 < len(apart) < 250
     assert sorted(broken(list(results), tmp_path)) == sorted(apart)
+
+
+def test_prompts_are_as_long_as_the_loader_says(tmp_path: Path) -> None:
+    rows = [
+        faults.row(number, prompt=faults.user("é<|im_end|>" * number + "x" * (number % 7))) for number in range(1, 60)
+    ]
+    path = str(faults.parquet(tmp_path / "a", rows))
+    counted = json.loads(venvs.run(skyrl(), "-c", LENGTHS, path, PYTHONPATH=str(Path(__file__).parent)))
+    assert counted["dropped"] == counted["loader"]
+    assert 10 < counted["dropped"] < 50
+    assert counted["special"] == len(rows)
 
 
 def test_the_table_in_the_docs_is_what_a_script_finds(tmp_path: Path) -> None:

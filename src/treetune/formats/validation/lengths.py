@@ -17,8 +17,13 @@ class Lengths:
 
     def __init__(self, tokenizer: Any, most: int) -> None:
         self._tokenizer = _loaded(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        if getattr(self._tokenizer, "chat_template", None) is None:
+            raise UsageError(
+                f"{tokenizer if isinstance(tokenizer, str) else 'the tokenizer'} has no chat template",
+                remedy="name that of an instruction-tuned model: trainers render prompts with it",
+            )
         self._most = most
-        tokens = sorted({token for token in self._tokenizer.all_special_tokens if token}, key=len, reverse=True)
+        tokens = sorted(_special_tokens(self._tokenizer), key=len, reverse=True)
         # A pattern that Arrow's engine takes too; one that matches nothing where there are no such tokens.
         self.special = re.compile("|".join(map(re.escape, tokens)) or r"[^\s\S]")
 
@@ -43,6 +48,13 @@ class Lengths:
             if count > self._most:
                 found = f"{count:,} tokens, the limit is {self._most:,}"
                 report.add("prompt-too-long", chunk.file, found, [number], chunk.unit)
+
+
+def _special_tokens(tokenizer: Any) -> set[str]:
+    """Also those that only the chat template uses, such as one before each turn."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    tokens = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+    return {token for token in tokens if token}
 
 
 def _loaded(name: str) -> Any:
