@@ -576,3 +576,12 @@ def test_a_long_step_is_watched_as_it_goes(workers):
     assert '"status":500' in bad[2][-1]
     assert plain[1]["observation"]["content"] == "built"
     assert (nobody[0], nobody[1]) == (404, "application/json")
+
+
+def test_a_wrong_method_is_told_which_is_right():
+    async def ask():
+        async with playing(Numbers()) as client:
+            reply = await client.session.put(client.http.url + "/api/task/info")
+            return reply.status, reply.headers["Allow"]
+
+    assert run(ask()) == (405, "GET, HEAD")

@@ -136,7 +136,8 @@ class App:
             known = ", ".join(self._routes)
             raise HttpError(404, "unknown_path", f"there is nothing at {path:.80}", remedy=f"the paths are {known}")
         if method != route[0] and (method, route[0]) != ("HEAD", "GET"):
-            raise HttpError(405, "wrong_method", f"{path} is asked with {route[0]}", remedy=f"use {route[0]}")
+            allow = "GET, HEAD" if route[0] == "GET" else route[0]
+            raise HttpError(405, "wrong_method", f"{path} is asked with {route[0]}", allow=allow)
         return route
 
     def _admit(self, path: str, headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -243,6 +244,8 @@ def _error_headers(error: HttpError) -> list[tuple[bytes, bytes]]:
     headers = []
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after))
+    if error.allow is not None:
+        headers.append((b"allow", error.allow.encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 413:

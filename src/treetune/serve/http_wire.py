@@ -134,9 +134,10 @@ class HttpError(Exception):
         path: str | None = None,
         remedy: str | None = None,
         retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(error)
-        self.status, self.kind, self.retry_after = status, kind, retry_after
+        self.status, self.kind, self.retry_after, self.allow = status, kind, retry_after, allow
         self.body = encode(ErrorAnswer(error=error, kind=kind, status=int(status), path=path, remedy=remedy))
 
 
