@@ -47,16 +47,19 @@ class Answer(NamedTuple):
 
 
 class Carried:
-    """Text with places in it. Other text can be put beside it, and that is all."""
+    """Text with places in it. Other text can be put beside it, and that is all.
+
+    What a text has not, this must not have either: a template could ask for it. Names with an underscore it cannot see.
+    """
 
     def __init__(self, pieces: tuple[str | Place, ...]) -> None:
-        self.pieces = pieces
+        self._pieces = pieces
 
     def __add__(self, other: Any) -> Carried:
-        return Carried((*self.pieces, *_pieces(other)))
+        return Carried((*self._pieces, *pieces_of(other)))
 
     def __radd__(self, other: Any) -> Carried:
-        return Carried((*_pieces(other), *self.pieces))
+        return Carried((*pieces_of(other), *self._pieces))
 
 
 class Content(Carried):
@@ -70,10 +73,10 @@ class Content(Carried):
         return self._ask("__ne__", "")
 
     def __eq__(self, other: object) -> bool:
-        return self._ask("__eq__", other)
+        return other is not None and self._ask("__eq__", other)
 
     def __ne__(self, other: object) -> bool:
-        return self._ask("__ne__", other)
+        return other is None or self._ask("__ne__", other)
 
     def __contains__(self, part: object) -> bool:
         return self._ask("__contains__", part)
@@ -107,9 +110,9 @@ class Content(Carried):
         return Content(self._answers, place, getattr(self._text, method)(*arguments))
 
 
-def _pieces(value: Any) -> tuple[str | Place, ...]:
+def pieces_of(value: Any) -> tuple[str | Place, ...]:
     if isinstance(value, Carried):
-        return value.pieces
+        return value._pieces
     if type(value) is str:
         return (value,)
     raise LookedAt
@@ -120,7 +123,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 for _name in (
-    "bool bytes call complex contains eq float format ge getattr getitem gt hash index int iter le len lt mod mul ne "
+    "bool bytes complex contains eq float format ge getattr getitem gt hash index int iter le len lt mod mul ne "
     "repr rmod rmul str"
 ).split():
     setattr(Carried, f"__{_name}__", _refuse)

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from treetune.formats.carried import Answer, Carried, Content, LookedAt, Place
+from treetune.formats.carried import Answer, Carried, Content, LookedAt, Place, pieces_of
 from treetune.formats.tokenizer import renders_then_tokenises
 from treetune.task import Message
 
@@ -139,7 +139,7 @@ def _watched(tokenizer: Any, arguments: dict[str, Any]) -> _Watched | None:
         if not isinstance(value, Carried):
             return value
         text = ""
-        for piece in value.pieces:
+        for piece in pieces_of(value):
             if isinstance(piece, str):
                 text += piece
             else:
