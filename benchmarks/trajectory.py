@@ -3,7 +3,7 @@
     python benchmarks/trajectory.py
 
 Each episode has turns of 150 given and 100 sampled tokens, and each prompt holds all that came before it, as an
-inference engine is given it. Where torch is installed, the tensors that AReaL wants are built too.
+inference engine is given it. Where AReaL is installed, its tensors are built too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 from typing import Any
 
 from measure import cost, show
+from treetune.errors import MissingExtraError
 from treetune.tokens import Tokens
 
 EPISODES, TURNS, GIVEN, SAMPLED = 40, 10, 150, 100
@@ -63,8 +64,8 @@ def main() -> None:
     print(f"  {1 / mine.cpu:,.0f} tokens a CPU second")
     try:
         from treetune.trainers.areal import tensors
-    except ImportError:
-        print("  no torch here: tensors are not measured")
+    except MissingExtraError:
+        print("  no AReaL here: its tensors are not measured")
         return
 
     def built() -> None:

@@ -1,0 +1,284 @@
+"""AReaL: a workflow that trains on any task server.
+
+    trainer.train(
+        workflow="treetune.trainers.areal.TaskServerWorkflow",
+        workflow_kwargs={"gconfig": config.gconfig, "tokenizer": config.tokenizer_path, "url": "http://127.0.0.1:5000"},
+    )
+
+One call of `arun_episode` plays one episode: the server shows something, the engine answers, until the server says
+that it is done. Subclass it and override a hook to change how observations become messages, answers become actions, or
+rewards are shaped. A trajectory holds the tokens that were sampled, exactly (`treetune.tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from treetune.environment import Action, Observation
+from treetune.errors import MissingExtraError, UsageError
+from treetune.score import finite
+from treetune.serve.errors import ServeError
+from treetune.serve.http_client import RemoteEpisode, TaskServerClient
+from treetune.task import Message
+from treetune.tokens import ChatTokens, Prompt, Rewrites, Tokens, TokenSequence
+
+try:
+    import numpy as np
+    import torch
+    from areal import workflow_context
+    from areal.api import ModelRequest, RolloutWorkflow
+    from areal.utils import logging, stats_tracker
+except ImportError as error:
+    raise MissingExtraError(f"AReaL cannot be imported: {error}", remedy="install areal as its guide says") from error
+
+log = logging.getLogger("TaskServerWorkflow")
+
+
+class Played(NamedTuple):
+    """An episode that was played to an end."""
+
+    tokens: Tokens
+    reward: float
+    """The sum of the steps' rewards."""
+    turns: int
+    info: dict[str, Any]
+    """That of the last step; `truncated` where the workflow's own limit ended the episode."""
+
+
+class TaskServerWorkflow(RolloutWorkflow):  # type: ignore[misc]
+    def __init__(
+        self,
+        gconfig: Any,
+        tokenizer: Any,
+        url: str | Sequence[str],
+        *,
+        max_turns: int = 10,
+        turn_discount: float = 0.95,
+        discount_first_turn: bool = True,
+        rewrites: Rewrites = "keep",
+        chat_template_kwargs: dict[str, Any] | None = None,
+        token_env: str = "TREETUNE_TOKEN",
+        timeout: float = 600.0,
+        patience: float = 60.0,
+    ) -> None:
+        """`url` is one task server or several. A reward is multiplied by `turn_discount` for each turn; AReaL's own
+        multi-turn workflow leaves the first turn out (`discount_first_turn=False`). `token_env` names the variable that
+        holds the servers' token. `timeout` is for one step, `patience` for a server that does not answer."""
+        if max_turns < 1:
+            raise UsageError(f"max_turns must be at least 1, got {max_turns}")
+        if not 0 < turn_discount <= 1:
+            raise UsageError(f"turn_discount must be above 0 and at most 1, got {turn_discount}")
+        if isinstance(tokenizer, str):
+            from areal.utils.hf_utils import load_hf_tokenizer
+
+            tokenizer = load_hf_tokenizer(tokenizer)
+        self.tokenizer = tokenizer
+        self.gconfig = gconfig.new_with_stop_and_pad_token_ids(tokenizer).new(n_samples=1)
+        self._in_groups = gconfig.n_samples > 1
+        self.max_turns = max_turns
+        self.turn_discount = turn_discount
+        self.discount_first_turn = discount_first_turn
+        self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites)
+        urls = (url,) if isinstance(url, str) else tuple(url)
+        self._access = _Access(urls, token_env, timeout, patience)
+
+    # Hooks
+
+    def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
+        """The conversation to show the model: what was said so far, and what the server shows now."""
+        return history + Observation(observation["type"], observation["content"]).messages()
+
+    def format_agent_output_to_action(self, agent_output: str, info: dict[str, Any]) -> Any:
+        """The action for what the model said: text, or `{"type": ..., "content": ...}`. `info` is the server's last."""
+        return agent_output
+
+    def postprocess_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
+        """The reward to train on, from the sum over the steps."""
+        discounted = num_turns if self.discount_first_turn else num_turns - 1
+        return float(reward * self.turn_discount**discounted)
+
+    # The episode
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, torch.Tensor] | None:
+        """A trajectory, or None where there is none to train on."""
+        servers = _servers(self._access)
+        stats = stats_tracker.get(workflow_context.stat_scope())
+        try:
+            async with await servers.client.start(self._task_index(data)) as episode:
+                played = await self._play(engine, episode)
+        except ServeError as error:
+            servers.note_failure(error)
+            stats.scalar(task_server_failure=1.0)
+            return None
+        servers.note_success()
+        stats.scalar(task_server_failure=0.0)
+        if played is None:
+            return None
+        sequences = played.tokens.sequences
+        if len(sequences) > 1:
+            servers.warn_of_splits(self._in_groups)
+        reward = finite(self.postprocess_reward(played.reward, played.turns, played.info), "the postprocessed reward")
+        stats.scalar(
+            reward=reward,
+            raw_reward=played.reward,
+            num_turns=played.turns,
+            truncated=float(bool(played.info.get("truncated"))),
+            realigned_turns=sum(sequence.realigned for sequence in sequences),
+            split_sequences=len(sequences) - 1,
+        )
+        if "success" in played.info:
+            stats.scalar(success=float(bool(played.info["success"])))
+        return tensors(sequences, reward)
+
+    def _task_index(self, data: dict[str, Any]) -> int | None:
+        index = data.get("task_index", data.get("index"))
+        if index is None and self._in_groups:
+            _warn_once("rows without a task_index: the episodes of one group are of different tasks")
+        return None if index is None else int(index)
+
+    async def _play(self, engine: Any, episode: RemoteEpisode) -> Played | None:
+        tokens = Tokens()
+        history: list[Message] = []
+        observation, info = episode.observation, episode.info
+        reward, turns = 0.0, 0
+        request = uuid.uuid4().hex  # one for all turns, so that they find the same inference server and its cache
+        while True:
+            shown = {"type": observation.type, "content": observation.content}
+            messages = self.format_observation_to_messages(shown, list(history))
+            prompt = self._prompt(messages, history, tokens)
+            if len(prompt.ids) >= self.gconfig.max_tokens:
+                if not turns:
+                    log.warning(
+                        "rejected: a first prompt of %d tokens, gconfig.max_tokens is %d",
+                        len(prompt.ids),
+                        self.gconfig.max_tokens,
+                    )
+                    return None
+                return Played(tokens, reward, turns, {**info, "truncated": True})
+            response = await engine.agenerate(
+                ModelRequest(
+                    rid=request, input_ids=list(prompt.ids), gconfig=self.gconfig.new(), tokenizer=self.tokenizer
+                )
+            )
+            sampled = list(response.output_tokens)
+            tokens.add_turn(
+                list(response.input_tokens) or prompt.ids,
+                sampled,
+                list(response.output_logprobs),
+                list(response.output_versions),
+                realigned=prompt.realigned,
+            )
+            text = self.tokenizer.decode(sampled, skip_special_tokens=True)
+            history = [*messages, {"role": "assistant", "content": text}]
+            turns += 1
+            step = await episode.step(_action(self.format_agent_output_to_action(text, info)))
+            reward += step.reward
+            observation, info = step.observation, step.info
+            if step.done:
+                return Played(tokens, reward, turns, info)
+            if turns >= self.max_turns:
+                return Played(tokens, reward, turns, {**info, "truncated": True})
+
+    def _prompt(self, messages: list[Message], history: list[Message], tokens: Tokens) -> Prompt:
+        if not history or messages[: len(history)] != history:  # it begins, or a hook tells another story
+            return self._chat.prompt(messages)
+        return self._chat.next_prompt(messages, tokens, answer=len(history) - 1)
+
+
+def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torch.Tensor]:
+    """What AReaL trains on: a row for each sequence, padded on the right; all of them have the episode's reward."""
+    shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
+
+    def rows(name: str, dtype: Any, padding: float) -> torch.Tensor:
+        filled = np.full(shape, padding, dtype=dtype)  # numpy reads lists three times as fast as torch
+        for row, sequence in zip(filled, sequences, strict=True):
+            values = getattr(sequence, name)
+            row[: len(values)] = values
+        return torch.from_numpy(filled)
+
+    lengths = torch.tensor([len(sequence.ids) for sequence in sequences])
+    return {
+        "input_ids": rows("ids", np.int32, 0),
+        "loss_mask": rows("mask", np.int32, 0),
+        "logprobs": rows("logprobs", np.float32, 0.0),
+        "versions": rows("versions", np.int32, -1),
+        "attention_mask": torch.arange(shape[1])[None, :] < lengths[:, None],
+        "rewards": torch.full(shape[:1], reward, dtype=torch.float32),
+    }
+
+
+def _action(action: Any) -> Any:
+    """What a hook gave: an action with its type, or text."""
+    if isinstance(action, dict) and set(action) == {"type", "content"}:
+        return Action(action["type"], action["content"])
+    return action
+
+
+# Servers. AReaL makes a workflow for every episode, so what is worth keeping is kept here, for each event loop.
+
+
+class _Access(NamedTuple):
+    urls: tuple[str, ...]
+    token_env: str
+    timeout: float
+    patience: float
+
+
+class Servers:
+    """The task servers of a run, and what went wrong with them."""
+
+    def __init__(self, access: _Access) -> None:
+        token = os.environ.get(access.token_env) or None
+        self.client = TaskServerClient(access.urls, token=token, timeout=access.timeout, patience=access.patience)
+        self.failures: Counter[str] = Counter()
+        """By kind. None of them says anything of the model."""
+        self.in_a_row = 0
+
+    def note_failure(self, error: ServeError) -> None:
+        self.failures[error.kind] += 1
+        self.in_a_row += 1
+        total = self.failures.total()
+        if total & (total - 1) == 0 or self.in_a_row % 100 == 0:  # the first, and ever more rarely
+            log.error(
+                "no trajectory because of the task server, not of the model (%d so far, %d in a row; %s): %s",
+                total, self.in_a_row, dict(self.failures), error,
+            )  # fmt: skip
+
+    def note_success(self) -> None:
+        self.in_a_row = 0
+
+    def warn_of_splits(self, in_groups: bool) -> None:
+        _warn_once(
+            "the chat template rewrites history: such episodes become several rows"
+            + (
+                ", and a group of a fixed size (reward_norm, adv_norm) no longer fits; rewrites='keep' avoids it"
+                * in_groups
+            )
+        )
+
+
+_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Access, Servers]] = WeakKeyDictionary()
+_warned: set[str] = set()
+
+
+def _servers(access: _Access) -> Servers:
+    loop = asyncio.get_running_loop()
+    known = _by_loop.setdefault(loop, {})
+    if access not in known:
+        from areal.infra.utils.concurrent import register_loop_cleanup
+
+        known[access] = Servers(access)
+        register_loop_cleanup(known[access].client.close)
+    return known[access]
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        log.warning(text)
