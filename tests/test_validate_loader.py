@@ -81,15 +81,7 @@ for path in sys.argv[1:]:
 
 def skyrl() -> Path:
     # As in test_skyrl: one environment serves both.
-    return venvs.venv(
-        "skyrl",
-        ["torch==2.13.0"],
-        ["--no-deps", "skyrl==0.3.0"],
-        [
-            "skyrl-gym==0.4.0", "datasets==5.2.0", "transformers==5.8.0", "loguru==0.7.3", "ray[default]==2.60.0",
-            "omegaconf==2.3.1", "jaxtyping==0.3.11", "torchdata==0.11.0", "httpx==0.28.1", "cloudpickle==3.1.2",
-        ],
-    )  # fmt: skip
+    return venvs.venv(*venvs.SKYRL)
 
 
 Group = tuple[str, ...]

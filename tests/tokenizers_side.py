@@ -2,7 +2,8 @@
 
     python tokenizers_side.py NAME SEEDS...
 
-Prints one JSON object for each seed: how much of the proofs was used, and every prompt whose text or length came out wrong.
+Prints one JSON object for each seed: how much of the proofs was used, and the prompts whose text or length came out
+wrong.
 """
 
 from __future__ import annotations

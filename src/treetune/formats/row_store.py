@@ -4,8 +4,8 @@
     store.row(5).prompt
 
 Parquet is read in row groups of thousands and JSON from its beginning: neither gives one row out of a million. So a row
-is kept as its values (pickled, which loses none), with its uid and its number in the source. Where the source changes,
-its content is another, and so is the key of its store.
+is kept as its packed values, with its uid and its number in the source. Where the source changes, its content is
+another, and so is the key of its store.
 """
 
 from __future__ import annotations
