@@ -261,6 +261,7 @@ def test_two_runs_cannot_write_to_one_folder(treetune, tmp_path):
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and not (tmp_path / "run" / "traces.jsonl").exists():
             time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)  # it must not end before the other asks, however slow that is
         result = treetune("eval", "slow.py:Slow", "-m", "scripted:echo", "-o", "run", "--resume")
         assert result.code == 2
         assert "another process" in result.err
