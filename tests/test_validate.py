@@ -633,10 +633,12 @@ def test_what_can_be_fixed_safely_is(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_rows_that_cannot_be_fixed_are_left_out_and_counted(tmp_path: Path, capsys: Any) -> None:
-    path = faults.lines(tmp_path / "bad", [faults.row(0), faults.row(1, prompt=5), faults.row(2, prompt=...)])
+    two = faults.row(3, env_class="aime", reward_model={"ground_truth": "5"})
+    path = faults.lines(tmp_path / "bad", [faults.row(0), faults.row(1, prompt=5), faults.row(2, prompt=...), two])
     main(["validate", str(path), "--fix", str(tmp_path / "good.jsonl"), "--json"])
     fixed = json.loads(capsys.readouterr().out)["fixed"]
-    assert (fixed["rows"], sum(fixed["left_out"].values())) == (1, 2)
+    assert (fixed["rows"], sum(fixed["left_out"].values())) == (1, 3)
+    assert fixed["left_out"]["two ground truths"] == 1
 
 
 def test_fixed_rows_keep_their_format(tmp_path: Path, capsys: Any) -> None:

@@ -6,6 +6,7 @@ Parquet comes as Arrow, which can be screened; JSON comes as rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,15 +124,26 @@ def _leaves(file: Any) -> list[str]:
 
 
 def _cheap(leaves: list[str]) -> list[str]:
-    """The leaves that rules read which need no contents: the roles of the prompt; of `extra_info` the turns, or any
-    leaf, which tells whether it is there."""
-    found = [
-        leaf for leaf in leaves if leaf.partition(".")[0] not in ("prompt", "extra_info", "data_source", "ability")
-    ]
-    for column, end in (("prompt", ".role"), ("extra_info", "extra_info.max_turns")):
-        mine = [leaf for leaf in leaves if leaf.partition(".")[0] == column]
-        found += [leaf for leaf in mine if leaf.endswith(end)] or mine[:1]
+    """The leaves of a file that rules read which need no contents."""
+    found = []
+    for column, mine in groupby(leaves, lambda leaf: leaf.partition(".")[0]):
+        if column in _UNREAD:
+            continue
+        all_of_it = list(mine)
+        wanted = [leaf for leaf in all_of_it if _CHEAP[column] in leaf] if column in _CHEAP else all_of_it
+        # Any leaf tells whether a column is there.
+        found += wanted or all_of_it[:1]
     return found
+
+
+_CHEAP = {
+    "prompt": ".role",
+    "reward_spec": ".ground_truth",
+    "reward_model": ".ground_truth",
+    "extra_info": "extra_info.max_turns",
+}
+"""What is read of a column without contents."""
+_UNREAD = ("data_source", "ability")
 
 
 def _readable(

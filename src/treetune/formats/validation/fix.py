@@ -52,6 +52,8 @@ def write_fixed(batches: Iterable[Batch], path: str | Path, format: str, formats
             read = named(formats.get(batch.source, format))
             for row in batch.rows:
                 try:
+                    if contradicts(row):
+                        raise TreetuneError("two ground truths")
                     task = read.task_of_pruned(fixed(row))
                     if not task.messages:
                         raise TreetuneError("no prompt")
@@ -64,6 +66,15 @@ def write_fixed(batches: Iterable[Batch], path: str | Path, format: str, formats
     result.rows = write_tasks(tasks(), path, format)
     result.left_out = dict(left_out)
     return result
+
+
+def contradicts(row: Row) -> bool:
+    """Whether a row has two ground truths, as SkyRL's aime rows may: nobody knows which is meant."""
+    spec, model = row.get("reward_spec"), row.get("reward_model")
+    if not isinstance(spec, dict) or not isinstance(model, dict):
+        return False
+    one, two = spec.get("ground_truth"), model.get("ground_truth")
+    return one is not None and two is not None and str(one) != str(two)
 
 
 def fixed(row: Row) -> Row:

@@ -129,7 +129,7 @@ class RowCheck:
             return
         truth = spec.get("ground_truth")
         if truth is None:
-            yield "missing-ground-truth", f"only {', '.join(spec) or 'an empty mapping'}"
+            yield "missing-ground-truth", f"only {', '.join(spec)}" if spec and self.contents else "none"
         if contract is None:
             return
         read = truth
