@@ -179,7 +179,7 @@ def test_a_local_model_generates_one_completion_at_a_time_also_after_a_timeout()
     under_way: list[str] = []
     most = 0
 
-    def generate(messages, sampling, key):
+    def generate(messages, sampling, key, *further):
         nonlocal most
         under_way.append(key)
         most = max(most, len(under_way))
