@@ -324,3 +324,56 @@ def test_sequences_of_different_lengths_are_padded_as_areal_pads():
     assert made["versions"].tolist() == [[-1, -1, 5, -1], [-1, 5, 5, 6]]
     assert made["loss_mask"].tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
     assert made["rewards"].tolist() == [0.5, 0.5]
+
+
+def test_the_example_trains_with_its_own_config(tokenizer, minimal, tmp_path, monkeypatch):
+    """AReaL's loader reads the config. The trainer needs GPUs: one that plays an episode of each workflow stands in."""
+    import examples.os_interaction.train as example
+
+    tokenizer.save_pretrained(tmp_path / "model")
+    played = []
+
+    class Trainer:
+        def __init__(self, config, train_dataset, valid_dataset):
+            self.datasets = [train_dataset, valid_dataset]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            return None
+
+        def train(self, workflow, workflow_kwargs, eval_workflow, eval_workflow_kwargs):
+            from areal.utils.dynamic_import import import_from_string
+
+            for name, options, rows in [
+                (workflow, workflow_kwargs, self.datasets[0]),
+                (eval_workflow, eval_workflow_kwargs, self.datasets[1]),
+            ]:
+                row = rows[0]
+                engine = guess(tokenizer, str(row["task_index"] % 10))
+                trajectory = play(import_from_string(name)(**options), engine, row)
+                check(trajectory, engine)
+                played.append((len(rows), row, trajectory["rewards"].item()))
+
+    monkeypatch.setattr(example, "PPOTrainer", Trainer)
+    monkeypatch.chdir(task_servers.Path(example.__file__).parents[2])
+    example.main(
+        ["--config", "examples/os_interaction/config.yaml", "experiment_name=os_rl", "trial_name=run1",
+         f"task_server.url=[{minimal[0]}]", f"actor.path={tmp_path / 'model'}", f"cluster.fileroot={tmp_path}",
+         f"cluster.name_resolve.nfs_record_root={tmp_path / 'names'}"]
+    )  # fmt: skip
+    assert played == [(110, {"task_index": 0}, 1.0), (20, {"task_index": 110}, 1.0)]
+
+
+def test_the_examples_workflow_rewards_speed_and_tells_who_speaks(tokenizer, minimal):
+    from examples.os_interaction.workflow import OSInteractionWorkflow
+
+    engine = guess(tokenizer, "3", "7")
+    trajectory = play(workflow(tokenizer, minimal[0], OSInteractionWorkflow), engine)
+    check(trajectory, engine)
+    assert "The machine says:\n\nIt is higher." in tokenizer.decode(trajectory["input_ids"][0])
+    flow = workflow(tokenizer, minimal[0], OSInteractionWorkflow)
+    assert flow.postprocess_reward(1.0, 3, {"success": True}) == 1.5
+    assert flow.postprocess_reward(1.0, 4, {"success": True}) == 1.0
+    assert flow.postprocess_reward(0.0, 1, {}) == 0.0

@@ -13,6 +13,8 @@ PACKAGES = [
     ["--no-deps", "areal==1.0.4"],
     "transformers<=5.3 aiohttp colorlog tenacity flask torchdata lark uvloop hydra-core==1.4.0.dev1 "
     "omegaconf==2.4.0.dev2 ray numba pillow orjson einops aiofiles openai datasets pytest".split(),
+    # What its loader of configs imports.
+    "swanlab wandb tensorboardX trackio tabulate pybase64".split(),
 ]
 
 

@@ -34,6 +34,13 @@ def test_a_server_that_does_all_is_good():
     assert len(server.played) == 3
 
 
+@pytest.mark.parametrize("options", [{"turns": 1}, {"turns": 5}])
+def test_no_episode_is_left_behind(options):
+    report, server = probed(**options)
+    assert report.good
+    assert set(server._turns.values()) == {3}, "each is over, or was cancelled"
+
+
 FAULTS = {
     "health": ({"health": [{"status": 500}]}, "health"),
     "info": ({"info": [{"body": b"[]"}]}, "info"),

@@ -8,6 +8,7 @@ Only start and step must be there. What a server does not offer is said, and is 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal
 
 import msgspec
@@ -82,8 +83,13 @@ class _Probe:
         # Told which task, the server's cursor stays where it is.
         body = {} if task_index is None or info.get("by_index") is False else {"task_index": task_index}
         started = await self._start(body)
-        if started is not None and await self._play(started, action, turns):
-            await self._after(body, action)
+        if started is not None:
+            played = await self._play(started, action, turns)
+            if played:
+                await self._after(started, body, action)
+            else:
+                with contextlib.suppress(ServeError):
+                    await self._link.ask("POST", CANCEL, {"episode_id": started.episode_id}, self._timeout)
         return self.report
 
     async def _about(self) -> dict[str, Any]:
@@ -154,12 +160,14 @@ class _Probe:
             self._note("repeat", "absent", "turns are not numbered")
         return True
 
-    async def _after(self, body: dict[str, Any], action: str) -> None:
+    async def _after(self, live: StartAnswer, body: dict[str, Any], action: str) -> None:
         """An episode that is cancelled, stepped after that, and one that never was."""
-        started = await self._start(body)
-        self.report.checks.pop()  # the first start told it all
+        started: StartAnswer | None = live
+        if self.report.finished:
+            started = await self._start(body)
+            if started is not None:
+                self.report.checks.pop()  # the first start told it all
         if started is None:
-            self._note("start", "fault", "a second episode could not be started")
             return
         known = bool(self.report.features)
         cancelled = await self._ask("cancel", "POST", CANCEL, {"episode_id": started.episode_id})
