@@ -805,7 +805,9 @@ def test_a_monitor_that_is_killed_ends_its_sandbox(place, marker):
 
 def _killed_monitor(marker: str) -> Result:
     def kill() -> None:
-        os.kill(min(_wait_for_marked(marker, 3)), signal.SIGKILL)
+        monitor = min(_wait_for_marked(marker, 3))
+        time.sleep(0.5)  # the command has started: before that it would be a sandbox that could not start
+        os.kill(monitor, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()
