@@ -271,6 +271,10 @@ class Texts:
         return choose.choices(kinds, [6, 10, 3, 2, 2, 1, 1, 1])[0]()
 
     def text(self) -> str:
+        if self._random.random() < 0.1:  # what normalisation makes longer
+            return self._random.choice(["\u0958", "\U0001d160", "\U0001d15e", "ﷺ", "ﷻ", "㍿"]) * self._random.randint(
+                1, 6
+            )
         return "".join(self.piece() for _ in range(self._random.choice([0, 1, 2, 5, 20, 60])))
 
     def prompt(self) -> Any:
@@ -309,13 +313,14 @@ def check(name: str, seed: int) -> dict[str, Any]:
 
     if name != "mistral":
         some = [texts.text() for _ in range(1500)]
-        exact = [len(ids) for ids in tokenizer(some, add_special_tokens=False)["input_ids"]]
         counts = TokenCounts(tokenizer)
-        for limit in (0, 3, 10, 40, 100, 10_000):
-            found = counts.above(limit, some)
+        # Before the tokenizer is used otherwise, which would take off a truncation.
+        above = {limit: counts.above(limit, some) for limit in (0, 3, 5, 7, 10, 20, 40, 100, 10_000)}
+        exact = [len(ids) for ids in tokenizer(some, add_special_tokens=False)["input_ids"]]
+        for limit, found in above.items():
             expected = {at: count for at, count in enumerate(exact) if count > limit}
-            wrong += [(some[at], limit, found.get(at), expected.get(at)) for at in found.keys() ^ expected.keys()]
-            wrong += [(some[at], limit, found[at], expected[at]) for at in found if found[at] != expected.get(at)]
+            differ = [at for at in found.keys() | expected.keys() if found.get(at) != expected.get(at)]
+            wrong += [(some[at], limit, found.get(at), expected.get(at)) for at in differ]
 
     for title, template in ({"own": None} if name == "mistral" else TEMPLATES).items():
         arguments: dict[str, Any] = {"enable_thinking": seed % 2 == 0} if name != "mistral" else {}

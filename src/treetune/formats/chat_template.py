@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from treetune.formats.carried import Answer, Carried, Content, LookedAt, Place, pieces_of
@@ -34,11 +35,14 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._arguments = dict(arguments or {})
         self._forms: dict[Any, list[_Form]] = {}
-        self._watched = _watched(tokenizer, self._arguments)
 
     def render(self, prompts: Iterable[Prompt]) -> list[str | Exception]:
         """The text of each prompt, or what the template raised."""
         return [self._text(prompt) for prompt in prompts]
+
+    @cached_property
+    def _watched(self) -> _Watched | None:
+        return _watched(self._tokenizer, self._arguments)
 
     def _text(self, prompt: Prompt) -> str | Exception:
         shape = _shape(prompt) if self._watched is not None else None
