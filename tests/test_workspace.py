@@ -165,7 +165,8 @@ def test_a_command_that_ends_the_sandbox_leaves_the_files_as_they_were(place):
 def test_too_much_memory_ends_a_command_and_leaves_the_files_as_they_were(place):
     grab = "import os, time; [os.fork() for n in range(3)]; x = b'x' * (60 << 20); time.sleep(30)"
     outcomes = session(place, "echo kept > a", {"script": "", "command": ["python3", "-c", grab]}, "cat a")
-    assert outcomes[1].problem == "it used more memory than it may"
+    # The kernel may end the command alone, before the whole sandbox is ended for it.
+    assert outcomes[1].problem == "it used more memory than it may" or outcomes[1].exit_code == 137
     assert outcomes[2].text == "kept\n"
 
 
