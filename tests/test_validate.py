@@ -519,9 +519,9 @@ def test_quick_reads_no_contents(tmp_path: Path) -> None:
 
 
 def test_environments_that_are_registered_elsewhere_can_be_named(tmp_path: Path) -> None:
-    path = faults.parquet(tmp_path / "a", [faults.row(0, env_class="multiply")])
+    path = faults.parquet(tmp_path / "a", [faults.row(0, env_class="divide")])
     assert told(path) == {"unknown-env-class": [0]}
-    assert told(path, environments=["multiply"]) == {}
+    assert told(path, environments=["divide"]) == {}
 
 
 def test_rows_of_verl_and_trl(tmp_path: Path) -> None:
