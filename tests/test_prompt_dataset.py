@@ -321,6 +321,15 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path, tokenizer):
         made(tmp_path / "b.parquet", tokenizer)
 
 
+def test_a_dataset_without_rows_is_told(tmp_path, tokenizer):
+    for kind, content in (("json", "[]"), ("jsonl", "")):
+        (tmp_path / f"a.{kind}").write_text(content)
+        with pytest.raises(EmptyTasksetError, match="there are no rows"):
+            made(tmp_path / f"a.{kind}", tokenizer)
+    with pytest.raises(EmptyTasksetError, match="none of 1 rows has at most 5 tokens"):
+        made(write(tmp_path / "b.jsonl", [row(1)]), tokenizer, 5)
+
+
 @pytest.mark.parametrize("limit", [0, -1, 1.5, None, "512"])
 def test_a_limit_must_be_a_number_of_tokens(limit, tmp_path, tokenizer):
     with pytest.raises(UsageError, match="max_prompt_length"):

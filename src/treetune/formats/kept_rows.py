@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -164,32 +165,40 @@ class Faults:
 def _occurrences(stores: Sequence[RowStore]) -> Any:
     """How often each row's uid came before."""
     import numpy as np
-    import pyarrow as pa
 
-    chunks = [uids for store in stores for uids in store.uids()]
-    if not chunks:
-        return np.zeros(0, np.int32)
-    numbers = pa.chunked_array(chunks).combine_chunks().dictionary_encode().indices.to_numpy()
-    order = np.argsort(numbers, kind="stable")  # equal uids side by side, in their order
-    ordered = numbers[order]
-    begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    lengths = np.diff(np.r_[begins, len(ordered)])
-    found = np.empty(len(numbers), np.int32)
-    found[order] = np.arange(len(ordered)) - np.repeat(begins, lengths)
+    # A uid is a hash of 16 bytes itself, or a text of the user's own: a table of all texts would be far larger.
+    hashes = bytearray()
+    for store in stores:
+        for uid in store.uids():
+            hashes += blake2b(uid.encode(), digest_size=16).digest()
+    high, low = np.frombuffer(hashes, np.uint64).reshape(-1, 2).T
+    order = np.lexsort((low, high))  # equal uids side by side, in their order
+    high, low = high[order], low[order]
+    begins = np.flatnonzero(np.r_[True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])][: len(order)])
+    lengths = np.diff(np.r_[begins, len(order)])
+    found = np.empty(len(order), np.int32)
+    found[order] = np.arange(len(order)) - np.repeat(begins, lengths)
     return found
 
 
 def _save(path: Path, rows: Any, occurrences: Any) -> None:
     import pyarrow as pa
 
-    batch = pa.record_batch([pa.array(rows), pa.array(occurrences)], names=["row", "occurrence"])
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
+    schema = pa.schema([("row", pa.int64()), ("occurrence", pa.int32())])
+    # Neither here nor below by Arrow's own ways from and to numpy, which import pandas.
+    arrays = [
+        pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(values)])
+        for kind, values in zip(schema.types, (rows, occurrences), strict=True)
+    ]
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
 def _load(path: Path) -> tuple[Any, Any]:
+    import numpy as np
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as file:
         batch = pa.ipc.open_file(file).get_batch(0)
-    return batch.column("row").to_numpy(), batch.column("occurrence").to_numpy()
+    rows, occurrences = (column.buffers()[1] for column in batch.columns)
+    return np.frombuffer(rows, np.int64, len(batch)), np.frombuffer(occurrences, np.int32, len(batch))

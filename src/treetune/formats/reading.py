@@ -25,6 +25,9 @@ from treetune.task import Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
+BUFFER = 1 << 20
+"""Bytes of a column of parquet that are read at a time."""
+
 
 def read_rows(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """The rows as they stand in the files, without keys that are null; of `columns` only, where given."""
@@ -106,7 +109,7 @@ def _parquet_batches(path: Path, columns: Sequence[str] | None) -> Iterator[pa.R
 
     try:
         # Buffering ahead keeps what was read until the end; threads cost more than they give beside Python.
-        with pq.ParquetFile(path, pre_buffer=False) as file:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
             names = file.schema_arrow.names
             if twice := {name for name in names if names.count(name) > 1}:
                 raise ReadError(f"{path} has several columns {', '.join(sorted(twice))}")

@@ -11,8 +11,9 @@ another, and so is the key of its store.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from itertools import islice
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -96,14 +97,9 @@ class RowStore:
         if waiting:
             yield waiting
 
-    def uids(self) -> Iterator[pa.Array]:
-        """All uids, some at a time."""
-        import pyarrow as pa
-
-        batches = self._columns("uid")
-        # Copied together: one alone would hold on to all of its batch.
-        while some := [batch.column(0) for batch in islice(batches, AT_ONCE // TOGETHER)]:
-            yield pa.concat_arrays(some)
+    def uids(self) -> Iterator[str]:
+        for batch in self._columns("uid"):
+            yield from batch.column(0).to_pylist()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -164,18 +160,17 @@ def _schema() -> pa.Schema:
 def _write(path: Path, name: str, config: dict[str, Any], pack: Pack) -> dict[str, Any]:
     import pyarrow as pa
 
-    waiting: list[tuple[bytes, bytes, str, int]] = []
+    waiting: list[tuple[bytes, bytes, bytes, int]] = []
     rows, unnamed, unit = 0, 0, "row"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _schema()) as writer:
 
         def write(count: int) -> None:
-            columns = [
-                pa.array(column, field.type)
-                for column, field in zip(zip(*waiting, strict=True), _schema(), strict=True)
-            ]
-            made = pa.record_batch(columns, schema=_schema())
+            *texts, numbers = zip(*waiting[:count], strict=True)
+            arrays = [_array(column, kind) for column, kind in zip(texts, _schema().types, strict=False)]
+            numbered = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", numbers))])
+            made = pa.record_batch([*arrays, numbered], schema=_schema())
             for first in range(0, count, TOGETHER):
-                writer.write_batch(made.slice(first, min(TOGETHER, count - first)))
+                writer.write_batch(made.slice(first, TOGETHER))
             del waiting[:count]
 
         for batch in read_batches(name):
@@ -190,9 +185,17 @@ def _write(path: Path, name: str, config: dict[str, Any], pack: Pack) -> dict[st
     return {"rows": rows, "unit": unit, "unnamed": unnamed}
 
 
-def _packed(batch: Batch, prompt_key: str, env_class_key: str, pack: Pack) -> Iterator[tuple[bytes, bytes, str, int]]:
+def _array(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
+    """Not by `pa.array`, which imports pandas: 40 MB and half a second."""
+    import pyarrow as pa
+
+    ends = array("i", accumulate(map(len, values), initial=0))
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
+
+
+def _packed(batch: Batch, prompt_key: str, env_class_key: str, pack: Pack) -> Iterator[tuple[bytes, bytes, bytes, int]]:
     for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
-        uid = uid_of(row, prompt_key, env_class_key)
+        uid = uid_of(row, prompt_key, env_class_key).encode()
         try:
             yield pack(row.pop(prompt_key, None)), pack(row), uid, number
         except UnknownType as error:

@@ -63,11 +63,13 @@ def python_values(array: pa.Array) -> list[Any]:
         return made
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         items = python_values(array.flatten())
-        if not array.null_count and len(items) == len(array) and pc.all(pc.equal(pc.list_value_length(array), 1)):
+        lengths = pc.list_value_length(array)
+        # Not compared with 1: that would import pandas.
+        if not array.null_count and len(items) == len(array) and pc.max(lengths).as_py() == 1:
             return [[item] for item in items]
         lists: list[Any] = []
         start = 0
-        for length in pc.list_value_length(array).to_pylist():
+        for length in lengths.to_pylist():
             lists.append(None if length is None else items[start : (start := start + length)])
         return lists
     if pa.types.is_dictionary(kind):
