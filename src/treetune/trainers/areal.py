@@ -20,13 +20,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from treetune.environment import Action, Observation
 from treetune.errors import MissingExtraError, UsageError
 from treetune.score import finite
 from treetune.serve.errors import ServeError
 from treetune.serve.http_client import RemoteEpisode, TaskServerClient
-from treetune.task import Message
-from treetune.tokens import ChatTokens, Prompt, Rewrites, Tokens, TokenSequence
+from treetune.tokens import ChatTokens, Rewrites, Tokens, TokenSequence
+from treetune.trainers.conversation import Conversation, Hooks
 
 try:
     import numpy as np
@@ -51,7 +50,7 @@ class Played(NamedTuple):
     """That of the last step; `truncated` where the workflow's own limit ended the episode."""
 
 
-class TaskServerWorkflow(RolloutWorkflow):  # type: ignore[misc]
+class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
     def __init__(
         self,
         gconfig: Any,
@@ -87,23 +86,6 @@ class TaskServerWorkflow(RolloutWorkflow):  # type: ignore[misc]
         self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites)
         urls = (url,) if isinstance(url, str) else tuple(url)
         self._access = _Access(urls, token_env, timeout, patience)
-
-    # Hooks
-
-    def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
-        """The conversation to show the model: what was said so far, and what the server shows now."""
-        return history + Observation(observation["type"], observation["content"]).messages()
-
-    def format_agent_output_to_action(self, agent_output: str, info: dict[str, Any]) -> Any:
-        """The action for what the model said: text, or `{"type": ..., "content": ...}`. `info` is the server's last."""
-        return agent_output
-
-    def postprocess_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
-        """The reward to train on, from the sum over the steps."""
-        discounted = num_turns if self.discount_first_turn else num_turns - 1
-        return float(reward * self.turn_discount**discounted)
-
-    # The episode
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """A trajectory, or None where there is none to train on."""
@@ -143,52 +125,35 @@ class TaskServerWorkflow(RolloutWorkflow):  # type: ignore[misc]
         return None if index is None else int(index)
 
     async def _play(self, engine: Any, episode: RemoteEpisode) -> Played | None:
-        tokens = Tokens()
-        history: list[Message] = []
+        conversation = Conversation(self._chat, self.tokenizer, self)
         observation, info = episode.observation, episode.info
-        reward, turns = 0.0, 0
+        reward, turns, most = 0.0, 0, self.gconfig.max_tokens
         request = uuid.uuid4().hex  # one for all turns, so that they find the same inference server and its cache
         while True:
-            shown = {"type": observation.type, "content": observation.content}
-            messages = self.format_observation_to_messages(shown, list(history))
-            prompt = self._prompt(messages, history, tokens)
-            if len(prompt.ids) >= self.gconfig.max_tokens:
+            prompt = conversation.show(observation)
+            if len(prompt.ids) >= most:
                 if not turns:
                     log.warning(
-                        "rejected: a first prompt of %d tokens, gconfig.max_tokens is %d",
-                        len(prompt.ids),
-                        self.gconfig.max_tokens,
+                        "rejected: the first prompt has %d tokens, gconfig.max_tokens is %d", len(prompt.ids), most
                     )
                     return None
-                return Played(tokens, reward, turns, {**info, "truncated": True})
+                return Played(conversation.tokens, reward, turns, {**info, "truncated": True})
             response = await engine.agenerate(
                 ModelRequest(
                     rid=request, input_ids=list(prompt.ids), gconfig=self.gconfig.new(), tokenizer=self.tokenizer
                 )
             )
-            sampled = list(response.output_tokens)
-            tokens.add_turn(
-                list(response.input_tokens) or prompt.ids,
-                sampled,
-                list(response.output_logprobs),
-                list(response.output_versions),
-                realigned=prompt.realigned,
-            )
-            text = self.tokenizer.decode(sampled, skip_special_tokens=True)
-            history = [*messages, {"role": "assistant", "content": text}]
+            given = prompt._replace(ids=list(response.input_tokens) or prompt.ids)
+            sampled, logprobs = list(response.output_tokens), list(response.output_logprobs)
+            action = conversation.take(given, sampled, logprobs, list(response.output_versions), info)
+            step = await episode.step(action)
             turns += 1
-            step = await episode.step(_action(self.format_agent_output_to_action(text, info)))
             reward += step.reward
             observation, info = step.observation, step.info
             if step.done:
-                return Played(tokens, reward, turns, info)
+                return Played(conversation.tokens, reward, turns, info)
             if turns >= self.max_turns:
-                return Played(tokens, reward, turns, {**info, "truncated": True})
-
-    def _prompt(self, messages: list[Message], history: list[Message], tokens: Tokens) -> Prompt:
-        if not history or messages[: len(history)] != history:  # it begins, or a hook tells another story
-            return self._chat.prompt(messages)
-        return self._chat.next_prompt(messages, tokens, answer=len(history) - 1)
+                return Played(conversation.tokens, reward, turns, {**info, "truncated": True})
 
 
 def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torch.Tensor]:
@@ -211,13 +176,6 @@ def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torc
         "attention_mask": torch.arange(shape[1])[None, :] < lengths[:, None],
         "rewards": torch.full(shape[:1], reward, dtype=torch.float32),
     }
-
-
-def _action(action: Any) -> Any:
-    """What a hook gave: an action with its type, or text."""
-    if isinstance(action, dict) and set(action) == {"type", "content"}:
-        return Action(action["type"], action["content"])
-    return action
 
 
 # Servers. AReaL makes a workflow for every episode, so what is worth keeping is kept here, for each event loop.

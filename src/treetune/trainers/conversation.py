@@ -1,0 +1,68 @@
+"""A Conversation is an episode as a trainer sees it: messages, the tokens they were sampled as, and three hooks.
+
+    conversation = Conversation(chat, tokenizer, hooks)
+    prompt = conversation.show(observation)                                  # tokens for the model
+    action = conversation.take(prompt, sampled, logprobs, versions, info)    # for the environment
+
+The hooks say how observations become messages, answers become actions, and rewards are shaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treetune.environment import Action, Observation
+from treetune.task import Message
+from treetune.tokens import ChatTokens, Prompt, Tokens
+
+
+class Hooks:
+    turn_discount: float = 1.0
+    discount_first_turn: bool = True
+
+    def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
+        """The conversation to show the model: what was said so far, and what the environment shows now."""
+        return history + Observation(observation["type"], observation["content"]).messages()
+
+    def format_agent_output_to_action(self, agent_output: str, info: dict[str, Any]) -> Any:
+        """The action for what the model said: text, or `{"type": ..., "content": ...}`. `info` is the last one."""
+        return agent_output
+
+    def postprocess_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
+        """The reward to train on, from the sum over the steps."""
+        discounted = num_turns if self.discount_first_turn else num_turns - 1
+        return float(reward * self.turn_discount**discounted)
+
+
+class Conversation:
+    def __init__(self, chat: ChatTokens, tokenizer: Any, hooks: Hooks) -> None:
+        self._chat, self._tokenizer, self._hooks = chat, tokenizer, hooks
+        self.tokens = Tokens()
+        self._shown: list[Message] = []
+        self._history: list[Message] = []
+
+    def show(self, observation: Observation) -> Prompt:
+        history = self._history
+        shown = {"type": observation.type, "content": observation.content}
+        self._shown = self._hooks.format_observation_to_messages(shown, list(history))
+        if not history or self._shown[: len(history)] != history:  # it begins, or a hook tells another story
+            return self._chat.prompt(self._shown)
+        return self._chat.next_prompt(self._shown, self.tokens, answer=len(history) - 1)
+
+    def take(
+        self,
+        prompt: Prompt,
+        sampled: Sequence[int],
+        logprobs: Sequence[float] | None,
+        versions: Sequence[int] | None,
+        info: dict[str, Any],
+    ) -> Action:
+        """Notes what the model was given and said; gives the action for it."""
+        self.tokens.add_turn(prompt.ids, sampled, logprobs, versions, realigned=prompt.realigned)
+        text = self._tokenizer.decode(sampled, skip_special_tokens=True)
+        self._history = [*self._shown, {"role": "assistant", "content": text}]
+        action = self._hooks.format_agent_output_to_action(text, info)
+        if isinstance(action, dict) and set(action) == {"type", "content"}:
+            return Action(action["type"], action["content"])
+        return Action.of(action)
