@@ -9,6 +9,8 @@ Steps are idempotent by turn number: asking again for the turn that was answered
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable
 from typing import Any, Self
 
 import msgspec
@@ -31,21 +33,24 @@ class Started(msgspec.Struct, frozen=True):
 
 class Episode:
     def __init__(self, environment: Environment, limits: Limits) -> None:
-        self._environment = environment
+        self._environment: Environment | None = environment
+        """None once it is closed: what it holds is let go, though the last answer may still be asked for."""
         self._limits = limits
         self._lock = asyncio.Lock()
         self._turn = 0
         self._last: Step | None = None
-        self._closed = False
         self.observation = Observation()
+        self.heard = time.monotonic()
+        """When it was last stepped."""
 
     @classmethod
     async def start(cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None) -> Self:
         limits = limits or Limits()
         async with asyncio.timeout(limits.timeout):
-            episode = cls(await call(taskset.environment, task), limits)
+            environment = await call(taskset.environment, task)
+            episode = cls(environment, limits)
             try:
-                episode.observation = Observation.of(await call(episode._environment.start))
+                episode.observation = Observation.of(await call(environment.start))
             except BaseException:
                 await asyncio.shield(episode.close())
                 raise
@@ -58,21 +63,20 @@ class Episode:
                 return self._last
             if turn is not None and turn != self._turn:
                 raise UsageError(f"this episode is at turn {self._turn}, not {turn}", remedy="send the next turn")
-            if self._closed:
+            if self._environment is None:
                 raise UsageError("this episode is over", remedy="start another")
-            self._last = await self._play(Action.of(action))
+            self._last = await self._play(self._environment, Action.of(action))
             self._turn += 1
             if self._last.done:
                 await self.close()
             return self._last
 
-    async def _play(self, action: Action) -> Step:
+    async def _play(self, environment: Environment, action: Action) -> Step:
         try:
-            async with asyncio.timeout(self._limits.timeout):
-                step = await call(self._environment.step, action)
+            step = await self._in_time(call(environment.step, action))
             if not isinstance(step, Step):
                 raise EnvironmentFault(
-                    f"{type(self._environment).__name__}.step() returned a {type(step).__name__}",
+                    f"{type(environment).__name__}.step() returned a {type(step).__name__}",
                     remedy="return a Step",
                 )
             step.reward = finite(step.reward, "reward")
@@ -84,17 +88,28 @@ class Episode:
             step.done = step.truncated = True
         return step
 
+    async def _in_time(self, work: Awaitable[Any]) -> Any:
+        if self._limits.timeout is None:
+            return await work
+        async with asyncio.timeout(self._limits.timeout):
+            return await work
+
     async def close(self) -> None:
         """Runs the environment's own `close`, once."""
-        if self._closed:
+        if self._environment is None:
             return
-        self._closed = True
+        environment, self._environment = self._environment, None
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await call(self._environment.close)
+                await call(environment.close)
         except Exception:
             return  # nobody is left to tell
 
     @property
     def over(self) -> bool:
-        return self._closed
+        return self._environment is None
+
+    @property
+    def busy(self) -> bool:
+        """A step is under way."""
+        return self._lock.locked()

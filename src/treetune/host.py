@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
@@ -117,6 +118,7 @@ class LocalHost:
         self._requests: dict[str, asyncio.Task[Any]] = {}
         self._episodes: dict[str, Episode] = {}
         self._idle: dict[str, asyncio.TimerHandle] = {}
+        self._ending: set[asyncio.Future[bool]] = set()
 
     @classmethod
     async def open(cls, taskset: Taskset[Any, Any], policy_of: PolicyOf, limits: Limits | None = None) -> Self:
@@ -200,19 +202,19 @@ class LocalHost:
         episode = await Episode.start(self.taskset, task, self._limits)
         id = f"e-{secrets.token_hex(12)}"
         self._episodes[id] = episode
-        self._touch(id, EPISODE_IDLE_SECONDS)
+        self._look_after(id, EPISODE_IDLE_SECONDS)
         return Started(id, episode.observation)
 
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
         live = self._episodes.get(episode)
         if live is None:
             raise UsageError(f"no episode {episode!r} is live", remedy="start one; idle and ended ones are closed")
-        self._rest(episode)  # a step may take longer than an idle episode is kept
         try:
             return await live.step(action, turn)
         finally:
-            if episode in self._episodes:
-                self._touch(episode, EPISODE_ENDED_SECONDS if live.over else EPISODE_IDLE_SECONDS)
+            live.heard = time.monotonic()
+            if live.over and episode in self._episodes:
+                self._look_after(episode, EPISODE_ENDED_SECONDS)
 
     async def cancel(self, id: str) -> bool:
         """Stops a named request or ends an episode; says whether there was one."""
@@ -260,14 +262,24 @@ class LocalHost:
             return own
         return Limits(max_turns=_least(own.max_turns, asked.max_turns), timeout=_least(own.timeout, asked.timeout))
 
+    def _look_after(self, id: str, seconds: float) -> None:
+        """Looks in so many seconds whether the episode is still wanted: cheaper than a timer for every step."""
+        self._rest(id)
+        self._idle[id] = asyncio.get_running_loop().call_later(seconds, self._look, id)
+
+    def _look(self, id: str) -> None:
+        episode = self._episodes[id]
+        most = EPISODE_ENDED_SECONDS if episode.over else EPISODE_IDLE_SECONDS
+        quiet = 0.0 if episode.busy else time.monotonic() - episode.heard
+        if quiet < most:
+            self._look_after(id, most - quiet)
+        else:
+            self._ending.add(ending := asyncio.ensure_future(self._end(id)))
+            ending.add_done_callback(self._ending.discard)
+
     def _rest(self, id: str) -> None:
         if (timer := self._idle.pop(id, None)) is not None:
             timer.cancel()
-
-    def _touch(self, id: str, seconds: float) -> None:
-        self._rest(id)
-        loop = asyncio.get_running_loop()
-        self._idle[id] = loop.call_later(seconds, lambda: loop.create_task(self._end(id)))
 
     async def _end(self, id: str) -> bool:
         episode = self._episodes.pop(id, None)

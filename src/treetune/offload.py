@@ -14,6 +14,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,13 +24,22 @@ Late = Callable[[Any], None]
 
 async def call(function: Callable[..., Any], *args: Any, late: Late | None = None) -> Any:
     try:
-        if inspect.iscoroutinefunction(function):
+        if _is_async(function):
             return await function(*args)
         result = await _outcome(_threads, function, args, late)
         return await result if inspect.isawaitable(result) else result
     except SystemExit as error:
         # The exit of a scorer is its failure, not the end of the program.
         raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    # Looked up once for each method: to inspect it costs more than a small step.
+    method = getattr(function, "__func__", None)
+    return _is_async_method(method) if method is not None else inspect.iscoroutinefunction(function)
+
+
+_is_async_method = lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
 
 
 async def call_apart(function: Callable[..., Any], *args: Any) -> Any:

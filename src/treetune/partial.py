@@ -13,8 +13,7 @@ Where nobody looks, nothing happens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 
 Sink = Callable[[str], object]
@@ -33,11 +32,16 @@ def show(text: str) -> None:
         loop.call_soon_threadsafe(sink, text)
 
 
-@contextmanager
-def shown_to(sink: Sink) -> Iterator[None]:
-    """Within it, what is shown goes to `sink`, on the event loop of now."""
-    token = _shown.set((asyncio.get_running_loop(), sink))
-    try:
-        yield
-    finally:
-        _shown.reset(token)
+class shown_to:
+    """Within it, what is shown goes to `sink`, on the event loop of now. A class: it is entered at every step."""
+
+    __slots__ = ("_sink", "_token")
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def __enter__(self) -> None:
+        self._token = _shown.set((asyncio.get_running_loop(), self._sink))
+
+    def __exit__(self, *exception: object) -> None:
+        _shown.reset(self._token)

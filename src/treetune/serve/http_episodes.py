@@ -24,7 +24,7 @@ from treetune.host import EPISODE_IDLE_SECONDS
 from treetune.partial import Sink, shown_to
 from treetune.serve.codec import pack, unpack
 from treetune.serve.crew import Job, LocalCrew
-from treetune.serve.errors import Stopping
+from treetune.serve.errors import BadRequest, Stopping
 from treetune.serve.http_wire import (
     RETRY_SECONDS,
     CancelAnswer,
@@ -47,7 +47,9 @@ _MOST_GONE = 20_000
 """Ended episodes that are still told apart from those that never were."""
 _MOST_KEPT_BYTES = 256 << 10
 """Answers of one live episode that are kept; the latest always is."""
-_MOST_REQUESTS = 10_000
+_MOST_LAST_BYTES = 64 << 20
+"""Last answers of finished episodes that are kept, all together."""
+_MOST_NAMES = 10_000
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,17 +68,21 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Live:
     """A live episode as the server sees it."""
 
-    __slots__ = ("answers", "busy", "heard", "id", "job", "kept_bytes", "started", "turn", "watchers")
+    __slots__ = ("answers", "busy", "free", "heard", "id", "job", "kept_bytes", "opening", "started", "turn", "watchers")
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, id: str, opening: bytes = b"") -> None:
         self.id = id
+        self.opening = opening
+        """What start answered."""
         self.started = self.heard = time.monotonic()
         self.turn = 0
         """The next one."""
         self.answers: dict[int, bytes] = {}
         self.kept_bytes = 0
-        self.busy: asyncio.Future[None] | None = None
-        """Done when the step under way is."""
+        self.busy = False
+        """A step is under way."""
+        self.free: asyncio.Future[None] | None = None
+        """Done when the step under way is; made only where somebody waits for that."""
         self.job = b""
         self.watchers: list[Sink] = []
         """Who is shown what the environment shows during a step."""
@@ -92,15 +98,44 @@ class Live:
         while self.kept_bytes > _MOST_KEPT_BYTES and len(self.answers) > 1:
             self.kept_bytes -= len(self.answers.pop(self.turn - len(self.answers)))
 
+    async def wait_free(self) -> None:
+        if self.free is None:
+            self.free = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self.free])
+
+    def rest(self) -> None:
+        """The step is over."""
+        self.busy, self.heard = False, time.monotonic()
+        if self.free is not None:
+            self.free.set_result(None)
+            self.free = None
+
 
 class Gone(msgspec.Struct, frozen=True, gc=False):
     """What is remembered of an episode that has ended."""
 
     kind: str
     error: str
-    turn: int = -1
-    answer: bytes = b""
-    """Of its last turn, which may be asked for again."""
+
+
+class LastAnswers:
+    """Those of the steps which ended episodes: they may be asked for again."""
+
+    def __init__(self, most_bytes: int = _MOST_LAST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, id: str, turn: int, answer: bytes) -> None:
+        self._kept[id] = (turn, answer)
+        self._bytes += len(answer)
+        while len(self._kept) > _MOST_GONE or (self._bytes > self._most_bytes and len(self._kept) > 1):
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self._bytes -= len(dropped)
+
+    def find(self, id: str, turn: int | None) -> bytes | None:
+        kept = self._kept.get(id)
+        return kept[1] if kept is not None and kept[0] == turn else None
 
 
 class Episodes:
@@ -110,10 +145,12 @@ class Episodes:
         self.live: dict[str, Live] = {}
         self._starting = 0
         self._gone: OrderedDict[str, Gone] = OrderedDict()
-        self._requests: OrderedDict[str, asyncio.Task[bytes]] = OrderedDict()
+        self._last = LastAnswers()
+        self._named: OrderedDict[str, asyncio.Task[str]] = OrderedDict()
+        """By `request_id`: the start of an episode, which gives its id."""
         self._prefix = secrets.token_bytes(80)  # longer than any id that a client of the other door may give
         self._number = 0
-        self._closings: set[asyncio.Task[None]] = set()
+        self._closings: dict[str, asyncio.Task[None]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
         self.stopping = False
@@ -138,25 +175,31 @@ class Episodes:
             self._sweeper.cancel()
         for episode in list(self.live.values()):
             self._end(episode, "stopping", "the server has stopped")
-        await asyncio.gather(*self._closings, return_exceptions=True)
+        await asyncio.gather(*self._closings.values(), return_exceptions=True)
 
     # What is asked
 
     async def start(self, body: StartBody) -> bytes:
-        name = body.request_id
-        if name is None:
-            return await self._start(body)
-        if name not in self._requests:
-            self._requests[name] = asyncio.create_task(self._start(body))
-            if len(self._requests) > _MOST_REQUESTS:
-                self._requests.popitem(last=False)
+        if body.request_id is None:
+            return self.live[await self._start(body)].opening
+        id = await self._start_once(body.request_id, body)
+        if (episode := self.live.get(id)) is None:
+            raise _gone_error(self._gone.get(id, _LONG_GONE))
+        return episode.opening
+
+    async def _start_once(self, name: str, body: StartBody) -> str:
+        """The same name gets the same episode: the answer to the first may have been lost."""
+        if name not in self._named:
+            self._named[name] = asyncio.create_task(self._start(body))
+            if len(self._named) > _MOST_NAMES:
+                self._named.popitem(last=False)
         try:
-            return await asyncio.shield(self._requests[name])
+            return await asyncio.shield(self._named[name])
         except Exception:
-            self._requests.pop(name, None)  # what failed may be tried again
+            self._named.pop(name, None)  # what failed may be tried again
             raise
 
-    async def _start(self, body: StartBody) -> bytes:
+    async def _start(self, body: StartBody) -> str:
         if self.stopping:
             raise http_error(Stopping("the server is stopping", remedy="ask again when it is back"))
         if len(self.live) + self._starting >= self.config.max_episodes:
@@ -176,16 +219,17 @@ class Episodes:
             self._starting -= 1
             self._note_empty()
 
-    async def _started(self, index: int | None) -> bytes:
+    async def _started(self, index: int | None) -> str:
         drawn = await self._server.draw(index)
         done = await self._do("start", StartRequest(task=drawn.task))
         response = unpack(done.data, StartResponse)
         raise_failure(response)
-        self.live[response.episode] = Live(response.episode)
         task = unpack(drawn.task, Task)
         info = {"task_index": drawn.index, "data_source": task.data_source}
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
-        return encode(StartAnswer(response.episode, response.observation, info))
+        opening = encode(StartAnswer(response.episode, response.observation, info))
+        self.live[response.episode] = Live(response.episode, opening)
+        return response.episode
 
     async def step(self, body: StepBody) -> bytes:
         """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
@@ -205,24 +249,25 @@ class Episodes:
                     path="$.turn",
                     remedy="send the next turn, or none",
                 )
-            if episode.busy is None:
+            if not episode.busy:
                 return await self._play(episode, body.action)
-            await asyncio.wait([episode.busy])  # the same turn, asked for twice at once, or a step that must wait
+            await episode.wait_free()  # the same turn, asked for twice at once, or a step that must wait
 
     async def _play(self, episode: Live, action: Any) -> bytes:
         # A caller that goes away does not stop its step: the server does not tell us, and it may come back for it.
-        busy = episode.busy = asyncio.get_running_loop().create_future()
+        episode.busy = True
         try:
             request = StepRequest(episode=episode.id, action=action, turn=episode.turn)
             done = await self._do("step", request, episode)
-            response = unpack(done.data, StepResponse)
+            try:
+                response = unpack(done.data, StepResponse)
+            except BadRequest as error:  # the environment's fault, not the caller's
+                raise self._broken(episode, f"the environment answered {error.message}") from None
             if not response.success:
                 raise self._failed(episode, done, response)
             return self._taken(episode, response)
         finally:
-            episode.busy = None
-            busy.set_result(None)
-            episode.heard = time.monotonic()
+            episode.rest()
 
     def _taken(self, episode: Live, response: StepResponse) -> bytes:
         info = response.info
@@ -233,8 +278,13 @@ class Episodes:
         answer = encode(StepAnswer(response.observation, response.reward, response.done, info))
         episode.keep(answer)
         if response.done:
-            self._forget(episode, Gone("finished", "this episode is over", episode.turn - 1, answer))
+            self._last.keep(episode.id, episode.turn - 1, answer)
+            self._forget(episode, Gone("finished", "this episode is over"))
         return answer
+
+    def _broken(self, episode: Live, error: str) -> HttpError:
+        self._end(episode, "failed", f"this episode ended with an error: {error}")
+        return HttpError(500, "failed", error, remedy="see what its environment returns")
 
     def _failed(self, episode: Live, done: Done, response: StepResponse) -> HttpError:
         """A step that fails ends its episode: what the environment is worth then nobody knows."""
@@ -259,15 +309,15 @@ class Episodes:
             self._answer_of_gone(id, None)
         else:
             self._end(episode, "cancelled", "this episode was cancelled")
-            await asyncio.gather(*self._closings_of(id), return_exceptions=True)
+            await asyncio.wait([self._closings[id]])
         return encode(CancelAnswer(id))
 
     def _answer_of_gone(self, id: str, turn: int | None) -> bytes:
+        if (answer := self._last.find(id, turn)) is not None:
+            return answer
         gone = self._gone.get(id)
         if gone is None:
             raise HttpError(404, "unknown_episode", f"there is no episode {id!r:.80}", path="$.episode_id")
-        if turn is not None and turn == gone.turn:
-            return gone.answer
         raise _gone_error(gone)
 
     # How episodes end
@@ -275,17 +325,13 @@ class Episodes:
     def _end(self, episode: Live, kind: str, error: str) -> None:
         """Stops what is under way in it and closes it, wherever it lives."""
         self._forget(episode, Gone(kind, error))
-        if episode.busy is not None:
+        if episode.busy:
             self._server.crew.stop(episode.job)
-        task = asyncio.create_task(self._close(episode.id), name=episode.id)
-        self._closings.add(task)
-        task.add_done_callback(self._closings.discard)
+        self._closings[episode.id] = task = asyncio.create_task(self._close(episode.id))
+        task.add_done_callback(lambda _: self._closings.pop(episode.id, None))
 
     async def _close(self, id: str) -> None:
         await self._do("cancel", CancelRequest(id=id), Live(id))
-
-    def _closings_of(self, id: str) -> list[asyncio.Task[None]]:
-        return [task for task in self._closings if task.get_name() == id]
 
     def _forget(self, episode: Live, gone: Gone) -> None:
         if self.live.pop(episode.id, None) is None:
@@ -312,7 +358,7 @@ class Episodes:
             for episode in list(self.live.values()):
                 if now - episode.started > most:
                     self._end(episode, "expired", f"this episode reached its deadline of {most:g} seconds")
-                elif episode.busy is None and now - episode.heard > idle:
+                elif not episode.busy and now - episode.heard > idle:
                     self._end(episode, "expired", f"nobody stepped this episode for {idle:g} seconds")
 
     async def _do(self, method: str, request: Any, episode: Live | None = None) -> Done:
@@ -336,6 +382,9 @@ class Episodes:
 def _settle(future: asyncio.Future[Done], done: Done) -> None:
     if not future.done():
         future.set_result(done)
+
+
+_LONG_GONE = Gone("expired", "the episode that this request started ended long ago")
 
 
 def _gone_error(gone: Gone) -> HttpError:
