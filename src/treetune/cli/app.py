@@ -19,6 +19,7 @@ from treetune.cli import (
     init,
     listing,
     probe,
+    register,
     rescore,
     serve,
     show,
@@ -60,6 +61,7 @@ for verb, command in OVERRIDABLE.items():
     app.command(verb, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(command)
 app.command("convert")(convert.convert_command)
 app.command("probe")(probe.probe_command)
+app.command("register")(register.register_command)
 app.command("top")(top.top_command)
 app.command("rescore")(rescore.rescore_command)
 app.add_typer(cache.cache_app, name="cache")

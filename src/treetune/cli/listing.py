@@ -8,14 +8,30 @@ import typer
 
 
 def list_command(
-    name: Annotated[str | None, typer.Argument(help="A taskset: show what its config takes.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A taskset: show what its config takes. With --servers: a register.")
+    ] = None,
+    servers: Annotated[
+        bool,
+        typer.Option(
+            "--servers", help="The running servers in a register, a folder or URL (default: TREETUNE_SERVERS)."
+        ),
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds that each of the --servers has to answer.")] = 2.0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """What is installed: tasksets, environments, models. With a NAME: the keys of that taskset's config."""
+    """What is installed: tasksets, environments, models. With a NAME: the keys of that taskset's config.
+
+    treetune list --servers FOLDER_OR_URL shows the servers that run, and how they are.
+    """
     from treetune.cli.output import console_for, print_json
     from treetune.plugins import environments, tasksets
     from treetune.policies import KINDS
 
+    if servers:
+        from treetune.cli.servers import list_servers
+
+        return list_servers(name, timeout, json)
     if name is not None:
         return _describe(name, json)
     found = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from treetune.cli.register import Place
     from treetune.serve.http_server import HttpServer
     from treetune.serve.server import EnvServer
 
@@ -61,6 +62,13 @@ def serve_command(
     ] = False,
     metrics: Annotated[str | None, typer.Option(help="Show figures to Prometheus at HOST:PORT.")] = None,
     drain: Annotated[float, typer.Option(help="Seconds that work under way may take to end on SIGTERM.")] = 30.0,
+    register: Annotated[
+        str | None,
+        typer.Option(envvar="TREETUNE_SERVERS", help="Where `treetune list --servers` finds it: a folder, or a URL."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="The http address to register, where others see it under another one.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "train",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")] = False,
 ) -> int:
@@ -72,6 +80,7 @@ def serve_command(
     import logging
 
     from treetune.cli.overrides import read_overrides
+    from treetune.cli.register import open_place
     from treetune.config import convert
     from treetune.errors import UsageError
     from treetune.policies.endpoint import EndpointConfig
@@ -131,7 +140,7 @@ def serve_command(
             "deadline_seconds": episode_deadline,
         }
         door = _http(server, episodes)
-    loops.run(_serve(server, door, metrics, json))
+    loops.run(_serve(server, door, metrics, json, open_place(register, advertise)))
     return 0
 
 
@@ -161,7 +170,13 @@ def _pool(taskset: Any, config: Any, models: Any, workers: int, max_workers: int
     return EnvServerPool(taskset, config, models, pool, load_engine(engine))
 
 
-async def _serve(server: EnvServer, http: HttpServer | None, metrics: str | None, json: bool) -> None:
+async def _serve(
+    server: EnvServer,
+    http: HttpServer | None,
+    metrics: str | None,
+    json: bool,
+    place: Place | None = None,
+) -> None:
     import asyncio
     import contextlib
     import logging
@@ -169,6 +184,7 @@ async def _serve(server: EnvServer, http: HttpServer | None, metrics: str | None
     import signal
 
     from treetune.cli.output import print_json
+    from treetune.cli.register import listed
     from treetune.errors import UsageError
     from treetune.serve.metrics import serve_metrics
 
@@ -213,11 +229,12 @@ async def _serve(server: EnvServer, http: HttpServer | None, metrics: str | None
     if json:
         print_json({"address": server.address, "http": url, "pid": os.getpid(), "server_key": key, "metrics": shown})
     reporter = asyncio.create_task(_report(server, log))
-    await asked.wait()
-    reporter.cancel()
-    if http is not None:
-        await http.stop()
-    await server.stop()
+    async with listed(place, server, url, info):
+        await asked.wait()
+        reporter.cancel()
+        if http is not None:
+            await http.stop()
+        await server.stop()
     log.info("stopped; the next index is %d", server.streams.cursor())
 
 
