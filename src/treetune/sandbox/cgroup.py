@@ -54,6 +54,8 @@ class Cgroup:
 
     def __init__(self, path: Path, version: int, limit: int, all_at_once: bool = True) -> None:
         self._path = path
+        # Moving oneself as a single thread is at once; any other way waits for all processors, 10 ms and more.
+        self.entrance = str(path / ("cgroup.procs" if version == 2 else "tasks"))
         self._events = path / ("memory.events" if version == 2 else "memory.oom_control")
         path.mkdir()
         try:
@@ -67,9 +69,6 @@ class Cgroup:
         except OSError:
             self.close()
             raise
-
-    def attach_starting(self, pid: int) -> None:
-        self._write("cgroup.procs", pid)
 
     def attach(self, pid: int) -> None:
         self._write("cgroup.procs", pid)

@@ -132,7 +132,8 @@ class Execution:
         with contextlib.suppress(BrokenPipeError, ProcessLookupError):
             self._first = os.pidfd_open(pid)
             self._held.callback(os.close, self._first)
-            self._memory.attach(pid)
+            if self._memory.entrance is None:
+                self._memory.attach(pid)
             self._release.write(b"x")
         return self._first is not None
 

@@ -36,6 +36,8 @@ FIRST_UID = 1_900_000_000
 LAST_THREAD = 1 << 22
 GATE = 'echo && read -r go && exec "$@"'
 """Runs the command only when told to, so that a sandbox whose owner died while it started runs nothing."""
+ENTER = 'echo 0 > "$0" && exec "$@"'
+"""Into a cgroup."""
 STAGE = 'mount --bind "$0" /tmp && exec "$@"'
 """Shows a folder that only root may reach to the user that root becomes; in a mount namespace of its own."""
 
@@ -101,8 +103,9 @@ class Launcher(msgspec.Struct, frozen=True):
         if calls := program():
             data[SECCOMP] = calls
         try:
+            memory = self._memory(limits)
             return Execution(
-                before=self._before(user, staged),
+                before=self._before(user, staged, memory.entrance),
                 options=partial(
                     options,
                     self.interpreter,
@@ -114,7 +117,7 @@ class Launcher(msgspec.Struct, frozen=True):
                 command=["sh", "-c", GATE, "sandbox", *self._within(limits), *command],
                 stdin=stdin,
                 limits=limits,
-                memory=self._memory(limits),
+                memory=memory,
                 user=user,
                 stop=stop,
             ).run()
@@ -125,14 +128,14 @@ class Launcher(msgspec.Struct, frozen=True):
         except SandboxUnavailable as error:
             raise explained(error) from error
 
-    def _before(self, user: int | None, staged: bool) -> list[str]:
+    def _before(self, user: int | None, staged: bool, entrance: str | None) -> list[str]:
         """What becomes bubblewrap in the end, as the right user."""
         chain = [self.tools.bwrap]
         if user is not None:
             chain = [self.tools.setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", *chain]
         if staged:
             chain = [self.tools.unshare, "--mount", "--", "sh", "-c", STAGE, str(self.interpreter.prefix), *chain]
-        return chain
+        return chain if entrance is None else ["sh", "-c", ENTER, entrance, *chain]
 
     def _within(self, limits: SandboxLimits) -> list[str]:
         """Limits are set inside: there the user namespace makes the process limit count this sandbox alone."""

@@ -1,6 +1,7 @@
 """The memory that all processes of one sandbox use together.
 
     held = parent.hold(limit) if parent else Watched(limit)
+    held.entrance        # a file through which what becomes the sandbox enters; where there is none:
     held.attach(pid)     # before the command starts
     held.passed()        # asked while it runs, and once after
     held.close()
@@ -30,8 +31,9 @@ class Memory(Protocol):
     def KERNEL_KILLS(self) -> bool:
         """Whether the kernel ends what takes too much, so that nobody else has to."""
 
-    def attach_starting(self, pid: int) -> None:
-        """Hold the process that becomes the sandbox, where that is possible."""
+    @property
+    def entrance(self) -> str | None:
+        """A file: a process that writes 0 to it is held, and all that it starts. None: the sandbox is attached."""
 
     def attach(self, pid: int) -> None:
         """Hold the sandbox whose first process this is."""
@@ -52,8 +54,7 @@ class PerProcess:
     """No limit on the sum: for hosts that let nothing look into the sandbox."""
 
     KERNEL_KILLS = False
-
-    def attach_starting(self, pid: int) -> None: ...
+    entrance = None
 
     def attach(self, pid: int) -> None: ...
 
@@ -65,12 +66,11 @@ class PerProcess:
 
 class Watched:
     KERNEL_KILLS = False
+    entrance = None
 
     def __init__(self, limit: int, mounts: Sequence[str] = MOUNTS) -> None:
         self._limit, self._mounts = limit, mounts
         self._root: Path | None = None
-
-    def attach_starting(self, pid: int) -> None: ...
 
     def attach(self, pid: int) -> None:
         self._root = Path(f"/proc/{pid}/root")

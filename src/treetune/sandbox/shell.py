@@ -286,7 +286,8 @@ class BubblewrapCarrier:
     def _find_first(self) -> None:
         pid = json.loads(os.read(self._started.status, 4096).partition(b"\n")[0])["child-pid"]
         self._first = os.pidfd_open(pid)
-        self._started.memory.attach(pid)
+        if self._started.memory.entrance is None:
+            self._started.memory.attach(pid)
 
     def passed_memory(self) -> bool:
         return self._started.memory.passed()

@@ -11,11 +11,11 @@ within (`su - jack`) know both from the system's own start-up files.
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]  # `signal` brings `enum`, a tenth of a start
 import fcntl
 import marshal
 import os
 import select
-import signal
 import stat
 import struct
 import sys

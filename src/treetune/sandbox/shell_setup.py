@@ -125,14 +125,18 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
             check(libc.syscall(*place), f"move_mount {path}")
         else:
             mount(f"/proc/self/fd/{sources[path]}", lower, None, MS_BIND)
-    for number, path in enumerate(plan["overlaid"]):
+    for number, path in enumerate(plan["shown"]):
+        if path not in plan["overlaid"]:
+            continue
         lower, upper, work, merged = (f"{STAGE}/{name}{number}" for name in ("shown", "upper", "work", "merged"))
         for folder in (upper, work, merged):
             os.mkdir(folder)
         os.chmod(upper, stat.S_IMODE(os.stat(lower).st_mode))
         if path not in shown:
-            own_folders(lower, upper)
+            own_folders(lower, upper, 3 if path == plan["whole"] else 2)
         mount("overlay", merged, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work},userxattr")
+    if plan["whole"] is not None:
+        return
     root = f"{STAGE}/root"
     os.mkdir(root)
     for folder, mode in plan["folders"].items():
@@ -148,12 +152,13 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
         os.chmod(root + path, mode)
 
 
-def own_folders(lower: str, upper: str, depth: int = 2) -> None:
+def own_folders(lower: str, upper: str, depth: int) -> None:
     """Folders of the upper layer belong to the sandbox, so that files can be made and removed in them."""
     for entry in os.scandir(lower):
         if entry.is_dir(follow_symlinks=False):
             try:
-                os.mkdir(f"{upper}/{entry.name}", 0o755)
+                os.mkdir(f"{upper}/{entry.name}")
+                os.chmod(f"{upper}/{entry.name}", stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode))
                 if depth > 1:
                     own_folders(entry.path, f"{upper}/{entry.name}", depth - 1)
             except PermissionError:
@@ -199,6 +204,8 @@ def main() -> NoReturn:
     with os.fdopen(source, "rb") as pipe:
         plan = marshal.load(pipe)
     try:
+        if plan["entrance"] is not None:
+            write(plan["entrance"], "0")
         build(plan, enter(plan))
         for name, value in plan["rlimits"].items():
             number = getattr(resource, f"RLIMIT_{name.upper()}")
@@ -207,7 +214,7 @@ def main() -> NoReturn:
             resource.setrlimit(number, (value, value))
     except OSError as error:
         sys.exit(f"the root of a sandbox cannot be made: {error}")
-    handed = {FD: memory_file(bytes.fromhex(plan["seccomp"])), RUNNER: memory_file(plan["runner"].encode())}
+    handed = {FD: memory_file(bytes.fromhex(plan["seccomp"])), RUNNER: memory_file(plan["runner"])}
     command = plan["command"]
     for mark, descriptor in handed.items():
         command = [text.replace(mark, str(descriptor)) for text in command]

@@ -1,10 +1,10 @@
 """How a sandbox with a shell is started here: what it sees, as whom it runs, and what holds its memory.
 
-    started = start(Start(tools, Interpreter.find(), Users.RANGE), SandboxLimits())
+    started = spawn(Start(tools, Interpreter.find(), Users.RANGE, ...), SandboxLimits())
     started.socket    # speaks with `shell_runner.py` inside
 
-Like `filesystem.py`, but the system's folders can be written: /usr is an overlay, /etc a copy of what is harmless,
-everything else is made here. All of it together is a tmpfs of `disk_mb`, and gone with the sandbox.
+Like `filesystem.py`, but the system's folders can be written (see `shell_root.py`). What is written is a tmpfs of
+`disk_mb`, and gone with the sandbox.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import secrets
 import socket
 import subprocess
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from treetune.sandbox.bytecode import bytecode, bytecode_file
 from treetune.sandbox.cgroup import Parent
-from treetune.sandbox.filesystem import SYSTEM_FOLDERS
 from treetune.sandbox.interpreter import Interpreter
 from treetune.sandbox.launcher import FIRST_UID, LAST_THREAD, HeldBy, Tools
 from treetune.sandbox.memory import Memory, PerProcess, Watched, allowed
 from treetune.sandbox.protocol import SandboxLimits
 from treetune.sandbox.seccomp import program
+from treetune.sandbox.shell_root import Root, folder_root, host_root
 from treetune.sandbox.shell_setup import FD, RANGE, RUNNER, STAGE
 
 FIRST_RANGE = FIRST_UID + LAST_THREAD
@@ -43,43 +42,6 @@ CAPABILITIES = (
     "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP SETFCAP NET_BIND_SERVICE SYS_CHROOT AUDIT_WRITE"
 ).split()
 """As in a container; they reach no further than the sandbox's own users."""
-FOLDERS = {
-    "/": 0o755,
-    **dict.fromkeys(("/etc", "/home", "/media", "/mnt", "/opt", "/run", "/srv", "/proc", "/dev", "/usr"), 0o755),
-    **dict.fromkeys(("/var", "/var/cache", "/var/lib", "/var/log", "/var/mail", "/var/spool"), 0o755),
-    **dict.fromkeys(("/tmp", "/var/tmp"), 0o1777),
-    "/etc/profile.d": 0o755,
-    "/root": 0o700,
-}
-LINKS = {"/var/run": "/run", "/var/lock": "/run/lock"}
-COPIED = (
-    *("/etc/alternatives", "/etc/bash.bashrc", "/etc/profile", "/etc/debian_version", "/etc/os-release"),
-    *("/etc/login.defs", "/etc/default/useradd", "/etc/skel", "/etc/shells", "/etc/adduser.conf", "/etc/deluser.conf"),
-    *("/etc/pam.d", "/etc/pam.conf", "/etc/security", "/etc/environment", "/etc/inputrc"),
-    *("/etc/ld.so.*", "/etc/services", "/etc/protocols", "/etc/localtime", "/etc/timezone", "/etc/magic*"),
-    *("/etc/mime.types", "/etc/java*", "/etc/perl", "/etc/python3*", "/etc/vim", "/etc/nanorc"),
-)
-"""Of the host's /etc, where everybody may read it. Nothing that says who uses the host, and for what."""
-SYSTEM_USERS = "daemon:1 bin:2 sys:3 sync:4:65534 games:5:60 man:6:12 lp:7 mail:8 news:9 uucp:10 proxy:13 www-data:33"
-PASSWD = ["root:x:0:0:root:/root:/bin/bash"]
-GROUP = ["root:x:0:"]
-for _name, _uid, *_gid in (entry.split(":") for entry in SYSTEM_USERS.split()):
-    PASSWD.append(f"{_name}:x:{_uid}:{_gid[0] if _gid else _uid}:{_name}:/nonexistent:/usr/sbin/nologin")
-    if not _gid:
-        GROUP.append(f"{_name}:x:{_uid}:")
-PASSWD.append("nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin")
-GROUP += ["adm:x:4:", "tty:x:5:", "disk:x:6:", "man:x:12:", "sudo:x:27:", "shadow:x:42:", "staff:x:50:", "games:x:60:"]
-GROUP += ["users:x:100:", "nogroup:x:65534:"]
-FILES = {
-    "/etc/passwd": ("\n".join(PASSWD) + "\n", 0o644),
-    "/etc/group": ("\n".join(GROUP) + "\n", 0o644),
-    "/etc/shadow": ("".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in PASSWD), 0o640),
-    "/etc/gshadow": ("".join(f"{line.split(':')[0]}:*::\n" for line in GROUP), 0o640),
-    "/etc/hosts": ("127.0.0.1 localhost sandbox\n::1 localhost\n", 0o644),
-    "/etc/hostname": ("sandbox\n", 0o644),
-    "/etc/nsswitch.conf": ("passwd: files\ngroup: files\nshadow: files\nhosts: files\n", 0o644),
-    "/etc/fstab": ("", 0o644),
-}
 
 
 class Users(StrEnum):
@@ -99,26 +61,22 @@ class Start(msgspec.Struct, frozen=True):
     """Treetune is root, and no sandbox should be."""
     held_by: HeldBy
     parent: Parent | None = None
+    rootfs: str | None = None
+    """A folder with a system of its own, in the place of the host's."""
 
-    def plan(self, limits: SandboxLimits) -> dict[str, Any]:
+    def plan(self, limits: SandboxLimits, entrance: str | None) -> dict[str, Any]:
         size = limits.disk_mb << 20
-        shown = ["/usr", *(f"/{name}" for name in SYSTEM_FOLDERS if _is_folder(f"/{name}"))]
-        overlaid = list(shown)
-        if self.interpreter.prefix is not None:
-            shown.append(self.interpreter.prefix)
-        base = FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if self.as_root else None
+        root = host_root(self.interpreter) if self.rootfs is None else folder_root(self.rootfs)
+        # The folder's Python may be another than ours.
+        runner = bytecode("shell_runner.py", root.python if self.rootfs is None else None)
         return {
-            "base": base,
+            "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if self.as_root else None,
             "range": self.users is Users.RANGE,
-            "shown": shown,
-            "overlaid": overlaid,
+            "entrance": entrance,
+            **msgspec.to_builtins(root),
             "tmpfs": f"size={size},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
-            "folders": FOLDERS,
-            "links": {**LINKS, **{f"/{n}": os.readlink(f"/{n}") for n in SYSTEM_FOLDERS if os.path.islink(f"/{n}")}},
-            "copied": COPIED,
-            "files": FILES,
             "seccomp": program().hex(),
-            "runner": _runner(),
+            "runner": runner,
             "rlimits": {
                 "nproc": limits.processes + OUR_PROCESSES,
                 "data": limits.memory_mb << 20,
@@ -126,41 +84,33 @@ class Start(msgspec.Struct, frozen=True):
                 "nofile": 1024,
                 "core": 0,
             },
-            "command": self._command(shown, overlaid, size),
+            "command": self._command(root, size),
         }
 
-    def _command(self, shown: list[str], overlaid: list[str], size: int) -> list[str]:
+    def _command(self, root: Root, size: int) -> list[str]:
         given = [self.tools.bwrap, "--die-with-parent", "--as-pid-1"]
         given += [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
         given += ["--hostname", "sandbox", "--cap-drop", "ALL"]
         for capability in CAPABILITIES:
             given += ["--cap-add", f"CAP_{capability}"]
         given += ["--clearenv"]
-        path = PATH if self.interpreter.prefix is None else f"{PATH}:{self.interpreter.prefix}/bin"
+        prefix = None if self.rootfs is not None else self.interpreter.prefix
+        path = PATH if prefix is None else f"{PATH}:{prefix}/bin"
         for name, value in {"PATH": path, "HOME": "/root", "USER": "root", "LANG": "C.UTF-8"}.items():
             given += ["--setenv", name, value]
-        given += ["--bind", f"{STAGE}/root", "/"]
-        for number, folder in enumerate(shown):
-            if folder in overlaid:
-                given += ["--bind", f"{STAGE}/merged{number}", folder]
+        if root.whole is None:
+            given += ["--bind", f"{STAGE}/root", "/"]
+        for number, folder in enumerate(root.shown):
+            if folder in root.overlaid:
+                given += ["--bind", f"{STAGE}/merged{number}", "/" if folder == root.whole else folder]
             else:
                 given += ["--ro-bind", f"{STAGE}/shown{number}", folder]
-        given += [
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            "--size",
-            str(size),
-            "--tmpfs",
-            "/dev/shm",
-            "--remount-ro",
-            "/dev",
-        ]
+        given += ["--proc", "/proc", "--dev", "/dev"]
+        given += ["--size", str(size), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
         if program():
             given += ["--seccomp", FD]
         given += ["--chdir", "/root", "--json-status-fd", "{status}"]
-        return [*given, "--", self.interpreter.path, "-I", "-S", f"/proc/self/fd/{RUNNER}"]
+        return [*given, "--", root.python, "-I", "-S", f"/proc/self/fd/{RUNNER}"]
 
     def memory(self, limits: SandboxLimits) -> Memory:
         if self.parent is not None:
@@ -184,8 +134,13 @@ class Started(msgspec.Struct):
 
 def spawn(start: Start, limits: SandboxLimits) -> Started:
     """Call it from a thread that outlives the sandbox: for `--die-with-parent` that thread is the parent."""
-    plan = start.plan(limits)
     memory = start.memory(limits)
+    try:
+        plan = start.plan(limits, memory.entrance)
+        setup = bytecode_file("shell_setup.py", start.interpreter.path)
+    except BaseException:
+        memory.close()
+        raise
     ours, theirs = socket.socketpair()
     source, pour = os.pipe()
     fcntl.fcntl(pour, fcntl.F_SETPIPE_SZ, 1 << 20)  # all of the plan fits, so that nothing here waits
@@ -195,16 +150,15 @@ def spawn(start: Start, limits: SandboxLimits) -> Started:
     plan["command"] = [text.replace("{status}", str(say)) for text in plan["command"]]
     try:
         process = subprocess.Popen(
-            [start.interpreter.path, "-I", "-S", str(Path(__file__).with_name("shell_setup.py")), str(source)],
+            [start.interpreter.path, "-I", "-S", f"/proc/self/fd/{setup}", str(source), "shell_setup.py"],
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=complain,
-            pass_fds=[source, say],
+            pass_fds=[source, say, setup],
             cwd="/",
             env={},
             start_new_session=True,
         )
-        memory.attach_starting(process.pid)
         with os.fdopen(pour, "wb") as pipe:
             pipe.write(marshal.dumps(plan, MARSHAL))
     except OSError:
@@ -215,15 +169,6 @@ def spawn(start: Start, limits: SandboxLimits) -> Started:
         raise
     finally:
         theirs.close()
-        for end in (source, say, complain):
+        for end in (setup, source, say, complain):
             os.close(end)
     return Started(process, ours, status, errors, memory)
-
-
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
-
-
-@cache
-def _runner() -> str:
-    return Path(__file__).with_name("shell_runner.py").read_text()
