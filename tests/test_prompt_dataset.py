@@ -478,6 +478,15 @@ def test_a_damaged_cache_is_built_again(name, damage, tmp_path, tokenizer):
     assert list(again) == before
 
 
+def test_a_file_that_is_cut_while_it_is_read_is_told(tmp_path, tokenizer):
+    dataset = made(write(tmp_path / "a.jsonl", [row(n) for n in range(500)]), tokenizer)
+    assert dataset[0]
+    (file,) = (tmp_path / "cache").glob("rows_*.arrow")
+    os.truncate(file, file.stat().st_size // 4)
+    with pytest.raises(StorageError, match="is gone or damaged"):
+        dataset[499]
+
+
 def test_a_build_that_was_killed_leaves_nothing_behind(tmp_path):
     write(tmp_path / "a.jsonl", [row(n) for n in range(3_000)])
     process = subprocess.Popen(

@@ -46,8 +46,11 @@ def main() -> None:
     files = [output / "train.parquet", output / "validation.parquet"]
     for file, source, size in zip(files, (args.train, args.validation), (args.train_size, args.val_size), strict=True):
         rows = enumerate(islice(read_rows(source), size))
-        tasks = (create_example(row["question"], row["answer"], idx, file.stem) for idx, row in rows)
-        print(f"{write_tasks(tasks, file, 'skyrl')} examples in {file}")
+        try:
+            tasks = (create_example(row["question"], row["answer"], idx, file.stem) for idx, row in rows)
+            print(f"{write_tasks(tasks, file, 'skyrl')} examples in {file}")
+        except KeyError as column:
+            sys.exit(f"{source}: a row has no {column}; GSM8K's columns are question and answer")
     sys.exit(0 if validate_dataset(files).ok else 1)
 
 

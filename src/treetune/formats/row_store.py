@@ -77,12 +77,12 @@ class RowStore:
         return cls(cache.path(key), name, sidecar.config["unit"], sidecar.rows, sidecar.config["unnamed"])
 
     def row(self, number: int) -> StoredRow:
-        batch = self._file().get_batch(number // TOGETHER)
+        batch = self._batch(number)
         prompt, others, uid = (batch.column(name)[number % TOGETHER].as_py() for name in ("prompt", "others", "uid"))
         return StoredRow(unpacked(prompt), unpacked(others), uid)
 
     def place(self, number: int) -> str:
-        batch = self._file().get_batch(number // TOGETHER)
+        batch = self._batch(number)
         return f"{self.source}, {self._unit} {batch.column('number')[number % TOGETHER].as_py()}"
 
     def prompts(self) -> Iterator[list[Any]]:
@@ -113,18 +113,18 @@ class RowStore:
             for batch in range(reader.num_record_batches):
                 yield reader.get_batch(batch)
 
-    def _file(self) -> Any:
-        """Opened once in each process: a forked one must not share the position in a file."""
+    def _batch(self, number: int) -> pa.RecordBatch:
+        """The batch with a row; the file is opened once in each process: a forked one must not share its position."""
         import pyarrow as pa
 
-        if self._opened is None or self._opened[0] != os.getpid():
-            try:
+        try:
+            if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = os.getpid(), pa.ipc.open_file(pa.OSFile(str(self.path)))
-            except (OSError, pa.ArrowException) as error:
-                raise StorageError(
-                    f"{self.path} is gone or damaged: {error}", remedy="delete it and make the dataset again"
-                ) from None
-        return self._opened[1]
+            return self._opened[1].get_batch(number // TOGETHER)
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(
+                f"{self.path} is gone or damaged: {error}", remedy="delete it and make the dataset again"
+            ) from None
 
 
 def _identity(source: File | HubName, cache: Cache) -> tuple[str, str]:
