@@ -21,6 +21,7 @@ from treetune.cli import (
     probe,
     register,
     rescore,
+    sandbox,
     serve,
     show,
     top,
@@ -65,6 +66,7 @@ app.command("register")(register.register_command)
 app.command("top")(top.top_command)
 app.command("rescore")(rescore.rescore_command)
 app.add_typer(cache.cache_app, name="cache")
+app.add_typer(sandbox.sandbox_app, name="sandbox")
 app.command("init")(init.init_command)
 app.command("demo")(demo.demo_command)
 

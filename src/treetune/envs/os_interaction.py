@@ -6,6 +6,7 @@ first action: what it does to the machine afterwards cannot change what is right
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Any
 
@@ -15,7 +16,8 @@ from treetune.envs.os_actions import TOOLS, Answer, Bash, Finish, Nothing, parse
 from treetune.envs.os_checks import MATCHERS, problem_with_reference
 from treetune.envs.os_sample import Sample, Script
 from treetune.errors import EnvironmentFault
-from treetune.sandbox.interpreter import Interpreter
+from treetune.partial import show
+from treetune.sandbox.machine import Machine
 from treetune.sandbox.protocol import Ended, Result, SandboxLimits
 from treetune.sandbox.shell import Shell, ShellResult
 from treetune.sandbox.shell_pool import shared
@@ -49,6 +51,7 @@ class OSInteractionEnvironment(Environment):
             disk_mb=DISK_MB,
             output_kb=256,
         )
+        self._machine = Machine(rootfs=info.get("rootfs"), image=info.get("image"))
         self._turns = 0
         self._shell: Shell | None = None
         self._reference: str | None = None
@@ -61,7 +64,7 @@ class OSInteractionEnvironment(Environment):
                 f"this sample cannot be served: {sample.refusal}",
                 remedy="set scripts_root, or leave such samples out with --taskset.unsupported skip",
             )
-        self._shell = await shared(self._limits).take()
+        self._shell = await shared(self._limits, self._machine).take()
         checks_state = bool(sample.evaluation.check) and not sample.evaluation.has_reference
         began = (await self._shell.run(["date", "+%s.%N"])).text.strip()
         before = await self._paths(PATHS) if checks_state else set()
@@ -101,7 +104,8 @@ class OSInteractionEnvironment(Environment):
     async def _execute(self, move: Bash) -> str | None:
         """What the script printed, as the policy sees it; None where it ended the machine."""
         assert self._shell is not None
-        result = await self._shell.execute(move.script)
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        result = await self._shell.execute(move.script, watch=lambda chunk: show(decoder.decode(chunk)))
         if result.ended is Ended.MEMORY:
             return None
         self._refuse_dead(result)
@@ -109,7 +113,7 @@ class OSInteractionEnvironment(Environment):
 
     async def _run(self, script: Script, *parameters: str, seconds: float) -> Result:
         assert self._shell is not None
-        result = await self._shell.run(script.command(Interpreter.find().path, *parameters), seconds=seconds)
+        result = await self._shell.run(script.command(self._machine.python, *parameters), seconds=seconds)
         self._refuse_dead(result)
         return result
 

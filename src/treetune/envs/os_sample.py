@@ -17,8 +17,10 @@ import msgspec
 from treetune.envs.os_checks import MATCHERS
 
 Language = Literal["bash", "python"]
-IMAGES = (None, "default")
+PLAIN_IMAGES = (None, "default")
 """Images that the host's own system can stand in for."""
+LOCAL_IMAGES = "local-os/"
+"""What AgentBench puts before the names of the images that it builds itself."""
 FindScript = Callable[[str], str | None]
 
 
@@ -55,6 +57,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     start: Script | None = None
     """Run in the shell of the episode."""
     evaluation: Evaluation
+    image: str | None = None
+    """The image it names, for machines that are containers."""
     refusal: str | None = None
     """Why it cannot be served."""
 
@@ -63,14 +67,16 @@ class _Unservable(Exception):
     pass
 
 
-def read_sample(raw: dict[str, Any], find_script: FindScript) -> Sample:
+def read_sample(raw: dict[str, Any], find_script: FindScript, *, containers: bool = False) -> Sample:
+    """`containers`: each sample gets the image that it names; without, one that needs another than ours is refused."""
     evaluation = raw.get("evaluation") or {}
     try:
         create = raw.get("create")
         # One sample has its check here a second time.
         create = create if isinstance(create, dict) else {}
-        if (image := create.get("local") or create.get("image")) not in IMAGES:
-            raise _Unservable(f"it needs the image {image!r}")
+        local, image = create.get("local"), create.get("image")
+        if not containers and (local or image) not in PLAIN_IMAGES:
+            raise _Unservable(f"it needs the image {local or image!r}: sandbox=docker, where a Docker engine runs")
         inits = create.get("init") or []
         match = evaluation.get("match")
         rule = match if isinstance(match, dict) else {"answer": match}
@@ -87,6 +93,7 @@ def read_sample(raw: dict[str, Any], find_script: FindScript) -> Sample:
                 check=[_check(check, find_script) for check in checks],
                 example=_script(example, find_script) if example else None,
             ),
+            image=(f"{LOCAL_IMAGES}{local}" if local else image) if containers else None,
             refusal=_incomplete(rule, checks, example),
         )
     except _Unservable as error:

@@ -18,9 +18,9 @@ import marshal
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 import msgspec
 
@@ -38,6 +38,7 @@ GRACE_SECONDS = 15.0
 LOOK_SECONDS = 0.1
 FILE_BYTES = 64 << 20
 """The most that is taken out of a sandbox at once."""
+Watch: TypeAlias = Callable[[bytes], object]
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -97,26 +98,33 @@ class Shell:
         self._watch = None if carrier.kernel_kills else asyncio.create_task(self._watch_memory())
 
     @classmethod
-    async def open(cls, limits: SandboxLimits = DEFAULT_LIMITS, *, start: Start | None = None) -> Self:
-        """A fresh sandbox in bubblewrap, or `SandboxUnavailable` with cause and remedy."""
+    async def open(
+        cls, limits: SandboxLimits = DEFAULT_LIMITS, *, start: Start | None = None, rootfs: str | None = None
+    ) -> Self:
+        """A fresh sandbox in bubblewrap, or `SandboxUnavailable` with cause and remedy. `rootfs`: a folder with a
+        system of its own, as `treetune sandbox build` makes it."""
         if start is None:
             from treetune.sandbox.shell_probe import require_shell
 
             start = await require_shell()
+        if rootfs is not None:
+            start = msgspec.structs.replace(start, rootfs=os.path.abspath(rootfs))
         return cls(await BubblewrapCarrier.open(start, limits), limits)
 
     @property
     def alive(self) -> bool:
         return self._ended is None and self._closing is None
 
-    async def execute(self, command: str, *, seconds: float | None = None) -> ShellResult:
-        """Run a command in the shell, as if it were typed there."""
+    async def execute(self, command: str, *, seconds: float | None = None, watch: Watch | None = None) -> ShellResult:
+        """Run a command in the shell, as if it were typed there. `watch` is given what it writes at once, as far as
+        `output_kb` goes."""
         _check(command)
         began = time.monotonic()
         seconds = seconds or self.limits.seconds
-        request = {"kind": "execute", "seconds": seconds, "output_bytes": self.limits.output_kb << 10}
+        limit = self.limits.output_kb << 10
+        request = {"kind": "execute", "seconds": seconds, "output_bytes": limit, "watched": watch is not None}
         try:
-            said, output = await self._ask(request, os.fsencode(command), seconds)
+            said, output = await self._ask(request, os.fsencode(command), seconds, watch)
         except _Ended as gone:
             return ShellResult(exit_code=KILLED, ended=gone.how, seconds=time.monotonic() - began)
         return ShellResult(
@@ -203,7 +211,9 @@ class Shell:
             raise UsageError(f"no file can be had in the sandbox: {said['error']}", remedy="look at its path")
         return read
 
-    async def _ask(self, request: dict[str, Any], content: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
+    async def _ask(
+        self, request: dict[str, Any], content: bytes, seconds: float, watch: Watch | None = None
+    ) -> tuple[dict[str, Any], bytes]:
         async with self._lock:
             if not self.alive:
                 raise SandboxGone("the sandbox has ended", remedy="open another")
@@ -212,7 +222,10 @@ class Shell:
                     header = marshal.dumps({**request, "size": len(content)}, MARSHAL)
                     self._writer.write(len(header).to_bytes(4, "big") + header + content)
                     await self._writer.drain()
-                    return await receive(self._reader)
+                    while "partial" in (answer := await receive(self._reader))[0]:
+                        if watch is not None:
+                            watch(answer[1])
+                    return answer
             except (OSError, EOFError, ValueError, TimeoutError):
                 if self._ended is None:
                     self._ended = Ended.MEMORY if self._carrier.passed_memory() else Ended.KILLED

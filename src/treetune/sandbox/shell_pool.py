@@ -5,7 +5,7 @@
         await shell.execute("ls")
     await pool.close()
 
-A sandbox is used once: the next one that is taken is fresh. `shared` gives one pool per event loop and limits.
+A sandbox is used once: the next one that is taken is fresh. `shared` gives one pool per event loop, limits and machine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
+from treetune.sandbox.machine import HOST, Machine
 from treetune.sandbox.protocol import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.shell import Shell
 
@@ -71,10 +72,14 @@ class ShellPool:
                 self._ready.append(shell)
 
 
-_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[SandboxLimits, ShellPool]] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SandboxLimits, Machine], ShellPool]] = (
+    WeakKeyDictionary()
+)
 
 
-def shared(limits: SandboxLimits) -> ShellPool:
-    """The pool of this event loop for such limits; what is in it ends with the process."""
+def shared(limits: SandboxLimits, machine: Machine = HOST) -> ShellPool:
+    """The pool of this event loop for such limits and such a machine; what is in it ends with the process."""
     pools = _pools.setdefault(asyncio.get_running_loop(), {})
-    return pools.setdefault(limits, ShellPool(limits))
+    if (pool := pools.get((limits, machine))) is None:
+        pool = pools[limits, machine] = ShellPool(limits, open=machine.open)
+    return pool

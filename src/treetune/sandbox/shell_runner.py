@@ -2,7 +2,8 @@
 
 Any Python from 3.8 on, and of its library only what loads fast (not `json`, `re`, `contextlib`). See `shell.py` for the
 other end. A request is its size, a marshalled mapping, and `size` bytes; an answer a line of JSON and `size` bytes.
-Requests come one at a time.
+Requests come one at a time. Before its answer a command that is watched sends what it writes, as answers that are
+`partial`.
 
 bash never reads a command from its terminal, whose lines are short and which the command itself may read. It is given
 one line that takes the command from a pipe; a mark that it prints before each prompt says that it has ended. Shells
@@ -45,12 +46,16 @@ CANNOT_START = 126
 class Output:
     """The beginning and the end of what a command wrote."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, watched: bool = False) -> None:
         self.half = limit // 2
         self.first, self.last, self.written = b"", b"", 0
+        self.to_show = limit if watched else 0
 
     def add(self, chunk: bytes) -> None:
         self.written += len(chunk)
+        if chunk and self.to_show > 0:
+            reply({"partial": True}, chunk[: self.to_show])
+            self.to_show -= len(chunk)
         room = self.half - len(self.first)
         if room > 0:
             self.first += chunk[:room]
@@ -225,14 +230,16 @@ class Terminal:
             chunk = b""  # nobody has the terminal open any more
             time.sleep(0.002)
         self.buffer += chunk
-        keep = len(self.mark) + 32
-        if len(self.buffer) > keep and not self.reported():
-            output.add(self.buffer[:-keep])
-            self.buffer = self.buffer[-keep:]
+        if not self.reported():
+            # A report may have begun; everything else is output.
+            begun = self.buffer.rfind(b"\x1e", -len(self.mark) - 32)
+            kept = self.buffer[begun:] if begun >= 0 else b""
+            output.add(self.buffer[: len(self.buffer) - len(kept)])
+            self.buffer = kept
         return bool(chunk)
 
-    def execute(self, command: bytes, seconds: float, limit: int) -> tuple[dict[str, Any], bytes]:
-        output = Output(limit)
+    def execute(self, command: bytes, seconds: float, limit: int, watched: bool) -> tuple[dict[str, Any], bytes]:
+        output = Output(limit, watched)
         if self.children.waited[self.pid] is not None:
             self.spawn()  # something in the background ended it
         code = self.type(command, output, seconds)
@@ -426,7 +433,8 @@ def main() -> None:
         content = read_exactly(request["size"])
         kind = request["kind"]
         if kind == "execute":
-            said, output = terminal.execute(content, request["seconds"], request["output_bytes"])
+            limits = request["seconds"], request["output_bytes"]
+            said, output = terminal.execute(content, *limits, request["watched"])
             before, idle = idle.content, Output(CHUNK)
             reply({**said, "written": said["written"] + len(before)}, (before + output)[: request["output_bytes"]])
         elif kind == "run":

@@ -3,8 +3,9 @@
     treetune validate os-interaction --taskset.data AgentBench/data/os_interaction/data
     treetune eval os-interaction --taskset.data ... --taskset.split dev -m scripted:gold
 
-The host's system stands in for AgentBench's images. `scripts_root` names its `scripts` folder, for the few samples that
-use scripts from there; without it they are refused, each saying what it needs.
+The host's system stands in for AgentBench's images, or a folder that `treetune sandbox build` made (`rootfs`), or the
+images themselves where a Docker engine runs (`sandbox=docker`). `scripts_root` names its `scripts` folder, for the few
+samples that use scripts from there; without it they are refused, each saying what it needs.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ class OSInteractionConfig(TasksetConfig, frozen=True, kw_only=True):
     """How much of what a script prints is shown."""
     memory_mb: Annotated[int, msgspec.Meta(ge=64)] = MEMORY_MB
     """What all processes of an episode may use together."""
+    sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
+    """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the image a sample names."""
+    rootfs: str | None = None
+    """A root file system in a folder (`treetune sandbox build`), in the place of the host's own."""
+    image: str = "local-os/default"
+    """For samples that name none, with `docker`."""
 
 
 class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
@@ -58,11 +65,13 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
 
     def __init__(self, config: OSInteractionConfig | None = None) -> None:
         super().__init__(config)
-        place = {"data": self.config.data, "scripts_root": self.config.scripts_root}
+        place = {name: getattr(self.config, name) for name in ("data", "scripts_root", "rootfs")}
         # Absolute, so that runs can be taken up from another folder.
         fixed = {key: str(Path(path).expanduser().resolve()) for key, path in place.items() if path is not None}
         self.config = msgspec.structs.replace(self.config, **fixed)
         faults = [(f"taskset.{key}", f"there is no {path}") for key, path in fixed.items() if not Path(path).exists()]
+        if self.config.sandbox == "docker" and self.config.rootfs is not None:
+            faults.append(("taskset.rootfs", "is for bubblewrap; with docker it is `image`"))
         if faults:
             raise ConfigError(faults)
         self._samples = [(name, sample) for name, sample in self._read_samples() if self._wanted(sample)]
@@ -85,9 +94,15 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                 "command_seconds": config.command_seconds,
                 "output_chars": config.output_chars,
                 "memory_mb": config.memory_mb,
+                **self._machine(sample),
             },
             sample=sample,
         )
+
+    def _machine(self, sample: Sample) -> dict[str, str]:
+        if self.config.sandbox == "docker":
+            return {"image": sample.image or self.config.image}
+        return {} if self.config.rootfs is None else {"rootfs": self.config.rootfs}
 
     async def gold(self, task: OSTask) -> list[str] | None:
         """What the sample's example says and does, tried on a machine of its own."""
@@ -125,7 +140,8 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                 if not isinstance(row, dict) or "description" not in row:
                     raise ConfigError([("taskset.data", f"{path}: sample {number} has no description")])
                 name = path.name if path == data else str(path.relative_to(data))
-                yield f"{name}:{number}", read_sample(row, finder(root, path))
+                containers = self.config.sandbox == "docker"
+                yield f"{name}:{number}", read_sample(row, finder(root, path), containers=containers)
 
     def _files(self, data: Path) -> list[Path]:
         if data.is_file():

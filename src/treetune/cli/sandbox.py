@@ -1,0 +1,83 @@
+"""`treetune sandbox`: what this machine offers for sandboxes, and root file systems for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sandbox_app = typer.Typer(
+    help="Sandboxes: what this machine offers, and root file systems for them.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@sandbox_app.command("build")
+def build_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make; it must not be there yet.")],
+    suite: Annotated[str, typer.Option(help="A release of Debian.")] = "bookworm",
+    include: Annotated[str, typer.Option(help="Further packages: gcc,git,...")] = "",
+    variant: Annotated[str, typer.Option(help="How much of Debian: minbase, important, standard.")] = "minbase",
+    mirror: Annotated[str | None, typer.Option(help="Where its packages are; by default Debian's own.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a root file system in a folder with Debian's own tools (mmdebstrap, or debootstrap as root).
+
+    Use it with `--taskset.rootfs DIR` (os-interaction) or `Shell.open(rootfs=DIR)`. The folder appears when it is
+    complete; an interrupted build is simply started again.
+    """
+    import msgspec
+    from rich.filesize import decimal
+    from rich.markup import escape
+
+    from treetune.cli.output import console_for, print_json
+    from treetune.errors import UsageError
+    from treetune.sandbox.rootfs import Recipe, build
+
+    wanted = {"suite": suite, "include": [name for name in include.split(",") if name], "variant": variant}
+    try:
+        recipe = msgspec.convert({**wanted, "mirror": mirror}, Recipe)
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error), remedy="name suites, variants and packages as Debian does") from error
+    console = console_for(json)
+    with console.status(f"{suite}: starting") as status:
+
+        def say(line: str) -> None:
+            status.update(f"{suite}: {escape(line[:200])}")
+            if not console.is_terminal:
+                console.print(line, markup=False, soft_wrap=True)
+
+        built = build(folder, recipe, say=say)
+    text = f"{built.folder}: {built.suite}, {built.files} files, {decimal(built.size)}, made by {built.tool}"
+    console.print(text, markup=False, soft_wrap=True)
+    if json:
+        print_json(built)
+
+
+@sandbox_app.command("check")
+def check_command(
+    rootfs: Annotated[Path | None, typer.Option(help="A root file system to try.")] = None,
+    json: Json = False,
+) -> int:
+    """What this machine offers: one-shot commands, shells, a Docker engine, and what enforces each limit.
+
+    Exit code 0: sandboxes start here; 1: they do not.
+    """
+    import asyncio
+
+    from treetune.cli.output import console_for, print_json
+    from treetune.sandbox.survey import survey
+
+    found = asyncio.run(survey(None if rootfs is None else str(rootfs)))
+    console = console_for(json)
+    for part in found.parts:
+        console.print(
+            f"[bold]{part.name}[/]: [{'green' if part.works else 'yellow'}]{'yes' if part.works else 'no'}[/]"
+        )
+        console.print("".join(f"  {line}\n" for line in part.text.splitlines()), end="", markup=False, soft_wrap=True)
+    if json:
+        print_json({"good": found.good, "parts": found.parts})
+    return 0 if found.good else 1

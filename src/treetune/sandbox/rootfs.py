@@ -1,0 +1,206 @@
+"""A root file system in a folder, made by Debian's own tools: a system for sandboxes that is not the host's.
+
+    build(Path("bookworm"), Recipe(include=["gcc"]), say=print)
+    shell = await Shell.open(rootfs="bookworm")
+
+The folder appears when it is complete. What an interrupted build leaves is beside it, and goes with the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from treetune.errors import UsageError
+from treetune.sandbox.protocol import SandboxUnavailable
+from treetune.sandbox.shell_root import FILES, folder_root
+
+NEEDED = ("bash", "python3")
+"""What the shell and its runner are made of."""
+USUAL = ("procps", "passwd", "login", "coreutils", "findutils", "grep", "gawk", "sed", "util-linux", "bsdextrautils")
+OWN_FILES = ("/etc/hostname", "/etc/hosts")
+LINES_KEPT = 12
+NAME = r"^[A-Za-z0-9][A-Za-z0-9.+:~-]*$"
+Name = Annotated[str, msgspec.Meta(pattern=NAME)]
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the system is made of."""
+
+    suite: Name = "bookworm"
+    """A release of Debian: `bookworm`, `trixie`, `sid`."""
+    include: list[Name] = []
+    """Packages beside those that every system has."""
+    variant: Name = "minbase"
+    """How much of Debian: `minbase`, `important`, `standard`."""
+    mirror: str | None = None
+    """Where its packages are; by default Debian's own."""
+
+    @property
+    def packages(self) -> list[str]:
+        return list(dict.fromkeys((*NEEDED, *USUAL, *self.include)))
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    folder: str
+    suite: str
+    size: int
+    """Bytes."""
+    files: int
+    tool: str
+
+
+Say = Callable[[str], object]
+
+
+def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
+    """Make a folder, or say why not: `UsageError`, or `SandboxUnavailable` where a tool fails."""
+    from filelock import FileLock, Timeout
+
+    folder = folder.expanduser().absolute()
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or (folder.exists() and any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already", remedy="name another folder, or remove it first")
+    maker = _maker()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = folder.parent / f".{folder.name}.building"
+    lock = FileLock(f"{place}.lock", blocking=False)
+    try:
+        with lock:
+            _remove(place)  # of a build that was interrupted
+            place.mkdir()
+            try:
+                maker(place, recipe, say)
+                root = place / "root"
+                _finish(root)
+                size, files = _measured(root)
+                root.rename(folder)
+            finally:
+                say("cleaning up")
+                _remove(place)
+                Path(lock.lock_file).unlink(missing_ok=True)
+    except Timeout as error:
+        raise UsageError(f"{folder} is being built by another process", remedy="wait for it") from error
+    return Built(folder=str(folder), suite=recipe.suite, size=size, files=files, tool=maker.__name__.strip("_"))
+
+
+def _maker() -> Callable[[Path, Recipe, Say], None]:
+    if shutil.which("mmdebstrap") and shutil.which("tar"):
+        return _mmdebstrap
+    if shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") and os.geteuid() == 0:
+        return _debootstrap
+    raise SandboxUnavailable(
+        "mmdebstrap is not installed: it makes the root file system",
+        remedy="apt-get install mmdebstrap (as root debootstrap will do too)",
+    )
+
+
+def _mmdebstrap(place: Path, recipe: Recipe, say: Say) -> None:
+    archive = place / "root.tar"
+    command = ["mmdebstrap", f"--variant={recipe.variant}", f"--include={','.join(recipe.packages)}", "--format=tar"]
+    if os.geteuid() != 0:
+        command.append("--mode=unshare")
+    command += ['--aptopt=Acquire::Languages "none"', recipe.suite, str(archive)]
+    _run([*command, *([recipe.mirror] if recipe.mirror else [])], place, say)
+    say("unpacking")
+    root = place / "root"
+    root.mkdir(mode=0o755)
+    # Devices are bubblewrap's to make. An ordinary user owns all of it, root keeps the owners.
+    unpack = ["tar", "-xf", str(archive), "-C", str(root), "--exclude=./dev/*", "--numeric-owner", "-p"]
+    _run([*unpack, *([] if os.geteuid() == 0 else ["--no-same-owner"])], place, say)
+
+
+def _debootstrap(place: Path, recipe: Recipe, say: Say) -> None:
+    command = ["debootstrap", f"--variant={recipe.variant}", f"--include={','.join(recipe.packages)}"]
+    command += [recipe.suite, str(place / "root"), *([recipe.mirror] if recipe.mirror else [])]
+    _run(command, place, say)
+
+
+def _run(command: list[str], place: Path, say: Say) -> None:
+    """A tool, its lines as progress; its temporary files are in our folder, so that they go with it."""
+    env = {**os.environ, "TMPDIR": str(place), "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
+    last: deque[str] = deque(maxlen=LINES_KEPT)
+    with_us = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    with _ended(
+        subprocess.Popen(
+            [*with_us, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+    ) as process:
+        assert process.stdout is not None
+        for raw in process.stdout:
+            if line := raw.decode(errors="replace").strip():
+                last.append(line)
+                say(line.removeprefix("I: "))
+    if process.returncode != 0:
+        raise SandboxUnavailable(
+            f"{command[0]} ended with {process.returncode}:\n" + "\n".join(last),
+            remedy="look at the suite, the packages and the mirror; an ordinary user needs the package uidmap",
+        )
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """A tool and all that it has started end here, also where we are interrupted."""
+    try:
+        yield process
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+    finally:
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _finish(root: Path) -> None:
+    """Nothing of this machine is in it."""
+    (root / "etc" / "resolv.conf").unlink(missing_ok=True)
+    for path in OWN_FILES:
+        Path(f"{root}{path}").write_text(FILES[path][0])
+    os.chmod(root, 0o755)
+    folder_root(str(root))  # refuses what no shell could run in
+
+
+def _measured(root: Path) -> tuple[int, int]:
+    size = files = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            size += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            files += 1
+    return size, files
+
+
+def _remove(place: Path) -> None:
+    if not place.exists():
+        return
+    for mounted in reversed(_mounts_in(place)):
+        subprocess.run(["umount", "--lazy", mounted], capture_output=True, check=False)
+    if left := _mounts_in(place):
+        # Else the host's own /dev or /proc would be emptied.
+        raise SandboxUnavailable(f"an interrupted build left {left[0]} mounted", remedy=f"umount {left[0]}")
+    subprocess.run(["chmod", "-R", "u+rwX", str(place)], capture_output=True, check=False)
+    shutil.rmtree(place)
+
+
+def _mounts_in(place: Path) -> list[str]:
+    with open("/proc/self/mounts") as mounts:
+        points = [line.split(" ")[1].encode().decode("unicode_escape") for line in mounts]
+    return [point for point in points if Path(point).is_relative_to(place)]
