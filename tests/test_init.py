@@ -1,11 +1,15 @@
-"""`treetune init --dataset` and the examples: scripts that write datasets, run as a user runs them."""
+"""`treetune init --dataset`, `--server` and the examples, run as a user runs them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import subprocess
 import sys
+import tomllib
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +91,110 @@ def test_an_existing_folder_is_never_written_over(treetune, tmp_path):
     (tmp_path / "sums/sums_dataset.py").write_text("mine")
     assert treetune("init", "sums", "--dataset").code == 2
     assert (tmp_path / "sums/sums_dataset.py").read_text() == "mine"
+
+
+# A package to serve
+
+
+@pytest.mark.parametrize("name", ["colour-names", "colour_names", "Colour Names"])
+def test_a_scaffolded_package_goes_by_its_name(treetune, tmp_path, name):
+    assert treetune("init", name, "--server").code == 0
+    id = name if name == "colour_names" else "colour-names"
+    project = tomllib.loads((tmp_path / id / "pyproject.toml").read_text())["project"]
+    assert project["name"] == id
+    assert project["entry-points"]["treetune.tasksets"] == {id: "colour_names:ColourNames"}
+    target = tmp_path / id / "colour_names.py"
+    evaluated = treetune("eval", f"{target}:ColourNames", "-m", "scripted:gold", "-n", 20, "--json")
+    assert evaluated.json["mean_reward"] == 1.0
+    assert len(target.read_text().splitlines()) < 40
+
+
+def test_a_package_takes_no_name_that_is_taken(treetune, tmp_path):
+    refused = treetune("init", "reverse-text", "--server")
+    assert refused.code == 2
+    assert "already" in refused.err
+    assert treetune("init", "sums", "--server", "--dataset").code == 2
+    assert treetune("init", "json", "--server").code == 0  # a module of Python's own
+    assert "json-taskset" in (tmp_path / "json-taskset/pyproject.toml").read_text()
+
+
+def instructions(file: Path) -> list[tuple[str, str]]:
+    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
+
+
+def test_the_dockerfile_copies_what_there_is_and_runs_as_nobody_special(treetune, tmp_path):
+    treetune("init", "sums", "--server")
+    steps = instructions(tmp_path / "sums/Dockerfile")
+    kinds = [kind for kind, _ in steps]
+    assert kinds[0] == "FROM"
+    assert kinds[-1] == "CMD"
+    assert set(kinds) <= {"FROM", "WORKDIR", "COPY", "RUN", "USER", "EXPOSE", "HEALTHCHECK", "CMD"}
+    assert kinds.index("COPY") < kinds.index("RUN") < kinds.index("USER")
+    for kind, rest in steps:
+        if kind == "COPY":
+            assert all((tmp_path / "sums" / source).exists() for source in rest.split()[:-1])
+    command = json.loads(dict(steps)["CMD"])
+    assert command[:5] == ["treetune", "serve", "sums", "--http", f"0.0.0.0:{dict(steps)['EXPOSE']}"]
+    assert "TREETUNE_TOKEN=" not in (tmp_path / "sums/Dockerfile").read_text()  # no secret in an image
+
+
+@pytest.mark.slow
+def test_a_scaffolded_package_is_installed_tested_and_served(treetune, tmp_path):
+    """What its README and its Dockerfile say, in a virtual environment that sees this one's packages."""
+    treetune("init", "sums", "--server")
+    place = tmp_path / "venv"
+    venv.create(place, with_pip=True)
+    python = place / "bin/python"
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    (link,) = place.glob("lib/*/site-packages")
+    (link / "ours.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in packages))
+    script = place / "bin/treetune"
+    script.write_text(f"#!{python}\nfrom treetune.cli import main\nmain()\n")
+    script.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}"}
+    environment.pop("TREETUNE_TOKEN", None)
+
+    def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=tmp_path / "sums", env={**environment, **more}, capture_output=True, text=True, timeout=300
+        )
+
+    installed = run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--find-links", "wheels", ".")
+    assert installed.returncode == 0, installed.stderr
+    tested = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
+
+    steps = dict(instructions(tmp_path / "sums/Dockerfile"))
+    port = free_port()
+    command = [word.replace("5000", port) for word in json.loads(steps["CMD"])]
+    refused = run(*command)
+    assert refused.returncode == 2
+    assert "token" in refused.stderr
+    healthy = [word.replace("5000", port) for word in json.loads(steps["HEALTHCHECK"].removeprefix("CMD "))]
+    assert run(*healthy).returncode == 1
+    told = {"TREETUNE_TOKEN": "abc", "TREETUNE_SERVERS": str(tmp_path / "servers")}
+    server = subprocess.Popen(command, cwd=tmp_path, env={**environment, **told}, stderr=subprocess.PIPE, text=True)
+    try:
+        line = next(line for line in server.stderr if "registered in" in line or "error" in line)
+        assert "registered" in line
+        assert run(*healthy).returncode == 0
+        probed = run("treetune", "probe", f"127.0.0.1:{port}", "--action", "50", "--turns", "7", "--json", **told)
+        assert probed.returncode == 0, probed.stdout + probed.stderr
+        assert json.loads(probed.stdout)["finished"]
+        (listed,) = json.loads(run("treetune", "list", "--servers", "--json", **told).stdout)["servers"]
+        assert (listed["name"], listed["num_tasks"]) == ("sums", 100)
+        server.terminate()
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def free_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
 
 
 # The examples

@@ -1,4 +1,4 @@
-"""`treetune init`: scaffold a taskset, or the script of a dataset, with a test that passes."""
+"""`treetune init`: scaffold a taskset, a package to serve, or the script of a dataset, with a test that passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from treetune.cli.templates import DATASET, TASKSET
+from treetune.cli.templates import DATASET, SERVER, TASKSET
 
 
 def init_command(
@@ -17,30 +17,54 @@ def init_command(
     dataset: Annotated[
         bool, typer.Option("--dataset", help="A script that writes train.parquet and validation.parquet for SkyRL.")
     ] = False,
+    server: Annotated[
+        bool, typer.Option("--server", help="A package to install and serve, with a Dockerfile, to share with others.")
+    ] = False,
 ) -> None:
-    """Scaffold a taskset with a test that passes and a config; with --dataset, a script that makes a dataset."""
+    """Scaffold a taskset with a test that passes and a config; with --dataset, a script that makes a dataset; with
+    --server, a package that others install, serve, or run as a container."""
     from treetune.errors import UsageError
 
+    if dataset and server:
+        raise UsageError("--dataset and --server are two things", remedy="pass one of them")
     module = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     if not module or module[0].isdigit():
         raise UsageError(f"{name!r} makes no Python name", remedy="use letters, digits and dashes, a letter first")
     if not dataset and _taken(module):
         module += "_taskset"
+    # A package goes by the name that it was given, as far as it is one.
+    id = module if name == module else module.replace("_", "-")
+    if server:
+        _refuse_known(id)
     cls = "".join(part.capitalize() for part in module.split("_"))
-    place = folder / module
+    place = folder / (id if server else module)
     if place.exists():
         raise UsageError(f"{place} exists already", remedy="choose another name, or another folder with -o")
-    names = {"title": module.replace("_", " ").capitalize(), "module": module, "cls": cls}
+    names = {"title": module.replace("_", " ").capitalize(), "module": module, "cls": cls, "id": id}
     place.mkdir(parents=True)
-    for file, template in (DATASET if dataset else TASKSET).items():
+    for file, template in (DATASET if dataset else SERVER if server else TASKSET).items():
         (place / file.format(**names)).write_text(template.format(**names))
     if dataset:
         typer.echo(f"{place}/{module}_dataset.py       python {place}/{module}_dataset.py: change create_example")
         typer.echo(f"{place}/test_{module}_dataset.py  pytest {place}")
         return
+    if server:
+        typer.echo(f"{place}/{module}.py  the environment and its tasks: change them")
+        typer.echo(f"{place}/README.md  pip install -e {place} && treetune serve {id} --http :5000")
+        typer.echo(f"{place}/Dockerfile  docker build -t {id} {place}")
+        return
     typer.echo(f"{place}/{module}.py       the taskset: change load_tasks and reward")
     typer.echo(f"{place}/test_{module}.py  pytest {place}")
     typer.echo(f"{place}/eval.yaml         treetune eval {place}/{module}.py:{cls} -m scripted:gold")
+
+
+def _refuse_known(id: str) -> None:
+    """A taskset of another package would be found in the place of this one, or this one in its place."""
+    from treetune.errors import UsageError
+    from treetune.plugins import tasksets
+
+    if id in tasksets.names():
+        raise UsageError(f"there is a taskset {id!r} already, {tasksets.names()[id]}", remedy="choose another name")
 
 
 def _taken(module: str) -> bool:

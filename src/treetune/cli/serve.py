@@ -67,7 +67,10 @@ def serve_command(
         typer.Option(envvar="TREETUNE_SERVERS", help="Where `treetune list --servers` finds it: a folder, or a URL."),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(help="The http address to register, where others see it under another one.")
+        str | None,
+        typer.Option(
+            envvar="TREETUNE_ADVERTISE", help="The http address to register, where others see it under another one."
+        ),
     ] = None,
     split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "train",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")] = False,
@@ -232,9 +235,11 @@ async def _serve(
     async with listed(place, server, url, info):
         await asked.wait()
         reporter.cancel()
+        # Both at once: together they have the seconds of --drain.
+        await asyncio.gather(server.drain(), *([http.drain()] if http is not None else []))
         if http is not None:
-            await http.stop()
-        await server.stop()
+            await http.close()
+        await server.close()
     log.info("stopped; the next index is %d", server.streams.cursor())
 
 
@@ -246,14 +251,21 @@ async def _report(server: EnvServer, log: Any) -> None:
     while True:
         await asyncio.sleep(_REPORT_SECONDS)
         stats = server.metrics.stats()
-        if (now := (stats["requests"], stats["in_flight"])) != before:
+        now = (stats["requests"], stats["in_flight"], stats.get("http_episodes", 0))
+        if now != before:
             before = now
-            done = sum(stats["outcomes"].values())
-            errors = sum(stats["errors"].values())
-            log.info(
-                "%d tasks given, %d rollouts ended, %d under way, %d errors",
-                stats["requests"].get("sample", 0),
-                done,
-                stats["in_flight"],
-                errors,
-            )
+            log.info("%s", summary(stats))
+
+
+def summary(stats: dict[str, Any]) -> str:
+    """A server in one line: both doors together."""
+    requests = stats["requests"]
+    parts = [
+        f"{sum(source['tasks'] for source in stats['sources'].values())} tasks given",
+        f"{sum(stats['outcomes'].values())} rollouts ended",
+        f"{stats['in_flight']} under way",
+    ]
+    if "http_episodes" in stats:
+        parts.append(f"{stats['http_episodes']} HTTP episodes live")
+        parts.append(f"{requests.get('http.step', 0) + requests.get('http.step_stream', 0)} HTTP steps")
+    return ", ".join([*parts, f"{sum(stats['errors'].values())} errors"])
