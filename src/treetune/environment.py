@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import msgspec
 
 from treetune.contract import Contract
-from treetune.errors import EnvironmentFault
+from treetune.errors import EnvironmentFault, UsageError
 from treetune.plugins import environments
 from treetune.task import Message, Task
 
@@ -34,6 +34,9 @@ class Observation(msgspec.Struct, frozen=True):
 
     type: ContentType = "text"
     content: Any = ""
+
+    def __post_init__(self) -> None:
+        _check_type(self)
 
     @classmethod
     def of(cls, value: Any) -> Observation:
@@ -67,6 +70,9 @@ class Action(msgspec.Struct, frozen=True):
     type: ContentType = "text"
     content: Any = ""
 
+    def __post_init__(self) -> None:
+        _check_type(self)
+
     @classmethod
     def of(cls, value: Any) -> Action:
         """A string is text; `{"type", "content"}` is what it says; any other value is JSON."""
@@ -79,6 +85,16 @@ class Action(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else msgspec.json.encode(self.content).decode()
+
+
+def _check_type(value: Observation | Action) -> None:
+    """The type comes first, and is easily forgotten."""
+    if value.type not in _CONTENT_TYPES:
+        name = type(value).__name__
+        raise UsageError(
+            f"{name}({value.type!r:.60}): the first argument is the type, one of {', '.join(_CONTENT_TYPES)}",
+            remedy=f"write {name}.of(...), or {name}(content=...)",
+        )
 
 
 class Step(msgspec.Struct):

@@ -79,7 +79,7 @@ class Episode:
                     f"{type(environment).__name__}.step() returned a {type(step).__name__}",
                     remedy="return a Step",
                 )
-            step.reward = finite(step.reward, "reward")
+            _check(environment, step)
         except BaseException:
             # What an environment is worth after a failed step nobody knows.
             await asyncio.shield(self.close())
@@ -113,3 +113,14 @@ class Episode:
     def busy(self) -> bool:
         """A step is under way."""
         return self._lock.locked()
+
+
+def _check(environment: Environment, step: Step) -> None:
+    """What an environment answers may be of its own making; from here on it is what it should be."""
+    step.reward = finite(step.reward, "reward")
+    if step.done not in (True, False) or not isinstance(step.info, dict):
+        raise EnvironmentFault(
+            f"{type(environment).__name__}.step() returned done={step.done!r:.60}, info={step.info!r:.60}",
+            remedy="`done` is True or False, and `info` a dict",
+        )
+    step.done = bool(step.done)

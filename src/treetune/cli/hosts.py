@@ -10,16 +10,27 @@ if TYPE_CHECKING:
     from treetune.evaluate.config import Evaluation
     from treetune.host import Host, Info
 
+_DEADLINE = 30
+_SILENT_SECONDS = 2.0
+"""After so long a person is told what is waited for."""
+
 
 def info_of(address: str) -> Info:
     """What the server at an address serves."""
     import asyncio
+    import sys
 
     from treetune.serve.client import EnvClient
 
     async def ask() -> Info:
-        async with EnvClient(address, **_access(), deadline=30) as client:
-            return await client.info()
+        loop = asyncio.get_running_loop()
+        waiting = f"no answer from {address} yet; waiting up to {_DEADLINE} seconds"
+        told = loop.call_later(_SILENT_SECONDS, lambda: print(waiting, file=sys.stderr, flush=True))
+        try:
+            async with EnvClient(address, **_access(), deadline=_DEADLINE) as client:
+                return await client.info()
+        finally:
+            told.cancel()
 
     return asyncio.run(ask())
 

@@ -8,6 +8,7 @@ It only translates: what a start or a step means is `http_episodes.py`'s to know
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import time
@@ -15,10 +16,12 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib import resources
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from treetune.host import info_of
+from treetune.serve.access import is_loopback
 from treetune.serve.http_episodes import Episodes
 from treetune.serve.http_openapi import openapi
 from treetune.serve.http_socket import SOCKET_PATH, EpisodeSocket
@@ -45,7 +48,8 @@ log = logging.getLogger("treetune.serve")
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Handler = Callable[[bytes], Awaitable[bytes]]
+Handler = Callable[[bytes, Receive], Awaitable[bytes]]
+"""Takes the body; whoever wants to know whether the caller is still there goes on to receive."""
 
 _JSON = (b"content-type", b"application/json")
 _OPEN = {"/", "/api/health", "/openapi.json"}
@@ -88,11 +92,11 @@ class App:
         try:
             method, name, handler = self._route(path, scope["method"])
             accept = self._admit(path, scope["headers"])
-            if name == "http.step" and accept == b"text/event-stream":
+            if name == "http.step" and b"text/event-stream" in accept:
                 await self._stream(receive, send)
                 self._server.metrics.request("http.step_stream", time.perf_counter() - began)
                 return
-            body = await handler(await self._body(receive) if method == "POST" else b"")
+            body = await handler(await self._body(receive) if method == "POST" else b"", receive)
             if path in self._types:
                 headers = [(b"content-type", self._types[path])]
         except HttpError as error:
@@ -109,12 +113,14 @@ class App:
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         begun = False
-        async for event in step_events(self._episodes, read_body(_step_body, await self._body(receive))):
-            if not begun:
-                begun = True
-                headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+        body = read_body(_step_body, await self._body(receive))
+        async with contextlib.aclosing(step_events(self._episodes, body)) as events:
+            async for event in events:
+                if not begun:
+                    begun = True
+                    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,14 +162,22 @@ class App:
             raise HttpError(
                 401, "denied", "the token is missing or wrong", remedy="send the header `Authorization: Bearer TOKEN`"
             )
-        if origin and origin.partition(b"://")[2] != host:
+        if origin and (origin.partition(b"://")[2] != host or not self._is_own(host)):
             # Any page that a person visits can post to this machine; none but ours has a reason to.
             raise HttpError(403, "denied", "a page from elsewhere may not play here", remedy="ask from a program")
         return accept
 
+    def _is_own(self, host: bytes) -> bool:
+        """Without a token only names of this machine: any other could be made to point here."""
+        if self._bearer is not None or self._server.config.access.open:
+            return True
+        return is_loopback(urlsplit(f"http://{host.decode('latin-1')}").hostname or "")
+
     async def _body(self, receive: Receive) -> bytes:
         message = await receive()
-        body: bytes = message.get("body", b"")
+        body: bytes | bytearray = message.get("body", b"")
+        if message.get("more_body"):
+            body = bytearray(body)  # which grows in place
         while message.get("more_body") and len(body) <= self._most:
             message = await receive()
             body += message.get("body", b"")
@@ -171,28 +185,30 @@ class App:
             raise HttpError(400, "bad_request", "the request was not sent to its end")
         if len(body) > self._most:
             raise HttpError(413, "too_large", f"a body may have {self._most} bytes")
-        return body
+        return bytes(body)
 
     # What is answered
 
-    async def _start(self, data: bytes) -> bytes:
-        return await self._episodes.start(read_body(_start_body, data))
+    async def _start(self, data: bytes, receive: Receive) -> bytes:
+        with _Caller(receive) as caller:
+            return await self._episodes.start(read_body(_start_body, data), caller.has_left)
 
-    async def _step(self, data: bytes) -> bytes:
+    async def _step(self, data: bytes, receive: Receive) -> bytes:
         return await self._episodes.step(read_body(_step_body, data))
 
-    async def _cancel(self, data: bytes) -> bytes:
+    async def _cancel(self, data: bytes, receive: Receive) -> bytes:
         return await self._episodes.cancel(read_body(_cancel_body, data).episode_id)
 
-    async def _start_batch(self, data: bytes) -> bytes:
+    async def _start_batch(self, data: bytes, receive: Receive) -> bytes:
         bodies = read_body(_start_batch_body, data).episodes
-        return encode(StartBatchAnswer(await _each(self._episodes.start(body) for body in bodies)))
+        with _Caller(receive) as caller:
+            return encode(StartBatchAnswer(await _each(self._episodes.start(body, caller.has_left) for body in bodies)))
 
-    async def _step_batch(self, data: bytes) -> bytes:
+    async def _step_batch(self, data: bytes, receive: Receive) -> bytes:
         bodies = read_body(_step_batch_body, data).steps
         return encode(StepBatchAnswer(await _each(self._episodes.step(body) for body in bodies)))
 
-    async def _info(self, data: bytes) -> bytes:
+    async def _info(self, data: bytes, receive: Receive) -> bytes:
         info, config = info_of(self._server.streams), self._episodes.config
         return encode(
             InfoAnswer(
@@ -208,24 +224,41 @@ class App:
             )
         )
 
-    async def _health(self, data: bytes) -> bytes:
+    async def _health(self, data: bytes, receive: Receive) -> bytes:
         if self._episodes.stopping:
             raise HttpError(503, "stopping", "the server is stopping", retry_after=1)
         workers = self._server.crew.stats().get("workers", 0)
         return encode(HealthAnswer(episodes=len(self._episodes.live), workers=workers))
 
-    async def _openapi(self, data: bytes) -> bytes:
-        return openapi()
+    async def _openapi(self, data: bytes, receive: Receive) -> bytes:
+        return openapi(needs_token=self._bearer is not None)
 
-    async def _metrics(self, data: bytes) -> bytes:
+    async def _metrics(self, data: bytes, receive: Receive) -> bytes:
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()
         registry.register(self._server.metrics)
         return generate_latest(registry)
 
-    async def _page(self, data: bytes) -> bytes:
+    async def _page(self, data: bytes, receive: Receive) -> bytes:
         return page()
+
+
+class _Caller:
+    """Within it, `has_left` tells whether the connection of a request has ended meanwhile."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+
+    def __enter__(self) -> _Caller:
+        self._end = asyncio.ensure_future(self._receive())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end.cancel()
+
+    def has_left(self) -> bool:
+        return self._end.done()
 
 
 async def _each(answers: Any) -> list[msgspec.Raw]:
@@ -234,8 +267,10 @@ async def _each(answers: Any) -> list[msgspec.Raw]:
     async def one(answer: Awaitable[bytes]) -> msgspec.Raw:
         try:
             return msgspec.Raw(await answer)
-        except HttpError as error:
-            return msgspec.Raw(error.body)
+        except Exception as error:
+            if not isinstance(error, HttpError):
+                log.exception("one of a batch failed")
+            return msgspec.Raw(http_error(error).body)
 
     return list(await asyncio.gather(*(one(answer) for answer in answers)))
 

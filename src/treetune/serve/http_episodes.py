@@ -16,6 +16,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -68,7 +69,19 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Live:
     """A live episode as the server sees it."""
 
-    __slots__ = ("answers", "busy", "free", "heard", "id", "job", "kept_bytes", "opening", "started", "turn", "watchers")
+    __slots__ = (
+        "answers",
+        "busy",
+        "free",
+        "heard",
+        "id",
+        "job",
+        "kept_bytes",
+        "opening",
+        "started",
+        "turn",
+        "watchers",
+    )
 
     def __init__(self, id: str, opening: bytes = b"") -> None:
         self.id = id
@@ -179,9 +192,13 @@ class Episodes:
 
     # What is asked
 
-    async def start(self, body: StartBody) -> bytes:
+    async def start(self, body: StartBody, has_left: Callable[[], bool] = lambda: False) -> bytes:
+        """A new episode. Where its caller has left meanwhile it ends: nobody knows how to name it."""
         if body.request_id is None:
-            return self.live[await self._start(body)].opening
+            begun = self.live[await self._start(body)]
+            if has_left():
+                self._end(begun, "cancelled", "whoever started this episode left before it had begun")
+            return begun.opening
         id = await self._start_once(body.request_id, body)
         if (episode := self.live.get(id)) is None:
             raise _gone_error(self._gone.get(id, _LONG_GONE))
@@ -265,6 +282,8 @@ class Episodes:
                 raise self._broken(episode, f"the environment answered {error.message}") from None
             if not response.success:
                 raise self._failed(episode, done, response)
+            if episode.id not in self.live:  # it was ended meanwhile, and the environment did not mind
+                raise _gone_error(self._gone.get(episode.id, _LONG_GONE))
             return self._taken(episode, response)
         finally:
             episode.rest()
@@ -384,7 +403,7 @@ def _settle(future: asyncio.Future[Done], done: Done) -> None:
         future.set_result(done)
 
 
-_LONG_GONE = Gone("expired", "the episode that this request started ended long ago")
+_LONG_GONE = Gone("expired", "this episode ended long ago")
 
 
 def _gone_error(gone: Gone) -> HttpError:

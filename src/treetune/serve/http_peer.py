@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from treetune.environment import Observation
+from treetune.environment import ContentType, Observation
 from treetune.serve.errors import Denied, ServeError, Unreachable
 from treetune.serve.http_link import Answer, Link, error_of
 
@@ -88,7 +88,7 @@ class Peer:
 
 def observed(value: Any) -> Observation:
     """What a server shows: `{type, content}`, or anything else that can be shown."""
-    if isinstance(value, dict) and isinstance(value.get("type"), str) and "content" in value:
+    if isinstance(value, dict) and value.get("type") in get_args(ContentType) and "content" in value:
         return Observation(value["type"], value["content"])
     return Observation.of(value)
 

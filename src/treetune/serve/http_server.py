@@ -23,11 +23,13 @@ from treetune.errors import UsageError
 from treetune.serve.access import Access, is_loopback
 from treetune.serve.http_app import App
 from treetune.serve.http_episodes import Episodes, HttpConfig
+from treetune.serve.http_guard import GuardedHttp, close_slow
 from treetune.serve.server import EnvServer
 
 _LAST_SECONDS = 2
 """For answers that are being sent when the server closes."""
 _KEEP_ALIVE_SECONDS = 75
+_GUARD_SECONDS = 5.0
 
 
 class HttpServer:
@@ -51,7 +53,7 @@ class HttpServer:
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 App(self._server, self.episodes),
-                http="httptools",
+                http=GuardedHttp,
                 ws="websockets-sansio",
                 ws_max_size=self.config.max_bytes,
                 lifespan="off",
@@ -67,16 +69,27 @@ class HttpServer:
         self._running = asyncio.create_task(self._uvicorn.serve(sockets=[listening]))
         while not self._uvicorn.started and not self._running.done():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+        self._guard = asyncio.create_task(self._close_slow())
+
+    async def _close_slow(self) -> None:
+        while True:
+            await asyncio.sleep(_GUARD_SECONDS)
+            close_slow(self._uvicorn.server_state.connections)
 
     async def stop(self) -> None:
         """Starts no more episodes, lets those that live end, and closes. Before the server behind it stops."""
+        await self.drain()
+        await self.close()
+
+    async def drain(self) -> None:
+        """Starts no more episodes, and lets those that live end."""
         if self._running is not None:
             await self.episodes.drain(self._server.config.drain_seconds)
-        await self.close()
 
     async def close(self) -> None:
         if self._running is None:
             return
+        self._guard.cancel()
         await self.episodes.close()
         self._uvicorn.should_exit = True
         await self._running

@@ -11,6 +11,7 @@ After the last step the server closes. An error is answered like over HTTP, with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from treetune.serve.http_wire import ActionBody, HttpError, StartBody, StepBody,
 
 SOCKET_PATH = "/api/episode/ws"
 _MOST_WAITING = 16
-"""Messages that may wait for a step under way."""
+"""Messages that may wait for a step under way; whoever sends more is shown the door."""
 
 
 class Move(msgspec.Struct):
@@ -52,17 +53,22 @@ class EpisodeSocket:
     ) -> None:
         self._episodes = episodes
         self._receive, self._send = receive, send
-        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
-        """What was said; None: the other side has gone."""
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """What was said; None: nothing more is heard."""
         self._episode: str | None = None
+        self._left = False
+        """The other side has closed the connection."""
 
     async def run(self) -> None:
         await self._receive()  # that somebody connects
         await self._send({"type": "websocket.accept"})
         reader = asyncio.create_task(self._read())
         try:
-            if await self._start() and await self._play():
-                await self._send({"type": "websocket.close", "code": 1000})
+            ended = await self._start() and await self._play()
+            if not self._left:
+                code = 1000 if ended else 1008
+                with contextlib.suppress(OSError, RuntimeError):  # it may leave just now
+                    await self._send({"type": "websocket.close", "code": code})
         finally:
             reader.cancel()
             await self._leave()
@@ -70,11 +76,12 @@ class EpisodeSocket:
     async def _read(self) -> None:
         while True:
             message = await self._receive()
-            if message["type"] == "websocket.disconnect":
+            if message["type"] == "websocket.disconnect" or self._waiting.qsize() >= _MOST_WAITING:
+                self._left = message["type"] == "websocket.disconnect"
                 await self._leave()  # a step under way is stopped with it
-                await self._waiting.put(None)
+                self._waiting.put_nowait(None)
                 return
-            await self._waiting.put(message.get("bytes") or (message.get("text") or "").encode())
+            self._waiting.put_nowait(message.get("bytes") or (message.get("text") or "").encode())
 
     async def _start(self) -> bool:
         while (said := await self._waiting.get()) is not None:

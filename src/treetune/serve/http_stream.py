@@ -14,10 +14,13 @@ A step that fails after something was shown ends with `event: error`; before tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncGenerator
 
 from treetune.serve.http_episodes import Episodes
-from treetune.serve.http_wire import HttpError, StepBody, encode
+from treetune.serve.http_wire import HttpError, StepBody, encode, http_error
+
+log = logging.getLogger("treetune.serve")
 
 _QUIET_SECONDS = 15.0
 """After so long a comment is sent, so that no proxy takes the connection for dead."""
@@ -25,7 +28,7 @@ _MOST_WAITING = 1000
 """Parts that wait for a slow reader; further ones are left out, and are in the observation all the same."""
 
 
-async def step_events(episodes: Episodes, body: StepBody) -> AsyncIterator[bytes]:
+async def step_events(episodes: Episodes, body: StepBody) -> AsyncGenerator[bytes]:
     """The events of one step. Closing it early leaves the step to go on."""
     parts: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -52,13 +55,21 @@ async def step_events(episodes: Episodes, body: StepBody) -> AsyncIterator[bytes
             begun = True
         try:
             yield _event("step", step.result())
-        except HttpError as error:
+        except Exception as error:
             if not begun:
                 raise
-            yield _event("error", error.body)
+            if not isinstance(error, HttpError):
+                log.exception("a step failed")
+            yield _event("error", http_error(error).body)
     finally:
         if episode is not None:
             episode.watchers.remove(take)
+        step.add_done_callback(_seen)
+
+
+def _seen(step: asyncio.Future[bytes]) -> None:
+    if not step.cancelled():
+        step.exception()  # nobody waits for it any more: asyncio need not complain
 
 
 def _event(name: str, data: bytes) -> bytes:

@@ -9,6 +9,7 @@ Field for field this is what `docs/task_server_api.md` and `/openapi.json` say.
 from __future__ import annotations
 
 import json
+import math
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -179,16 +180,49 @@ def encode(value: Any) -> bytes:
         return _encoder.encode(value)
     except (OverflowError, UnicodeEncodeError):
         # An integer beyond 64 bits, or half of a surrogate pair, which a model can sample.
-        plain = msgspec.to_builtins(value, enc_hook=repr)
+        plain = _finite(msgspec.to_builtins(value, enc_hook=repr))
         return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: null, as msgspec writes it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_body(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
     """The body as what the endpoint takes; anything else is a 422 with the path of the fault."""
     try:
-        return decoder.decode(data or b"{}")
+        return _decoded(decoder, data or b"{}")
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `")
         raise HttpError(422, "bad_request", problem, path=path.rstrip("`") or "$") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise HttpError(422, "bad_request", f"the body is no JSON: {error}", path="$") from None
+
+
+def _decoded(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        # 3.0 is an integer in JSON, and what some programs write for 3.
+        return msgspec.convert(json.loads(data, parse_float=_number, parse_constant=_no_constant), decoder.type)
+    except msgspec.DecodeError:
+        if b"\\ud" not in data.lower():
+            raise
+        # Half of a surrogate pair, which a model can sample: only Python's own reader takes it.
+        return msgspec.convert(json.loads(data, parse_constant=_no_constant), decoder.type)
+
+
+def _number(digits: str) -> float | int:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -210,7 +210,11 @@ class Workers:
         if job is None:
             return  # of a worker that was given up, and spoke after all
         member.load -= job.size
-        done = msgspec.msgpack.decode(data, type=Done)
+        try:
+            done = msgspec.msgpack.decode(data, type=Done)
+        except msgspec.MsgspecError as error:
+            # Told to whoever waits: raised here, it would take the messages that came with it along.
+            done = failed(ServeError(f"the worker's answer to {job.method} could not be read: {error}"))
         if done.episode is not None:
             if job.method == "start":
                 member.episodes.add(done.episode)

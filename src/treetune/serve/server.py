@@ -96,6 +96,8 @@ class EnvServer(Front):
         self._in_flight = 0
         self._episodes: dict[str, float] = {}
         """When each live one was last heard of."""
+        self._begun_by: dict[bytes, str] = {}
+        """Which request began each live one."""
         self.on_episode_lost: Callable[[str], None] = lambda episode: None
         """Told of every episode that went with its worker, for another door."""
         self._recovered: dict[bytes, Draw] = {}
@@ -179,13 +181,17 @@ class EnvServer(Front):
     async def stop(self) -> None:
         """Takes no more work, lets what is under way end, and closes."""
         if not self._stopping:
-            self._stopping = True
-            if self.answers.under_way:
-                log.info("waiting for %d requests to end", self.answers.under_way)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._quiet.wait(), self.config.drain_seconds)
+            await self.drain()
             await self.close()
         await self.wait_stopped()
+
+    async def drain(self) -> None:
+        """Takes no more work, and lets what is under way end."""
+        self._stopping = True
+        if self.answers.under_way:
+            log.info("waiting for %d requests to end", self.answers.under_way)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), self.config.drain_seconds)
 
     async def close(self) -> None:
         """Closes at once; work under way is stopped."""
@@ -345,18 +351,26 @@ class EnvServer(Front):
 
     def _cancel(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
         request = self._read(id, payload, CancelRequest)
-        if isinstance(request.id, str) and request.id in self._episodes:
-            if not self._is_known(identity, id):
-                self._begin(identity, id)
-                job = Job(id, method, payload, self._finisher(id, method), 0, request.id)
-                self._jobs[id] = job
-                self.crew.submit(job)
-            return
         target = request.id.encode() if isinstance(request.id, str) else request.id
         if not isinstance(target, bytes):
             raise BadRequest("an id is bytes or text")
-        found = target in self._jobs and self.crew.stop(target)
+        # A start that was answered before it was cancelled: nobody will step what it began.
+        episode = request.id if request.id in self._episodes else self._begun_by.get(target)
+        if episode is not None:
+            if not self._is_known(identity, id):
+                self._begin(identity, id)
+                self._end_episode(id, episode)
+            return
+        job = self._jobs.get(target)
+        found = job is not None and self.crew.stop(target)
+        if job is not None:
+            job.stopped = True
         self._answer(identity, id, method, CancelResponse(found=found))
+
+    def _end_episode(self, id: bytes, episode: str) -> None:
+        job = Job(id, "cancel", pack(CancelRequest(id=episode)), self._finisher(id, "cancel"), 0, episode)
+        self._jobs[id] = job
+        self.crew.submit(job)
 
     def _finisher(self, id: bytes, method: str, size: int = 0) -> Callable[[Done], None]:
         began = time.perf_counter()
@@ -365,11 +379,13 @@ class EnvServer(Front):
             if self._closing and done.kind == "cancelled":
                 # Nobody cancelled it: whoever waits asks again when the server is back.
                 done = failed(Stopping("the server has stopped", remedy="ask again when it is back"))
-            self._jobs.pop(id, None)
+            job = self._jobs.pop(id, None)
             self._in_flight -= size
             if done.source is not None:
                 self.metrics.sources[done.source] += 1
-            self._note_episode(method, done)
+            self._note_episode(id, method, done)
+            if method == "start" and done.episode is not None and job is not None and job.stopped:
+                self._end_episode(secrets.token_bytes(80), done.episode)  # it had begun before it could be stopped
             self.metrics.scored(done.scored)
             self.metrics.request(method, time.perf_counter() - began, done.kind)
             for identity in self.answers.finish(id, done.data):
@@ -379,12 +395,13 @@ class EnvServer(Front):
 
         return finish
 
-    def _note_episode(self, method: str, done: Done) -> None:
+    def _note_episode(self, id: bytes, method: str, done: Done) -> None:
         """A live episode counts as one rollout under way."""
         if done.episode is None:
             return
         if method == "start":
             self._episodes[done.episode] = time.monotonic()
+            self._begun_by[id] = done.episode
             self._in_flight += 1
         elif done.over and self._episodes.pop(done.episode, None) is not None:
             self._in_flight -= 1
@@ -398,6 +415,7 @@ class EnvServer(Front):
             for episode in [id for id, heard in self._episodes.items() if heard < oldest]:
                 self.forget_episode(episode)
                 self.crew.forget(episode)
+            self._begun_by = {id: episode for id, episode in self._begun_by.items() if episode in self._episodes}
 
     def forget_episode(self, episode: str) -> None:
         """An episode that is gone no longer counts."""
