@@ -14,6 +14,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
+THREAD = "treetune-background"
+
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine gives; waits for it."""
@@ -40,7 +42,7 @@ class _Loop:
         with self._lock:
             if self._running is None:
                 self._running = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._running.run_forever, name="treetune-background", daemon=True)
+                thread = threading.Thread(target=self._running.run_forever, name=THREAD, daemon=True)
                 thread.start()
             return self._running
 

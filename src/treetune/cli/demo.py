@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -49,6 +52,7 @@ def demo_command(
         "treetune-demo"
     ),
     num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks to evaluate.")] = 40,
+    train: Annotated[bool, typer.Option("--train", help="Train a tiny model too: a minute more (extra `trl`)")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Declare a task, draw it lazily, evaluate it with scripts, build it into parquet: a minute, no network.
@@ -67,6 +71,7 @@ def demo_command(
     from treetune.fingerprint import taskset_fingerprint
     from treetune.policies import load_policy
 
+    example = _train_tiny() if train else None
     console = console_for(json)
 
     def say(text: str, style: str = "") -> None:
@@ -119,8 +124,15 @@ def demo_command(
     say("4. Built for a trainer: the same questions as a dataset, in YAML, to parquet that verl reads", "bold")
     tasks, parquet = _build(say, output, evaluation.taskset.select_tasks(200))
 
-    say("5. Files", "bold")
+    trained = None
+    if example is not None:
+        say("5. Trained: GRPO on a tiny model, every answer scored by a task server over HTTP", "bold")
+        trained = _train(say, example, output / "train_tiny")
+
+    say(f"{5 + train}. Files", "bold")
     say(f"   {parquet}  the rows, in the cache")
+    if trained is not None:
+        say(f"   {trained['picture']}  how the training went")
     for name, about in {
         "config.yaml": "runs this evaluation again: treetune eval " + shlex.quote(str(path / "config.yaml")),
         "traces.jsonl": "every rollout: messages, reward, answer, timing",
@@ -142,8 +154,52 @@ def demo_command(
                     model: {"mean_reward": summary.mean_reward, "stderr": summary.stderr, "run_dir": str(paths[model])}
                     for model, summary in results.items()
                 },
+                **({"training": trained} if trained else {}),
             }
         )
+
+
+def _train_tiny() -> Path:
+    """The folder of examples/train_tiny: in the package where it was installed, else in the checkout."""
+    from importlib.util import find_spec
+
+    import treetune
+    from treetune.errors import MissingExtraError, TreetuneError
+
+    if missing := [name for name in ("torch", "trl") if find_spec(name) is None]:
+        raise MissingExtraError.of(f"--train: {' or '.join(missing)}", "trl")
+    package = Path(treetune.__file__).parent
+    for place in (package, package.parent.parent):
+        if (place / "examples" / "train_tiny" / "train.py").exists():
+            return place / "examples" / "train_tiny"
+    raise TreetuneError("examples/train_tiny was not installed", remedy="install treetune anew, or run from a checkout")
+
+
+def _train(say: Callable[..., None], example: Path, folder: Path) -> dict[str, object]:
+    """Trains from a copy of the example, so that it can be changed and run again; gives what the run found."""
+    import msgspec
+
+    from treetune.errors import TreetuneError
+
+    folder.mkdir(exist_ok=True)
+    for file in sorted(example.glob("*.*")):
+        if not (folder / file.name).exists():
+            shutil.copyfile(file, folder / file.name)
+    script, results, log = folder / "train.py", folder / "results", folder / "training.log"
+    say(f"   {script}: a copy of examples/train_tiny; its warnings are in {log}")
+    with (
+        log.open("w") as warnings,
+        subprocess.Popen(
+            [sys.executable, script, "--output", results], stdout=subprocess.PIPE, stderr=warnings, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            say(f"   {line.rstrip()}")
+    if process.returncode:
+        raise TreetuneError(f"the training ended with {process.returncode}", remedy=f"read {log}")
+    found: dict[str, object] = msgspec.json.decode((results / "seed-0.json").read_bytes())
+    return {**found, "picture": str(results / "curve.svg")}
 
 
 _TASKS_YAML = """# treetune build {yaml}

@@ -14,8 +14,11 @@ become messages, answers become actions, or rewards are shaped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -76,8 +79,11 @@ class TrlTasks(Hooks):
             token = os.environ.get(token_env) or None
             self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
 
+        self._ended = weakref.finalize(self, _closed, self._episodes)
+
     def close(self) -> None:
-        background.run(self._episodes.close())
+        """Closes connections; so does the end of the program."""
+        self._ended()
 
     def __enter__(self) -> Self:
         return self
@@ -196,6 +202,13 @@ def _columns(games: list[Game], end_token: int) -> dict[str, Any]:
         "task_reward": [game.reward for game in games],
         "num_turns": [game.turns for game in games],
     }
+
+
+def _closed(episodes: Any) -> None:
+    closing = background.submit(episodes.close())
+    if threading.current_thread().name != background.THREAD:  # which must not wait for itself
+        with contextlib.suppress(Exception):
+            closing.result(5)
 
 
 async def _cancelled(episodes: Sequence[Any]) -> None:

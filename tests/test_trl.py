@@ -1,0 +1,307 @@
+"""TRL trains on tasks through `TrlTasks`: its own trainer in the slow tests, in the fast one that asks as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+import task_servers
+import venvs
+from test_tokens import Letters, plain
+from treetune import Environment, Step, Task, Taskset, background
+from treetune.errors import UsageError
+from treetune.serve.errors import ServeError
+from treetune.trainers.trl import TrlTasks
+
+PACKAGES = [
+    ["torch==2.13.0"],
+    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2"],
+]
+
+
+class Speaker:
+    """A trainer that says what it is told to: turn by turn, the same in all episodes."""
+
+    def __init__(self, *says, context=None, logprobs=False, template=plain):
+        self.processing_class = Letters(template)
+        self.model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=context))
+        self.args = SimpleNamespace(max_completion_length=8)
+        self.says, self.logprobs = says, logprobs
+        self.calls = []
+
+    def _generate_single_turn(self, prompts, images, fields, num_generations):
+        assert (images, fields, num_generations) == (None, {}, 1)
+        said = self.processing_class(self.says[len(self.calls)])["input_ids"]
+        self.calls.append(prompts)
+        return [said] * len(prompts), [[-0.5] * len(said)] * len(prompts) if self.logprobs else None
+
+    def text(self, ids):
+        return self.processing_class.decode(ids)
+
+
+class Doubles(Taskset):
+    def load_tasks(self):
+        for n in range(10):
+            yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+
+    def reward(self, task, answer):
+        return float(answer == task.ground_truth)
+
+
+class Echo(Environment):
+    """Says an answer back until it is `stop`; each is worth a half."""
+
+    def start(self):
+        return "Say."
+
+    def step(self, action):
+        if action.text == "break":
+            raise RuntimeError("broken")
+        return Step(f"You said {action.text}.", reward=0.5, done=action.text == "stop")
+
+
+class Echoes(Taskset):
+    INFINITE = True
+
+    def task_at(self, index):
+        return Task(prompt=None, env_class=f"{__file__}:Echo", reward_spec={"ground_truth": str(index)})
+
+
+def rollout(tasks, trainer, indices):
+    return tasks.rollout([[{"role": "user", "content": "", "task_index": index}] for index in indices], trainer)
+
+
+def test_rows_have_the_prompts_of_the_order_and_say_of_which_task_they_are():
+    tasks = TrlTasks(Doubles())
+    rows = tasks.dataset(3, first=4)
+    assert [row["prompt"][0]["content"] for row in rows] == ["Double 4.", "Double 5.", "Double 6."]
+    assert rows["task_index"] == [4, 5, 6]
+    assert len(tasks.dataset()) == 10
+    assert len(tasks.dataset(first=8)) == 2
+
+
+def test_a_number_of_tasks_that_makes_no_sense_is_refused():
+    with pytest.raises(UsageError, match=r"dataset\(num_tasks\)"):
+        TrlTasks(Echoes()).dataset()
+    for num_tasks, first in ((0, 0), (None, 10), (3, -1)):
+        with pytest.raises(UsageError, match="no task from"):
+            TrlTasks(Doubles()).dataset(num_tasks, first)
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(UsageError, match="max_turns"):
+        TrlTasks(Doubles(), max_turns=0)
+    with pytest.raises(UsageError, match="turn_discount"):
+        TrlTasks(Doubles(), turn_discount=1.5)
+    with pytest.raises(UsageError, match="unknown taskset 'arithmetics'; did you mean 'arithmetic'"):
+        TrlTasks("arithmetics")
+    with pytest.raises(UsageError, match="of which task"):
+        TrlTasks(Doubles()).reward(["Double 3."], ["6"])
+
+
+def test_a_single_turn_is_scored_and_trained_on_as_it_was_sampled():
+    tasks, trainer = TrlTasks(Doubles()), Speaker("6<end>", logprobs=True)
+    columns = rollout(tasks, trainer, [3, 4])
+    assert [trainer.text(ids) for ids in columns["prompt_ids"]] == [
+        plain([{"role": "user", "content": f"Double {n}."}]) for n in (3, 4)
+    ]
+    assert [trainer.text(ids) for ids in columns["completion_ids"]] == ["6<end>"] * 2
+    assert columns["env_mask"] == [[1, 1]] * 2
+    assert columns["logprobs"] == [[-0.5, -0.5]] * 2
+    metrics = {}
+    told = {"task_reward": columns["task_reward"], "num_turns": columns["num_turns"], "log_metric": metrics.__setitem__}
+    assert tasks.reward([], [], **told) == [1.0, 0.0]
+    assert metrics == {"task_server_failure": 0.0, "num_turns": 1.0}
+
+
+def test_what_the_environment_says_is_masked():
+    tasks, trainer = TrlTasks(Echoes(), turn_discount=0.5), Speaker("yes<end>", "stop<end>")
+    columns = rollout(tasks, trainer, [0])
+    (ids,), (mask,) = columns["completion_ids"], columns["env_mask"]
+    assert trainer.text(ids) == "yes<end>\n<start>user\nYou said yes.<end>\n<start>assistant\nstop<end>"
+    mine = [token for token, sampled in zip(ids, mask, strict=True) if sampled]
+    assert (
+        mine == trainer.processing_class("yes<end>")["input_ids"] + trainer.processing_class("stop<end>")["input_ids"]
+    )
+    assert columns["logprobs"] is None
+    assert (columns["task_reward"], columns["num_turns"]) == ([0.25], [2])
+
+
+def test_turns_and_tokens_end_at_their_limits_and_the_hook_is_told():
+    told = []
+
+    class Told(TrlTasks):
+        def postprocess_reward(self, reward, num_turns, info):
+            told.append((reward, num_turns, bool(info.get("truncated"))))
+            return reward
+
+    columns = rollout(Told(Echoes(), max_turns=2), Speaker("yes", "no", "stop"), [0])
+    assert columns["num_turns"] == [2]
+    first = len(plain([{"role": "user", "content": "Say."}]))
+    columns = rollout(Told(Echoes()), Speaker("yes", "no", context=first + 10), [0])
+    assert columns["num_turns"] == [1]
+    assert told == [(1.0, 2, True), (0.5, 1, True)]
+
+
+def test_a_first_prompt_that_is_too_long_has_no_reward_and_nothing_to_train_on(caplog):
+    with caplog.at_level(logging.WARNING):
+        columns = rollout(TrlTasks(Echoes()), Speaker(context=10), [0])
+    assert "first prompt" in caplog.text
+    assert (columns["task_reward"], columns["env_mask"]) == ([None], [[0]])
+    assert len(columns["prompt_ids"][0]) > 0
+
+
+def test_hooks_replace_what_they_say():
+    class Custom(TrlTasks):
+        def format_observation_to_messages(self, observation, history):
+            return [{"role": "user", "content": observation["content"].upper()}]
+
+        def format_agent_output_to_action(self, agent_output, info):
+            return agent_output[::-1]
+
+    tasks = Custom(Echoes())
+    assert tasks.dataset(1)[0]["prompt"][0]["content"] == "SAY."
+    trainer = Speaker("og<end>", "pots<end>")
+    columns = rollout(tasks, trainer, [0])
+    # The hook tells another history, so only what was said since is a row.
+    assert trainer.text(columns["prompt_ids"][0]) == plain([{"role": "user", "content": "YOU SAID GO."}])
+    assert trainer.text(columns["completion_ids"][0]) == "pots<end>"
+    assert columns["task_reward"] == [1.0]
+
+
+def test_a_broken_environment_gives_none_and_the_others_their_rewards(caplog):
+    class Odd(TrlTasks):
+        def format_agent_output_to_action(self, agent_output, info):
+            return "break" if info["task_index"] == 1 else "stop"
+
+    tasks = Odd(Echoes())
+    with caplog.at_level(logging.ERROR):
+        assert rollout(tasks, Speaker("x"), [0, 1, 2])["task_reward"] == [0.5, None, 0.5]
+    assert tasks.failures == 1
+    assert "RuntimeError: broken" in caplog.text
+
+
+def test_answers_are_scored_without_rollouts_too(caplog):
+    tasks = TrlTasks(Doubles())
+    prompts = tasks.dataset(3)["prompt"]
+    assert tasks.reward(prompts, ["0", "2", "5"]) == [1.0, 1.0, 0.0]
+    said = [[{"role": "assistant", "content": text}] for text in ("0", "3", "4")]
+    assert tasks.reward(prompts, said, task_index=[0, 1, 2]) == [1.0, 0.0, 1.0]
+    assert "pass rollout_func" not in caplog.text
+    echoes = TrlTasks(Echoes())
+    assert echoes.reward(echoes.dataset(1)["prompt"], ["yes"]) == [0.5]
+    assert "pass rollout_func" in caplog.text
+
+
+@contextmanager
+def scripted(**options):
+    """A task server that can be told to fail, on the loop that the bridge uses."""
+    server = task_servers.Scripted(**options)
+    background.run(server.start())
+    try:
+        yield server
+    finally:
+        background.run(server.stop())
+
+
+def test_a_task_server_is_played_and_its_failures_give_none():
+    with scripted(features=["turn", "request_id", "batch"]) as server, TrlTasks(server.url, patience=0.2) as tasks:
+        columns = rollout(tasks, Speaker("a<end>", "b<end>", "c<end>"), [5, 6])
+        assert (columns["task_reward"], columns["num_turns"]) == ([1.0, 1.0], [3, 3])
+        background.run(server.stop())
+        columns = rollout(tasks, Speaker(), [5, 6])
+        assert (columns["task_reward"], columns["env_mask"]) == ([None, None], [[0], [0]])
+        assert tasks.reward([[{"task_index": 5}]], ["a"]) == [None]
+        assert tasks.failures == 3
+        with pytest.raises(ServeError):
+            tasks.dataset(1)
+
+
+def test_episodes_do_not_stay_behind_when_sampling_fails_or_only_prompts_are_wanted():
+    def fails(prompts, trainer):
+        raise RuntimeError("out of memory")
+
+    with scripted() as server, TrlTasks(server.url, generate=fails) as tasks:
+        tasks.dataset(2)
+        assert sorted(server.cancelled) == ["e-0", "e-1"]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            rollout(tasks, Speaker(), [0, 1])
+        assert sorted(server.cancelled) == ["e-0", "e-1", "e-2", "e-3"]
+
+
+def test_a_trl_that_samples_in_another_way_is_told_of():
+    trainer = SimpleNamespace(**{**vars(Speaker()), "chat_template_kwargs": None})
+    with pytest.raises(UsageError, match="pass generate="):
+        rollout(TrlTasks(Doubles()), trainer, [0])
+
+
+def test_it_is_used_inside_a_running_loop_as_notebooks_have_one():
+    async def notebook():
+        return TrlTasks(Doubles()).reward([[{"task_index": 2}]], ["4"])
+
+    assert asyncio.run(notebook()) == [1.0]
+
+
+def test_importing_it_loads_no_trainer():
+    heavy = "{'torch', 'trl', 'transformers', 'datasets'} & set(sys.modules)"
+    command = f"import sys, treetune.trainers.trl; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_demo_says_what_training_needs_before_it_begins(treetune, tmp_path):
+    hide = "import importlib.util as u, sys; real = u.find_spec\n"
+    hide += "u.find_spec = lambda name, *more: None if name in ('torch', 'trl') else real(name, *more)\n"
+    (tmp_path / "sitecustomize.py").write_text(hide)
+    result = treetune("demo", "--train", PYTHONPATH=str(tmp_path))
+    assert result.code == 3
+    assert "pip install 'treetune[trl]'" in result.err
+    assert not (tmp_path / "treetune-demo").exists()
+
+
+@pytest.fixture(scope="module")
+def python():
+    return venvs.venv("trl", *PACKAGES)
+
+
+@pytest.mark.slow
+def test_its_own_trainer_trains_on_our_episodes(python):
+    tests = venvs.ROOT / "tests"
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider"]
+    environment = {"PYTHONPATH": str(tests), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    venvs.run(python, "-m", "pytest", *options, tests / "trl_side.py", **environment)
+
+
+@pytest.mark.slow
+def test_the_demo_of_an_installed_wheel_trains_a_model(python, tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "site", venvs.ROOT],
+        check=True,
+    )
+    done = subprocess.run(
+        [python, "-m", "treetune", "demo", "--train", "--json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    training = json.loads(done.stdout)["training"]
+    assert training["before"] < 0.6
+    assert training["after"] > 0.9
+    assert training["failures"] == 0
+    assert "<polyline" in (tmp_path / training["picture"]).read_text()
+
+
+@pytest.mark.slow
+def test_nothing_is_learned_from_shuffled_rewards(python, tmp_path):
+    script = venvs.ROOT / "examples" / "train_tiny" / "train.py"
+    venvs.run(python, script, "--control", "--output", tmp_path)
+    control = json.loads((tmp_path / "seed-0-control.json").read_text())
+    assert control["after"] < control["before"] + 0.1
+    assert control["after"] < 0.6
