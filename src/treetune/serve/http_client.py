@@ -12,6 +12,7 @@ back. A step is repeated after a lost connection only where the server numbers i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
 import time
@@ -38,6 +39,7 @@ from treetune.serve.http_peer import (
 
 START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
 START_BATCH, STEP_BATCH = "/api/episode/start_batch", "/api/episode/step_batch"
+_LAST_SECONDS = 2.0
 
 
 class StartAnswer(msgspec.Struct):
@@ -142,6 +144,8 @@ class TaskServerClient:
             raise UsageError("no task server was named", remedy="give its address, such as http://127.0.0.1:5000")
         self._servers = [Peer(Link(url, token, max_connections)) for url in dict.fromkeys(urls)]
         self._timeout, self._patience = timeout, patience
+        self._unwanted: set[asyncio.Future[None]] = set()
+        """Starts that nobody waits for any more."""
 
     @property
     def urls(self) -> list[str]:
@@ -154,6 +158,10 @@ class TaskServerClient:
         await self.close()
 
     async def close(self) -> None:
+        if self._unwanted:  # a moment for what was given up; after that it expires there
+            await asyncio.wait(self._unwanted, timeout=_LAST_SECONDS)
+        for undone in self._unwanted:
+            undone.cancel()
         for server in self._servers:
             await server.link.close()
 
@@ -214,7 +222,7 @@ class TaskServerClient:
                 name = {"request_id": request_id} if server.offers("request_id") else {}
                 server.live += 1  # counted while it is asked, so that others go elsewhere
                 try:
-                    answer = await server.link.ask("POST", START, {**body, **name}, self._timeout)
+                    answer = await self._asked_to_start(server, {**body, **name})
                     return RemoteEpisode(self, server, read_answer(server, START, answer, StartAnswer))
                 except Unreachable as error:
                     server.down()
@@ -229,6 +237,21 @@ class TaskServerClient:
                 raise _given_up(problem or next(server.problem for server in self._servers if server.problem))
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(LAST_PAUSE, pause * 2)
+
+    async def _asked_to_start(self, server: Peer, body: dict[str, Any]) -> Answer:
+        """Where the caller is cancelled meanwhile, the episode that it would have got is cancelled too."""
+        asked = asyncio.ensure_future(server.link.ask("POST", START, body, self._timeout))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            self._unwanted.add(undone := asyncio.ensure_future(self._undo(server, asked)))
+            undone.add_done_callback(self._unwanted.discard)
+            raise
+
+    async def _undo(self, server: Peer, asked: asyncio.Future[Answer]) -> None:
+        with contextlib.suppress(ServeError):
+            started = read_answer(server, START, await asked, StartAnswer)
+            await self._cancel(server, started.episode_id)
 
     async def _ready(self) -> list[Peer]:
         """The servers to ask, the least busy first; those that were down only once they answer again."""

@@ -1,0 +1,131 @@
+"""Episodes that nobody wants any more, at every door: they end at once, and are not counted until they expire."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from serving import Numbers, Talks, serving, until
+from test_http_server import playing, run
+from test_http_server_cli import post
+from test_serve_cli import serve
+from treetune import Action, Observation
+from treetune.cli.serve import summary
+from treetune.errors import UsageError
+from treetune.serve import wire
+from treetune.serve.client import EnvClient
+from treetune.serve.http_client import TaskServerClient
+
+
+class Stubborn(Talks):
+    """Begins slowly, and whoever stops it is not heard."""
+
+    async def start(self):
+        try:
+            await asyncio.sleep(0.4)
+        except asyncio.CancelledError:
+            return "all the same"
+        return "go"
+
+
+class Stubbornly(Numbers):
+    def environment(self, task):
+        return Stubborn(task)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("after", [0.1, 1.0])
+def test_a_start_that_is_cancelled_leaves_no_episode(workers, after):
+    """Before it has begun, and after its answer was sent but nobody took it."""
+
+    async def play():
+        async with serving(Stubbornly(), workers=workers) as server, EnvClient(server.address) as client:
+            task = await client.sample()
+            request = wire.StartRequest(task=client._sealed(task))
+            start = asyncio.create_task(client._run("start", request, wire.StartResponse, "mine"))
+            await asyncio.sleep(after)
+            found = await client.cancel("mine")
+            await until(lambda: server._in_flight == 0 and not server._episodes)
+            start.cancel()
+            return found, (await client.health()).in_flight
+
+    assert run(play()) == (True, 0)
+
+
+def test_a_start_over_http_that_is_cancelled_leaves_no_episode():
+    async def play():
+        async with playing(Stubbornly()) as played:
+            async with TaskServerClient(played.http.url) as client:
+                start = asyncio.create_task(client.start())
+                await asyncio.sleep(0.2)
+                start.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await start
+            # Closing waits a moment for the episode, to tell the server that nobody will step it.
+            return list(played.http.episodes.live), [gone.kind for gone in played.http.episodes._gone.values()]
+
+    assert run(play()) == ([], ["cancelled"])
+
+
+def test_both_doors_drain_in_the_seconds_of_one(tmp_path):
+    (tmp_path / "hangs.py").write_text(
+        "import asyncio\n"
+        "from treetune import Task, Taskset\n"
+        "class Hangs(Taskset):\n"
+        "    INFINITE = True\n"
+        "    def task_at(self, index): return Task(prompt=str(index))\n"
+        "    async def reward(self, task, answer):\n"
+        "        await asyncio.sleep(600)\n"
+    )
+    options = ["--http", ":0", "--zmq", "tcp://127.0.0.1:0", "--drain", "1", "-m", "scripted:echo"]
+    with serve(tmp_path, "hangs.py:Hangs", *options) as server:
+        post(server.report["http"] + "/api/episode/start", {})
+
+        async def run_one():
+            async with EnvClient(server.address) as client:
+                rollout = asyncio.create_task(client.run_rollout(await client.sample()))
+                await asyncio.sleep(0.3)
+                told = await asyncio.to_thread(server.stop)
+                rollout.cancel()
+                return told
+
+        told = asyncio.run(asyncio.wait_for(run_one(), 60))
+    assert server.process.returncode == 0
+    # The second does not begin to wait when the first has ended.
+    assert told.index("waiting for 1 requests") < told.index("1 episodes had not ended")
+
+
+def test_the_line_of_a_server_counts_both_doors():
+    async def play():
+        async with playing(Stubbornly(), address="tcp://127.0.0.1:0") as client:
+            async with EnvClient(client.server.address) as other:
+                await other.sample()
+            episode = await client.begun()
+            await client.begun()
+            await client.step(episode, "hello")
+            return summary(client.server.metrics.stats())
+
+    told = run(play())
+    assert "3 tasks given" in told
+    assert "2 HTTP episodes live" in told
+    assert "1 HTTP steps" in told
+
+
+@pytest.mark.parametrize("kind", [Action, Observation])
+def test_text_in_the_place_of_the_type_is_told_with_what_to_write(kind):
+    with pytest.raises(UsageError) as told:
+        kind("the answer is 42")
+    assert f"{kind.__name__}.of(" in str(told.value.remedy)
+    assert kind(content="42") == kind.of("42") == kind("text", "42")
+
+
+def test_an_evaluation_on_a_server_that_is_not_there_says_what_it_waits_for(tmp_path, capfd, monkeypatch):
+    from treetune.cli import hosts
+    from treetune.serve.errors import Unreachable
+
+    monkeypatch.setattr(hosts, "_DEADLINE", 1)
+    monkeypatch.setattr(hosts, "_SILENT_SECONDS", 0.1)
+    with pytest.raises(Unreachable):
+        hosts.info_of(f"ipc://{tmp_path}/nobody")
+    assert "no answer from ipc://" in capfd.readouterr().err
