@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -31,6 +31,7 @@ class ShellPool:
         self._ready: deque[Shell] = deque()
         self._starting: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.keeper: AsyncGenerator[None, None] | None = None
 
     async def take(self) -> Shell:
         """A fresh shell; the caller closes it."""
@@ -78,8 +79,19 @@ _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SandboxLimits, M
 
 
 def shared(limits: SandboxLimits, machine: Machine = HOST) -> ShellPool:
-    """The pool of this event loop for such limits and such a machine; what is in it ends with the process."""
+    """The pool of this event loop for such limits and such a machine; it is closed when the loop ends."""
     pools = _pools.setdefault(asyncio.get_running_loop(), {})
     if (pool := pools.get((limits, machine))) is None:
         pool = pools[limits, machine] = ShellPool(limits, open=machine.open)
+        pool.keeper = _closing(pool)
+        with contextlib.suppress(StopIteration):
+            pool.keeper.__anext__().send(None)
     return pool
+
+
+async def _closing(pool: ShellPool) -> AsyncGenerator[None, None]:
+    """Once begun, it is known to the event loop, which ends such generators at its own end."""
+    try:
+        yield
+    finally:
+        await pool.close()
