@@ -23,6 +23,8 @@ class FakeDocker:
     def __init__(self, socket: str) -> None:
         self.socket = socket
         self.configs: dict[str, dict[str, Any]] = {}
+        self.images: list[str] = []
+        """Of all containers that were ever asked for."""
         self.files: dict[str, list[str]] = {}
         self.running: dict[str, Started] = {}
         self.attached: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
@@ -63,8 +65,9 @@ class FakeDocker:
             config = json.loads(body)
             if config["Image"] == "missing":
                 return 404, {"message": "No such image: missing"}
-            id = f"c{len(self.configs)}"
+            id = f"c{len(self.images)}"
             self.configs[id] = config
+            self.images.append(config["Image"])
             return 201, {"Id": id, "Warnings": ["this is a stand-in for an engine"]}
         id = path.split("/")[2].partition("?")[0]
         if method == "PUT":

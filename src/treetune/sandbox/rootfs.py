@@ -196,7 +196,8 @@ def _remove(place: Path) -> None:
     if left := _mounts_in(place):
         # Else the host's own /dev or /proc would be emptied.
         raise SandboxUnavailable(f"an interrupted build left {left[0]} mounted", remedy=f"umount {left[0]}")
-    subprocess.run(["chmod", "-R", "u+rwX", str(place)], capture_output=True, check=False)
+    if os.geteuid() != 0:
+        subprocess.run(["chmod", "-R", "u+rwX", str(place)], capture_output=True, check=False)
     shutil.rmtree(place)
 
 
