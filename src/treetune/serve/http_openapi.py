@@ -32,7 +32,7 @@ _POSTS: dict[str, tuple[str, type, type, list[int]]] = {
         "Begin an episode.",
         wire.StartBody,
         wire.StartAnswer,
-        [401, 403, 413, 422, 429, 500, 503, 504],
+        [401, 403, 410, 413, 422, 429, 500, 503, 504],
     ),
     "/api/episode/step": (
         "Do an action.",
@@ -65,8 +65,18 @@ _GETS: dict[str, tuple[str, type, list[int]]] = {
 }
 
 
+_LINKS = {
+    name: {
+        "operationId": name,
+        "description": f"What was begun: {what}.",
+        "requestBody": {"episode_id": "$response.body#/episode_id", **more},
+    }
+    for name, what, more in [("step", "do an action in it", {"turn": 0}), ("cancel", "end it", {})]
+}
+
+
 @cache
-def openapi() -> bytes:
+def openapi(needs_token: bool = False) -> bytes:
     bodies = [body for _, body, _, _ in _POSTS.values()]
     answers = [answer for _, _, answer, _ in _POSTS.values()] + [answer for _, answer, _ in _GETS.values()]
     kinds = [*bodies, *answers, wire.ErrorAnswer]
@@ -78,18 +88,29 @@ def openapi() -> bytes:
     for path, (what, body, answer, codes) in _POSTS.items():
         paths[path] = {
             "post": {
+                "operationId": path.rpartition("/")[2],
                 "summary": what,
                 "requestBody": {"required": body is not wire.StartBody, "content": _json(of[body])},
                 "responses": _responses(of[answer], codes, of[wire.ErrorAnswer]),
             }
         }
     for path, (what, answer, codes) in _GETS.items():
-        paths[path] = {"get": {"summary": what, "responses": _responses(of[answer], codes, of[wire.ErrorAnswer])}}
+        paths[path] = {
+            "get": {
+                "operationId": path.rpartition("/")[2],
+                "summary": what,
+                "responses": _responses(of[answer], codes, of[wire.ErrorAnswer]),
+            }
+        }
     paths["/api/health"]["get"]["security"] = []
+    paths["/api/episode/start"]["post"]["responses"]["200"]["links"] = _LINKS
+    # Where it is asked for with `Accept: text/event-stream`.
+    step = paths["/api/episode/step"]["post"]["responses"]["200"]
+    step["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     whole = {
         "openapi": "3.1.0",
         "info": {"title": "Treetune task server", "version": "1", "summary": "Episodes of a taskset, over HTTP."},
-        "security": [{}, {"token": []}],
+        "security": [{"token": []}] if needs_token else [],
         "paths": paths,
         "components": {
             "schemas": components,
