@@ -140,6 +140,7 @@ def test_servers_at_a_url_are_listed(tmp_path, treetune):
     ("arguments", "told"),
     [
         (["list", "--servers"], "which register"),
+        (["list", "--servers", "no/such/folder"], "no folder"),
         (["list", "--servers", "ftp://example.org"], "no register"),
         (["list", "--servers", "file:///etc"], "no register"),
         (["list", "--servers", "http://user:password@127.0.0.1:1"], "no password"),

@@ -23,7 +23,7 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
     place = place or os.environ.get("TREETUNE_SERVERS")
     if not place:
         raise UsageError("which register?", remedy="treetune list --servers FOLDER_OR_URL, or set TREETUNE_SERVERS")
-    register = open_register(place, os.environ.get("TREETUNE_REGISTER_TOKEN") or None)
+    register = open_register(place, os.environ.get("TREETUNE_REGISTER_TOKEN") or None, make=False)
 
     async def look() -> list[tuple[Seen, Found]]:
         seen = await register.entries()

@@ -86,14 +86,19 @@ class Register(Protocol):
         """All that are known, by name."""
 
 
-def open_register(place: str, token: str | None = None) -> Register:
-    """A folder, made where there is none, or an http address; anything else is refused."""
+def open_register(place: str, token: str | None = None, *, make: bool = True) -> Register:
+    """A folder, made where there is none (unless told otherwise), or an http address; anything else is refused."""
     scheme = urlsplit(place).scheme if "://" in place else ""
     if scheme in ("http", "https"):
         return RemoteRegister(place, token)
     if scheme:
         raise UsageError(f"{place!r} is no register", remedy="give a folder, or the http address of a register")
-    return FolderRegister(Path(place).expanduser())
+    folder = Path(place).expanduser()
+    if not make and not folder.is_dir():
+        raise UsageError(
+            f"there is no folder {folder}", remedy=f"a server makes it: treetune serve ... --register {place}"
+        )
+    return FolderRegister(folder)
 
 
 class FolderRegister:
