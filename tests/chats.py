@@ -54,14 +54,40 @@ answers = st.builds(
     raw=st.lists(st.integers(0, 2**20), max_size=2),
     ends=st.booleans(),
 )
-conversations = st.tuples(texts, st.lists(st.tuples(answers, texts), min_size=1, max_size=4))
+observations = st.lists(st.tuples(st.sampled_from(["user", "user", "tool"]), texts), min_size=1, max_size=2)
+conversations = st.tuples(
+    st.none() | texts,  # what the system says
+    texts,
+    st.lists(st.tuples(answers, observations), min_size=1, max_size=4),
+)
+
+
+def opened(tokenizer: Any, conversation: Any) -> list[dict[str, str]]:
+    system, opening, _ = conversation
+    first = [{"role": "user", "content": opening}]
+    whole = [{"role": "system", "content": system}, *first] if system is not None else first
+    return whole if taken(tokenizer, whole) else first
+
+
+def shown(tokenizer: Any, messages: list[dict[str, str]], observation: list[tuple[str, str]]) -> list[dict[str, str]]:
+    """The messages of an observation; where the template refuses them, one of the user's."""
+    wanted = [{"role": role, "content": content} for role, content in observation]
+    return wanted if taken(tokenizer, messages + wanted) else [{"role": "user", "content": observation[0][1]}]
+
+
+def taken(tokenizer: Any, messages: list[dict[str, str]]) -> bool:
+    try:
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception:
+        return False
+    return True
 
 
 def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, Any], seen: Counter[str]) -> Tokens:
     """Plays a conversation and checks each turn; `seen` counts how turns went on."""
     chat, tokens = ChatTokens(tokenizer, arguments, rewrites=rewrites), Tokens()
-    opening, turns = conversation
-    messages = [{"role": "user", "content": opening}]
+    turns = conversation[-1]
+    messages = opened(tokenizer, conversation)
     sampled: list[int] = []
     breaks = 0
     prompt = chat.prompt(messages)
@@ -79,12 +105,11 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, 
         assert so_far == prompt.ids + completion
         assert [sequence.breaks_history for sequence in tokens.sequences] == [False] + [True] * breaks
 
-        messages = [
-            *messages,
-            {"role": "assistant", "content": tokenizer.decode(completion, skip_special_tokens=True)},
-            {"role": "user", "content": observation},
-        ]
-        prompt = chat.next_prompt(messages, tokens, answer=len(messages) - 2)
+        text = tokenizer.decode(completion, skip_special_tokens=True)
+        at = len(messages)
+        messages = [*messages, {"role": "assistant", "content": text}]
+        messages += shown(tokenizer, messages, observation)
+        prompt = chat.next_prompt(messages, tokens, answer=at)
         continues = prompt.ids[: len(so_far)] == so_far
         template = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **arguments)
         if not prompt.realigned:
@@ -123,8 +148,8 @@ def tokens_of(tokenizer: Any, answer: Answer) -> list[int]:
 
 def naive_drifts(tokenizer: Any, conversation: Any, arguments: dict[str, Any]) -> bool:
     """Whether rendering anew and cutting by length, as is usual, would train on tokens that were not sampled."""
-    opening, turns = conversation
-    messages = [{"role": "user", "content": opening}]
+    turns = conversation[-1]
+    messages = opened(tokenizer, conversation)
     so_far: list[int] = []
     for answer, observation in turns:
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **arguments)
@@ -133,7 +158,8 @@ def naive_drifts(tokenizer: Any, conversation: Any, arguments: dict[str, Any]) -
         completion = tokens_of(tokenizer, answer)
         so_far = prompt + completion
         text = tokenizer.decode(completion, skip_special_tokens=True)
-        messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": observation}]
+        messages = [*messages, {"role": "assistant", "content": text}]
+        messages += shown(tokenizer, messages, observation)
     return False
 
 

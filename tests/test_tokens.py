@@ -79,7 +79,7 @@ TEMPLATES = [plain, trims, forgets_thoughts, thinks_first, has_no_end]
 def test_what_is_trained_on_is_what_was_sampled(template, rewrites):
     seen = chats.check(Letters(template), rewrites, {}, examples=150)
     # What trainers do otherwise goes wrong with these conversations: they are no easy ones.
-    assert seen["naive drifts"] > 20
+    assert seen["naive drifts"] > 10
     if template is plain:
         assert seen["exact"] > 20
     if template is trims:

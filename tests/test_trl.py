@@ -103,8 +103,9 @@ def test_wrong_settings_are_refused():
         TrlTasks(Doubles(), turn_discount=1.5)
     with pytest.raises(UsageError, match="unknown taskset 'arithmetics'; did you mean 'arithmetic'"):
         TrlTasks("arithmetics")
-    with pytest.raises(UsageError, match="of which task"):
-        TrlTasks(Doubles()).reward(["Double 3."], ["6"])
+    for prompt in ("Double 3.", [{"role": "user", "content": "Double 3."}]):
+        with pytest.raises(UsageError, match="of which task"):
+            TrlTasks(Doubles()).reward([prompt], ["6"])
 
 
 def test_a_single_turn_is_scored_and_trained_on_as_it_was_sampled():
@@ -194,7 +195,11 @@ def test_answers_are_scored_without_rollouts_too(caplog):
     prompts = tasks.dataset(3)["prompt"]
     assert tasks.reward(prompts, ["0", "2", "5"]) == [1.0, 1.0, 0.0]
     said = [[{"role": "assistant", "content": text}] for text in ("0", "3", "4")]
-    assert tasks.reward(prompts, said, task_index=[0, 1, 2]) == [1.0, 0.0, 1.0]
+    assert tasks.reward(prompts, said) == [1.0, 0.0, 1.0]
+    # Prompts that were changed since: a message before, or plain text and the column.
+    before = [[{"role": "system", "content": "Be brief."}, *prompt] for prompt in prompts]
+    assert tasks.reward(before, said) == [1.0, 0.0, 1.0]
+    assert tasks.reward(["a", "b", "c"], ["0", "3", "4"], task_index=[0, 1, 2]) == [1.0, 0.0, 1.0]
     assert "pass rollout_func" not in caplog.text
     echoes = TrlTasks(Echoes())
     assert echoes.reward(echoes.dataset(1)["prompt"], ["yes"]) == [0.5]

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--control", action="store_true", help="shuffle the rewards")
     parser.add_argument("--output", type=Path, default=Path("train-tiny"))
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends too
     with task_server(args.seed) if args.server is None else contextlib.nullcontext(args.server) as url:
         result = train(url, args.seed, args.steps, args.control, args.output)
     name = f"seed-{args.seed}" + ("-control" if args.control else "")

@@ -115,7 +115,8 @@ class TrlTasks(Hooks):
         if "task_reward" in columns:
             rewards: list[float | None] = columns["task_reward"]
         else:
-            rewards = background.run(self._scored(list(map(_index_in, prompts)), list(map(_text, completions))))
+            indices = columns.get("task_index") or list(map(_index_in, prompts))
+            rewards = background.run(self._scored(indices, list(map(_text, completions))))
         if (log_metric := columns.get("log_metric")) is not None:
             log_metric("task_server_failure", sum(reward is None for reward in rewards) / max(1, len(rewards)))
             if turns := columns.get("num_turns"):
@@ -164,7 +165,7 @@ class TrlTasks(Hooks):
                 found.append(self.format_observation_to_messages(shown, []))
         return found
 
-    async def _scored(self, indices: list[int], answers: list[str]) -> list[float | None]:
+    async def _scored(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
         """What one answer to each task is worth."""
         episodes = await self._episodes.start_many(indices)
         live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
@@ -239,10 +240,10 @@ def _row(index: int, messages: list[Message]) -> dict[str, Any]:
 
 
 def _index_in(prompt: Any) -> int:
-    index = prompt[0].get("task_index") if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict) else None
-    if index is None:
-        raise UsageError("a prompt does not say of which task it is", remedy="train on TrlTasks.dataset(...)")
-    return int(index)
+    for message in prompt if isinstance(prompt, list) else []:
+        if message.get("task_index") is not None:
+            return int(message["task_index"])
+    raise UsageError("a prompt does not say of which task it is", remedy="train on TrlTasks.dataset(...)")
 
 
 def _text(completion: Any) -> str:
