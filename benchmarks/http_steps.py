@@ -1,27 +1,34 @@
-"""What a step over HTTP costs: CPU of the server per request and requests/s, beside FastAPI with pydantic.
+"""What a step over HTTP costs: CPU of the server per request, requests/s, and the memory of live episodes.
 
-Run: python benchmarks/http_steps.py [step|bare|pool|episodes|fastapi]
-`fastapi` needs fastapi and pydantic in the same environment.
+    python benchmarks/http_steps.py [step] [episodes] [--others PYTHON]
+
+Beside ours, in the same run and turn by turn: FastAPI + pydantic with the same five endpoints, bare ASGI, and OpenEnv's
+echo environment. What `fastapi` and `openenv-core` need may clash with the rest: `--others` names the Python of an
+environment that has them; those that are missing are left out.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from serve import children_of, cpu_of, memory_of
+from http_load import PROCESSES, Caller, WebSocket, play
+from http_others import BARE, FASTAPI, OPENENV, PLAIN_FASTAPI, has, other
+from serve import children_of, memory_of
 
 STEPS = 10_000
 CONCURRENT = 32
+ROUNDS = 3
 
 ECHO = """
 from treetune import Environment, Step, Task, Taskset
@@ -34,65 +41,6 @@ class Echoes(Taskset):
     def task_at(self, index): return Task(prompt=str(index))
     def environment(self, task): return Echo(task)
 """
-
-FASTAPI = """
-import sys, uuid
-import uvicorn
-from typing import Any
-from fastapi import FastAPI, HTTPException
-from pydantic import BaseModel
-class Observation(BaseModel):
-    type: str = "text"
-    content: Any = ""
-class Start(BaseModel):
-    task_index: int | None = None
-class Started(BaseModel):
-    episode_id: str
-    observation: Observation
-    info: dict[str, Any] = {}
-class Step(BaseModel):
-    episode_id: str
-    action: str | Observation
-    turn: int | None = None
-class Stepped(BaseModel):
-    observation: Observation
-    reward: float
-    done: bool
-    info: dict[str, Any] = {}
-app, episodes = FastAPI(), {}
-@app.get("/api/health")
-async def health() -> dict[str, str]:
-    return {"status": "ok"}
-@app.post("/api/episode/start")
-async def start(body: Start) -> Started:
-    id = uuid.uuid4().hex
-    episodes[id] = 0
-    return Started(episode_id=id, observation=Observation(content="say something"))
-@app.post("/api/episode/step")
-async def step(body: Step) -> Stepped:
-    if body.episode_id not in episodes:
-        raise HTTPException(404)
-    episodes[body.episode_id] += 1
-    text = body.action if isinstance(body.action, str) else str(body.action.content)
-    return Stepped(observation=Observation(content=text), reward=0.0, done=False)
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False)
-"""
-
-BARE = """
-import sys, msgspec, uvicorn
-decode = msgspec.json.Decoder(dict).decode
-async def app(scope, receive, send):
-    body = decode((await receive())["body"])
-    answer = {"episode_id": "e", "observation": {"type": "text", "content": body.get("action")}, "reward": 0.0}
-    data = msgspec.json.encode(answer)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False, lifespan="off")
-"""
-
-
-# Servers
 
 
 @contextmanager
@@ -111,151 +59,125 @@ def treetune(*options: str) -> Iterator[tuple[int, int]]:
                 lines += line
             yield int(json.loads(lines)["http"].rpartition(":")[2]), process.pid
         finally:
+            process.terminate()
+            time.sleep(0.2)
             process.kill()
             process.wait()
 
 
-@contextmanager
-def other(program: str) -> Iterator[tuple[int, int]]:
-    port = 5791
-    process = subprocess.Popen([sys.executable, "-c", program, str(port)])
-    try:
-        for _ in range(200):
-            time.sleep(0.05)
-            assert process.poll() is None, "it could not start"
-            try:
-                asyncio.run(played(port, 1, 1))
-                break
-            except OSError:
-                continue
-        yield port, process.pid
-    finally:
-        process.kill()
-        process.wait()
+# Steps
 
 
-# A client that costs little, so that the server is what is measured
+class Measured(NamedTuple):
+    cpu: float
+    wall: float
+    callers: float
+    """How busy the callers were, of 1."""
 
 
-class Connection(asyncio.Protocol):
-    """One caller: the next request is sent when the last is answered."""
+class Contestant:
+    def __init__(self, name: str, port: int, pid: int, over: Callable[..., Caller] = Caller, share: float = 1) -> None:
+        self.name, self._port, self._pid, self._over = name, port, pid, over
+        self._each = max(10, int(STEPS * share) // CONCURRENT)
+        self.best = Measured(float("inf"), float("inf"), 0.0)
+        play(port, CONCURRENT, 30, over)  # warm
 
-    def __init__(self, request: Callable[[bytes], bytes | None], done: asyncio.Future[None]) -> None:
-        self._request, self._done = request, done
-        self._buffer = b""
+    def measure(self) -> None:
+        pids = [self._pid, *children_of(self._pid)]
+        number = self._each * CONCURRENT
+        cpu, callers, began = cpu_of(pids), _cpu_of_callers(), time.perf_counter()
+        play(self._port, CONCURRENT, self._each, self._over)
+        wall, cpu, callers = time.perf_counter() - began, cpu_of(pids) - cpu, _cpu_of_callers() - callers
+        found = Measured(cpu / number, wall / number, callers / wall / PROCESSES)
+        self.best = Measured(min(self.best.cpu, found.cpu), *min(self.best[1:], found[1:]))
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport
-        self._send(b"")
+    def show(self, ours: Measured, target: str = "") -> None:
+        cpu, wall, callers = self.best
+        print(
+            f"{self.name:<46} {cpu * 1e6:7.1f} us CPU a step {cpu / ours.cpu:6.2f}x {1 / wall:8,.0f} steps/s, "
+            f"callers {callers:4.0%} busy   {target}"
+        )
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        if not found:
-            return
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        if len(body) >= length:
-            assert head.startswith(b"HTTP/1.1 200"), self._buffer
-            self._buffer = b""
-            self._send(body)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_exception(ConnectionError("the server closed the connection"))
+def cpu_of(pids: list[int]) -> float:
+    """CPU seconds so far, those of threads that have ended included."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(found[11]) + int(found[12]) for found in fields) / os.sysconf("SC_CLK_TCK")
 
-    def _send(self, answer: bytes) -> None:
-        request = self._request(answer)
-        if request is None:
-            self._done.set_result(None)
-            self._transport.close()
+
+def _cpu_of_callers() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # servers still run, and do not count yet
+    return used.ru_utime + used.ru_stime
+
+
+def steps(others: str) -> None:
+    with ExitStack() as running:
+        lone = Contestant("treetune serve --http", *running.enter_context(treetune()))
+        pool = Contestant("treetune serve --http -w 2 (all processes)", *running.enter_context(treetune("-w", "2")))
+        beside = [
+            Contestant("bare ASGI + msgspec: the least there is", *running.enter_context(other(BARE, sys.executable)))
+        ]
+        if has(others, "fastapi"):
+            fast, plain = (running.enter_context(other(program, others)) for program in (FASTAPI, PLAIN_FASTAPI))
+            beside.append(Contestant("FastAPI + pydantic, uvloop and httptools", *fast))
+            beside.append(Contestant("FastAPI + pydantic, as it comes", *plain, share=0.3))
         else:
-            self._transport.write(request)
+            print("no fastapi there: left out")
+        if has(others, "openenv"):
+            echo = running.enter_context(other(OPENENV, others))
+            beside.append(Contestant("OpenEnv's echo environment, WebSocket", *echo, over=WebSocket, share=0.3))
+        else:
+            print("no openenv-core there: left out")
+        for _ in range(ROUNDS):
+            for contestant in (lone, pool, *beside):
+                contestant.measure()
+        lone.show(lone.best, "target 120 us, 7,000/s")
+        pool.show(lone.best, "target 240 us")
+        for contestant in beside:
+            contestant.show(lone.best)
 
 
-def posted(path: str, body: str) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+# Memory
 
 
-def steps_of(count: int) -> Callable[[bytes], bytes | None]:
-    """An episode of so many steps."""
-    turn, id = -1, ""
-
-    def request(answer: bytes) -> bytes | None:
-        nonlocal turn, id
-        if not answer:
-            return posted("/api/episode/start", "{}")
-        id = id or json.loads(answer)["episode_id"]
-        turn += 1
-        if turn == count:
-            return None
-        return posted("/api/episode/step", f'{{"episode_id":"{id}","action":"hello","turn":{turn}}}')
-
-    return request
-
-
-async def played(port: int, concurrent: int, count: int) -> None:
-    loop = asyncio.get_running_loop()
-    ends = []
-    for _ in range(concurrent):
-        done = loop.create_future()
-        ends.append(done)
-        await loop.create_connection(lambda done=done: Connection(steps_of(count), done), "127.0.0.1", port)  # type: ignore[misc]
-    await asyncio.gather(*ends)
-
-
-def play(port: int, concurrent: int, count: int) -> None:
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(played(port, concurrent, count))
-
-
-# What is measured
-
-
-def step_cost(what: str, port: int, pid: int, target: str = "") -> None:
-    each = STEPS // CONCURRENT
-    play(port, CONCURRENT, 50)
-    best = (float("inf"), float("inf"))
-    for _ in range(3):
-        pids = [pid, *children_of(pid)]
-        cpu, wall = cpu_of(pids), time.perf_counter()
-        play(port, CONCURRENT, each)
-        wall, cpu = time.perf_counter() - wall, cpu_of(pids) - cpu
-        best = min(best, (cpu / (each * CONCURRENT), wall / (each * CONCURRENT)))
-    print(f"{what:<44} {best[0] * 1e6:7.1f} us CPU a step {1 / best[1]:9,.0f} steps/s   {target}")
+def memory(pids: list[int]) -> float:
+    return sum(map(memory_of, pids))
 
 
 def live_episodes(count: int = 5000) -> None:
-    with treetune("-w", "1", "--max-episodes", str(2 * count), "--episode-idle", "5") as (port, pid):
+    """One worker; then the same twice as many, abandoned, in three rounds: what a round leaves the next uses again."""
+    idle = 8
+    with treetune("-w", "1", "--max-episodes", str(4 * count), "--episode-idle", str(idle)) as (port, pid):
         pids = [pid, *children_of(pid)]
-        before = sum(map(memory_of, pids))
-        began = time.perf_counter()
-        play(port, count // 10, 0)
-        for _ in range(9):
-            play(port, count // 10, 0)
-        wall, alive = time.perf_counter() - began, sum(map(memory_of, pids))
-        print(f"{count} episodes started in {wall:.1f} s: {alive - before:.1f} MB beyond the start   target 200 MB")
-        time.sleep(7)
-        print(f"{'after they expired':<44} {sum(map(memory_of, pids)) - before:.1f} MB beyond the start")
+        play(port, 10, 5)
+        before, began = memory(pids), time.perf_counter()
+        started(port, count)
+        wall = time.perf_counter() - began
+        print(f"{count} episodes alive, started in {wall:.1f} s: {memory(pids) - before:6.1f} MB   target 200 MB")
+        time.sleep(idle + 3)
+        print(f"  after they expired: {memory(pids) - before:6.1f} MB beyond the start")
+        for number in range(3):
+            started(port, 2 * count)
+            alive = memory(pids) - before
+            time.sleep(idle + 3)
+            left = memory(pids) - before
+            print(f"  {2 * count} more, round {number + 1}: alive {alive:6.1f} MB, expired {left:6.1f} MB")
+
+
+def started(port: int, count: int, at_once: int = 500) -> None:
+    for _ in range(count // at_once):
+        play(port, at_once, 0)
 
 
 def main() -> None:
-    chosen = set(sys.argv[1:]) or {"step", "bare", "pool", "episodes"}
-    print(f"{os.cpu_count()} cores, {CONCURRENT} concurrent")
-    if "step" in chosen:
-        with treetune() as (port, pid):
-            step_cost("treetune serve --http", port, pid, "target 120 us, 7,000/s")
-    if "pool" in chosen:
-        with treetune("-w", "2") as (port, pid):
-            step_cost("treetune serve --http -w 2 (all processes)", port, pid, "target 240 us")
-    if "fastapi" in chosen:
-        with other(FASTAPI) as (port, pid):
-            step_cost("FastAPI + pydantic, uvloop, httptools", port, pid)
-    if "bare" in chosen:
-        with other(BARE) as (port, pid):
-            step_cost("bare ASGI + msgspec: the least there is", port, pid)
-    if "episodes" in chosen:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=["step", "episodes", []], help="both where none is named")
+    parser.add_argument("--others", default=sys.executable, help="the Python that has fastapi and openenv-core")
+    asked = parser.parse_args()
+    print(f"{os.cpu_count()} cores, {CONCURRENT} concurrent, best of {ROUNDS}, load {os.getloadavg()[0]:.1f}")
+    if "step" in (asked.parts or ["step"]):
+        steps(asked.others)
+    if "episodes" in (asked.parts or ["episodes"]):
         live_episodes()
 
 
