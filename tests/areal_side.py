@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,6 +149,18 @@ def test_hooks_replace_what_they_say(tokenizer, minimal):
     check(trajectory, engine)
     assert trajectory["rewards"].item() == 1.5
     assert "OS mode\n\nGuess" in tokenizer.decode(trajectory["input_ids"][0])
+
+
+def test_the_workflow_in_the_docs_is_one(tokenizer, minimal):
+    page = Path(__file__).parent.parent / "docs" / "trainers.md"
+    (code,) = re.findall(r"```python\n# file: workflow.py\n(.*?)```", page.read_text(), re.S)
+    names = {}
+    exec(code, names)  # noqa: S102
+    for guesses, reward in ((["3", "7"], 1.0), (["1", "2", "3", "7"], 0.5)):
+        engine = guess(tokenizer, *guesses)
+        trajectory = play(workflow(tokenizer, minimal[0], names["Brief"]), engine)
+        check(trajectory, engine)
+        assert trajectory["rewards"].item() == reward
 
 
 def test_a_hook_that_tells_another_history_begins_a_new_row(tokenizer, minimal):
