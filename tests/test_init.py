@@ -114,6 +114,7 @@ def test_a_package_takes_no_name_that_is_taken(treetune, tmp_path):
     assert refused.code == 2
     assert "already" in refused.err
     assert treetune("init", "sums", "--server", "--dataset").code == 2
+    assert treetune("init", "x" * 300, "--server").code == 3  # longer than any file's name may be
     assert treetune("init", "json", "--server").code == 0  # a module of Python's own
     assert "json-taskset" in (tmp_path / "json-taskset/pyproject.toml").read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ def init_command(
 ) -> None:
     """Scaffold a taskset with a test that passes and a config; with --dataset, a script that makes a dataset; with
     --server, a package that others install, serve, or run as a container."""
-    from treetune.errors import UsageError
+    from treetune.errors import StorageError, UsageError
 
     if dataset and server:
         raise UsageError("--dataset and --server are two things", remedy="pass one of them")
@@ -38,12 +39,15 @@ def init_command(
         _refuse_known(id)
     cls = "".join(part.capitalize() for part in module.split("_"))
     place = folder / (id if server else module)
-    if place.exists():
+    if os.path.lexists(place):
         raise UsageError(f"{place} exists already", remedy="choose another name, or another folder with -o")
     names = {"title": module.replace("_", " ").capitalize(), "module": module, "cls": cls, "id": id}
-    place.mkdir(parents=True)
-    for file, template in (DATASET if dataset else SERVER if server else TASKSET).items():
-        (place / file.format(**names)).write_text(template.format(**names))
+    try:
+        place.mkdir(parents=True)
+        for file, template in (DATASET if dataset else SERVER if server else TASKSET).items():
+            (place / file.format(**names)).write_text(template.format(**names))
+    except OSError as error:
+        raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
     if dataset:
         typer.echo(f"{place}/{module}_dataset.py       python {place}/{module}_dataset.py: change create_example")
         typer.echo(f"{place}/test_{module}_dataset.py  pytest {place}")

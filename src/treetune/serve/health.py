@@ -21,7 +21,7 @@ from treetune.serve.client import EnvClient
 from treetune.serve.directory import STALE_SECONDS, Entry, Seen
 from treetune.serve.http_link import Link
 
-_MOST_AT_ONCE = 100
+_MOST_AT_ONCE = 250
 
 
 class Found(NamedTuple):
