@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
-import sys
-import textwrap
 import time
 import uuid
 from pathlib import Path
@@ -80,6 +79,44 @@ def test_a_shell_that_ends_is_started_anew_among_the_same_files(place, command):
     assert ended.restarted
     assert ended.exit_code == (137 if "kill" in command else 7)
     assert after.text == "x=\n1\n/root\n"
+
+
+@pytest.mark.parametrize("command", ["exec 201<&-", "exec 201</dev/zero", "exec 201<&- 202>&-", "exec 0<&- 1>&- 2>&-"])
+def test_a_shell_that_takes_no_more_commands_is_started_anew(place, command):
+    *_, again, after = place.shell(command, "true", "x=1; pwd", "echo $x", seconds=2)
+    assert again.text.endswith("/root\n")
+    assert after.text == "1\n"
+
+
+def test_commands_that_hide_the_shells_own_change_nothing(place):
+    hiding = "read() { :; }; eval() { :; }; printf2=1; alias eval=false read=false return=false; IFS=abc"
+    assert place.shell(hiding, "echo fine")[1].text == "fine\n"
+
+
+def test_any_bytes_come_back_as_they_are_but_for_the_terminals_own(place):
+    garbage, marks, after = place.shell(
+        "head -c 3000000 /dev/urandom", r"printf '\036\036a\036 1 2\036\0b'", "echo fine", seconds=20
+    )
+    assert (garbage.ended, garbage.exit_code) == (Ended.COMPLETED, 0)
+    assert len(garbage.output) + garbage.omitted == 3_000_000
+    assert marks.output == b"\x1e\x1ea\x1e 1 2\x1e\0b"
+    assert after.text == "fine\n"
+
+
+def test_what_is_written_is_seen_at_once(place):
+    seen, late = place.play(_watched)
+    assert seen[0] == b"first\n"
+    assert b"".join(seen) == b"first\nsecond\n"
+    assert late <= 8 << 10
+
+
+async def _watched():
+    seen: list[bytes] = []
+    much: list[bytes] = []
+    async with await Shell.open(SandboxLimits(output_kb=8, seconds=20)) as shell:
+        await shell.execute("echo first; sleep 0.5; echo second", watch=seen.append)
+        await shell.execute("seq 100000", watch=much.append)
+    return seen, len(b"".join(much))
 
 
 def test_too_much_output_keeps_its_beginning_and_its_end(place):
@@ -270,12 +307,17 @@ def test_it_does_not_know_who_uses_the_host(place):
 
 
 def test_servers_of_the_host_cannot_be_reached(place):
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    name = f"treetune-{uuid.uuid4().hex}"
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        local.bind(f"\0{name}")
+        local.listen()
         port = server.getsockname()[1]
-        (result,) = place.shell(
-            f"(exec 3<>/dev/tcp/127.0.0.1/{port}) && echo reached; (exec 3<>/dev/tcp/1.1.1.1/53) && echo reached"
+        result, unix = place.shell(
+            f"(exec 3<>/dev/tcp/127.0.0.1/{port}) && echo reached; (exec 3<>/dev/tcp/1.1.1.1/53) && echo reached",
+            f"python3 -c \"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}'); print('reached')\"",
         )
     assert "reached" not in result.text
+    assert "ConnectionRefusedError" in unix.text
 
 
 def test_processes_of_the_host_cannot_be_seen_or_killed(place):
@@ -370,46 +412,54 @@ def test_a_closed_shell_says_so(root):
     root.play(closed)
 
 
-def test_cancelling_a_command_ends_the_sandbox(root):
+def test_cancelling_a_command_ends_the_sandbox(place):
     marker = f"marker-{uuid.uuid4().hex}"
-
-    async def cancelled():
-        shell = await Shell.open(SandboxLimits(seconds=100))
-        command = asyncio.create_task(shell.execute(f"bash -c 'exec -a {marker} sleep 1000'"))
-        await asyncio.to_thread(_wait_for, marker)
-        command.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await command
-        return shell.alive
-
-    assert root.play(cancelled) is False
+    assert place.play(_cancelled, marker) is False
     assert _marked(marker) == []
 
 
-def test_a_killed_process_leaves_no_sandbox(root, tmp_path):
+async def _cancelled(marker):
+    shell = await Shell.open(SandboxLimits(seconds=100))
+    command = asyncio.create_task(shell.execute(f"bash -c 'exec -a {marker} sleep 1000'"))
+    await asyncio.to_thread(_wait_for, marker)
+    command.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await command
+    return shell.alive
+
+
+def test_a_killed_process_leaves_no_sandbox(place):
     marker = f"marker-{uuid.uuid4().hex}"
-    code = f"""
-        import asyncio
-        from treetune.sandbox.shell import Shell
-        async def main():
-            shells = [await Shell.open() for _ in range(3)]
-            for shell in shells:
-                await shell.execute("(exec -a {marker} sleep 1000) & setsid bash -c 'exec -a {marker} sleep 1000' & :")
-            print("up", flush=True)
-            await shells[0].execute("sleep 1000")
-        asyncio.run(main())
-    """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    assert len(_marked(marker)) >= 3
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    deadline = time.monotonic() + 20
+    assert place.play(_killed, marker) >= 3
+    deadline = time.monotonic() + 60
     while _marked(marker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert _marked(marker) == []
+
+
+async def _killed(marker):
+    """Has a process with three sandboxes killed; gives how many processes of theirs there were."""
+    up, say = os.pipe()
+    if (pid := os.fork()) == 0:
+        asyncio.run(_busy_until_killed(marker, say))
+    os.close(say)
+    assert os.read(up, 2) == b"up"
+    os.close(up)
+    there = len(_marked(marker))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)  # noqa: ASYNC222
+    return there
+
+
+async def _busy_until_killed(marker, say):
+    try:
+        shells = [await Shell.open() for _ in range(3)]
+        for shell in shells:
+            await shell.execute(f"(exec -a {marker} sleep 1000) & setsid bash -c 'exec -a {marker} sleep 1000' & :")
+        os.write(say, b"up")
+        await shells[0].execute("sleep 1000", seconds=1000)
+    finally:
+        os._exit(1)
 
 
 def test_garbage_instead_of_an_answer_ends_the_sandbox_and_nothing_else(root):

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 COMMANDS, TERMINAL = 201, 202
 """Descriptors that every shell here has: where commands come from, and the terminal to print marks to."""
 NEXT = (
-    '__tt=$?;__tt_number={};IFS= read -r -d "" -u {} __tt_command;__tt(){{ return $__tt;}};__tt;eval "$__tt_command"\n'
+    '__tt=$?;__tt_number={};IFS= \\builtin read -r -d "" -u {} __tt_command;'
+    '__tt(){{ \\builtin return $__tt;}};__tt;\\builtin eval "$__tt_command"\n'
 )
 """Takes a command from the pipe and runs it, with `$?` as the last one left it."""
 INTERRUPT_SECONDS = 0.5
@@ -133,6 +134,8 @@ class Terminal:
             except OSError:
                 pass  # then only the first shell has it
         self.master = self.feed = -1
+        self.deaf = False
+        """Whether the shell did not take the last command."""
         self.number = 0
         self.spawn(first=True)
 
@@ -172,6 +175,7 @@ class Terminal:
         self.number += 1
         termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # whatever a command has left
         deadline = time.monotonic() + seconds
+        self.deaf = False
         left = memoryview(command + b"\0")
         os.write(self.master, NEXT.format(self.number, COMMANDS).encode())
         while left and time.monotonic() < deadline and self.children.waited[self.pid] is None:
@@ -182,8 +186,12 @@ class Terminal:
                 if self.reported():
                     break  # it does not read on
             except BrokenPipeError:
+                self.deaf = True
                 break
-        return self.wait(output, deadline - time.monotonic(), exact)
+        code = self.wait(output, deadline - time.monotonic(), exact)
+        if code is not None and any(fcntl.ioctl(self.feed, termios.FIONREAD, bytes(4))):
+            self.deaf = True
+        return code
 
     def wait(self, output: Output, seconds: float, exact: bool = False) -> int | None:
         """The exit code when a shell is at its prompt, or has ended; None: time was over. The shell may be another
@@ -243,17 +251,26 @@ class Terminal:
         if self.children.waited[self.pid] is not None:
             self.spawn()  # something in the background ended it
         code = self.type(command, output, seconds)
+        deaf = self.deaf
+        if deaf and self.children.waited[self.pid] is None:
+            # Its descriptors were changed so that it takes no commands any more.
+            self.restart()
+            code = self.type(command, output, seconds)
         ended = "completed" if code is not None else "timeout"
         if code is None:
             code = self.interrupt(output)
         restarted = code is None or self.children.waited[self.pid] is not None
         if restarted:
-            self.kill(self.pid)
-            del self.children.waited[self.pid]
-            self.spawn()
+            self.restart()
+        restarted = restarted or deaf
         content = output.content
         reply = {"exit_code": code if ended == "completed" else None, "ended": ended, "restarted": restarted}
         return {**reply, "written": output.written}, content
+
+    def restart(self) -> None:
+        self.kill(self.pid)
+        del self.children.waited[self.pid]
+        self.spawn()
 
     def interrupt(self, output: Output) -> int | None:
         """Ctrl-C, then the end of what is in the foreground; None where the shell must go too."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 STAGE = "/tmp"
 """Where the parts are mounted before bubblewrap puts them together; seen by this process only."""
+HOME = f"{STAGE}/home"
+"""A home for one user in a system of its own, whose /root may be somebody else's."""
 RANGE = 65536
 FD, RUNNER = "{fd}", "{runner}"
 MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV = 0x4000, 1 << 18, 0x1000, 2, 4
@@ -136,6 +138,7 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
             own_folders(lower, upper, 3 if path == plan["whole"] else 2)
         mount("overlay", merged, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work},userxattr")
     if plan["whole"] is not None:
+        os.mkdir(HOME, 0o700)
         return
     root = f"{STAGE}/root"
     os.mkdir(root)

@@ -28,7 +28,7 @@ from treetune.sandbox.memory import Memory, PerProcess, Watched, allowed
 from treetune.sandbox.protocol import SandboxLimits
 from treetune.sandbox.seccomp import program
 from treetune.sandbox.shell_root import Root, folder_root, host_root
-from treetune.sandbox.shell_setup import FD, RANGE, RUNNER, STAGE
+from treetune.sandbox.shell_setup import FD, HOME, RANGE, RUNNER, STAGE
 
 FIRST_RANGE = FIRST_UID + LAST_THREAD
 RANGES = 32_000
@@ -105,6 +105,8 @@ class Start(msgspec.Struct, frozen=True):
                 given += ["--bind", f"{STAGE}/merged{number}", "/" if folder == root.whole else folder]
             else:
                 given += ["--ro-bind", f"{STAGE}/shown{number}", folder]
+        if root.whole is not None and self.users is Users.SINGLE:
+            given += ["--bind", HOME, "/root"]
         given += ["--proc", "/proc", "--dev", "/dev"]
         given += ["--size", str(size), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
         if program():
