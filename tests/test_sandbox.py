@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -147,17 +148,32 @@ def test_files_of_the_host_are_not_there(place, path):
         assert result.stdout == b""
 
 
-def test_a_python_that_lives_in_a_private_folder_shows_nothing_else_of_it(place):
-    interpreter = Interpreter.own()
-    if interpreter.prefix is None:
-        pytest.skip("this Python is part of /usr")
-    if not place.call(_can_reach, interpreter.prefix):
-        pytest.skip("an ordinary user may not read this Python")
-    result = place.call(_with_own_python)
-    names, version = json.loads(result.text)
-    assert version == list(sys.version_info[:3])
-    above = Path(interpreter.prefix).parents
-    assert names == {str(folder): [Path(interpreter.prefix).relative_to(folder).parts[0]] for folder in above[:-1]}
+@pytest.fixture(scope="module")
+def copied_python() -> Iterator[Interpreter]:
+    """The system's Python, copied to a folder of its own beside a file that is nobody's business."""
+    program = Path("/usr/bin/python3").resolve()
+    if not program.exists():
+        pytest.skip("the system has no Python to copy")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as above:
+        os.chmod(above, 0o755)
+        prefix = Path(above) / "private" / "python"
+        ignored = shutil.ignore_patterns("test", "dist-packages", "config-*", "__pycache__", "idlelib")
+        shutil.copytree(f"/usr/lib/{program.name}", prefix / "lib" / program.name, ignore=ignored)
+        (prefix / "bin").mkdir()
+        shutil.copy2(program, prefix / "bin")
+        (prefix.parent / "secret").write_text("canary")
+        yield Interpreter(f"{prefix}/bin/{program.name}", str(prefix))
+
+
+def test_a_python_that_lives_in_a_private_folder_shows_nothing_else_of_it(place, copied_python):
+    own = Interpreter.own()
+    # An ordinary user may not be able to read the one that runs this.
+    interpreter = own if own.prefix is not None and place.call(_can_reach, own.prefix) else copied_python
+    result = place.call(_with_python, interpreter)
+    names, prefix = json.loads(result.text)
+    assert prefix == interpreter.prefix
+    above = Path(prefix).parents
+    assert names == {str(folder): [Path(prefix).relative_to(folder).parts[0]] for folder in above[:-1]}
     assert result.error_text == ""
 
 
@@ -165,13 +181,13 @@ def _can_reach(prefix: str) -> bool:
     return os.access(prefix, os.R_OK)
 
 
-def _with_own_python() -> Result:
-    sandbox = Bubblewrap(Interpreter.own())
+def _with_python(interpreter: Interpreter) -> Result:
+    sandbox = Bubblewrap(interpreter)
     code = """
         import json, os, pathlib, sys
         above = [str(folder) for folder in pathlib.Path(sys.base_prefix).parents][:-1]
         assert not os.access(sys.base_prefix, os.W_OK)
-        print(json.dumps([{folder: os.listdir(folder) for folder in above}, list(sys.version_info[:3])]))
+        print(json.dumps([{folder: os.listdir(folder) for folder in above}, sys.base_prefix]))
     """
     return sandbox.run_blocking([sandbox.python, "-c", textwrap.dedent(code)])
 
