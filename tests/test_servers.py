@@ -142,6 +142,7 @@ def test_servers_at_a_url_are_listed(tmp_path, treetune):
         (["list", "--servers", "no/such/folder"], "no folder"),
         (["list", "--servers", "ftp://example.org"], "no register"),
         (["list", "--servers", "file:///etc"], "no register"),
+        (["list", "--servers", f"http://{'a' * 80}.example"], "no address"),
         (["list", "--servers", "http://user:password@127.0.0.1:1"], "no password"),
         (["serve", "arithmetic", "--port", "0", "--register", "gopher://x"], "no register"),
         (["serve", "arithmetic", "--port", "0", "--register", "x", "--advertise", "http://me:pw@x"], "no address"),

@@ -42,6 +42,7 @@ FORGET_SECONDS = 3600.0
 MOST_ENTRIES = 1000
 MOST_BYTES = 8192
 _ASK_SECONDS = 5.0
+_FAILURES = (TreetuneError, OSError)
 
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
 Text = Annotated[str, msgspec.Meta(max_length=300)]
@@ -53,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     id: Id
     name: Text
     """Of the taskset."""
-    url: Annotated[str, msgspec.Meta(max_length=300, pattern=r"^https?://[^\s@]+\Z")] | None = None
+    url: Annotated[str, msgspec.Meta(max_length=300, pattern=r"^https?://[^\s@?#]+\Z")] | None = None
     """Where episodes are played over HTTP."""
     zmq: Annotated[str, msgspec.Meta(max_length=300, pattern=r"^(tcp|ipc)://\S+\Z")] | None = None
     """Where tasks are pulled."""
@@ -189,7 +190,9 @@ class RemoteRegister:
             found = msgspec.json.decode(body, type=Listing).servers
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise ServeError(f"{self.place} is no register of servers", remedy="start one: treetune register") from None
-        return by_name(Seen(entry, known.age) for known in found if (entry := read_entry(known.entry)) is not None)
+        return by_name(
+            Seen(entry, known.age) for known in found[:MOST_ENTRIES] if (entry := read_entry(known.entry)) is not None
+        )
 
     async def _ask(self, method: str, path: str, body: object = None) -> bytes:
         link = Link(self.place, self._token)
@@ -254,8 +257,8 @@ async def registered(register: Register, entry: Entry) -> AsyncIterator[None]:
             await beating
         try:
             await asyncio.wait_for(register.withdraw(entry.id), _ASK_SECONDS)
-        except (TreetuneError, TimeoutError) as error:
-            log.warning("this server is still in the register: %s", error)
+        except _FAILURES as error:
+            log.warning("not taken out of the register: %s", error)
 
 
 async def _beat(register: Register, entry: Entry) -> None:
@@ -266,8 +269,8 @@ async def _beat(register: Register, entry: Entry) -> None:
             if good is not True:
                 log.info("registered in %s", register.place)
             good = True
-        except TreetuneError as error:
+        except _FAILURES as error:
             if good is not False:
-                log.warning("not registered, will try again: %s", error.message)
+                log.warning("not registered, will try again: %s", error)
             good = False
         await asyncio.sleep(BEAT_SECONDS)

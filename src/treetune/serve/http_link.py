@@ -84,7 +84,7 @@ class Link:
             raise Unreachable(
                 f"{self.url}{path} did not answer within {timeout:g} seconds", remedy="allow more, or see what it does"
             ) from None
-        except aiohttp.InvalidURL:
+        except (aiohttp.InvalidURL, UnicodeError):  # the latter from the name's own rules
             raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(
