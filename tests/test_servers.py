@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from serving import until
 from test_serve_cli import serve
+from treetune.cli import app
 from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.serve import directory
 from treetune.serve.access import Access
@@ -35,6 +36,16 @@ def entry(id="one", **fields):
 
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def listed(place, token=None):
+    """What `treetune list --servers` finds."""
+
+    async def look():
+        seen = await open_register(str(place), token).entries()
+        return list(zip(seen, await ask_all(seen, 30.0), strict=True))
+
+    return run(look())
 
 
 def wait_for(condition):
@@ -83,9 +94,9 @@ def test_servers_in_a_folder_are_listed_with_their_health(tmp_path, treetune):
             first.report["http"] + "/api/episode/start", b"{}", {"Authorization": "Bearer very-secret"}
         )
         urllib.request.urlopen(request, timeout=30).close()
-        listed = treetune("list", "--servers", folder, "--json", "--timeout", "30").json
+        printed = treetune("list", "--servers", folder, "--json", "--timeout", "30").json
         shown = treetune("list", "--servers", TREETUNE_SERVERS=str(folder))
-        arithmetic, reverse = listed["servers"]
+        arithmetic, reverse = printed["servers"]
         assert arithmetic["name"] == "arithmetic"
         assert arithmetic["url"] == first.report["http"]
         assert (arithmetic["health"], arithmetic["episodes"], arithmetic["needs_token"]) == ("ok", 1, True)
@@ -94,9 +105,7 @@ def test_servers_in_a_folder_are_listed_with_their_health(tmp_path, treetune):
         assert first.report["http"] in shown.out
         assert "endless" in shown.out
         second.stop()
-        assert [one["name"] for one in treetune("list", "--servers", folder, "--json").json["servers"]] == [
-            "arithmetic"
-        ]
+        assert [seen.entry.name for seen, _ in listed(folder)] == ["arithmetic"]
 
 
 def test_a_killed_server_is_shown_as_such_and_forgotten_after_long(tmp_path, treetune):
@@ -106,13 +115,10 @@ def test_a_killed_server_is_shown_as_such_and_forgotten_after_long(tmp_path, tre
         server.process.kill()
         server.process.wait()
 
-    def health():
-        return [one["health"] for one in treetune("list", "--servers", folder, "--json").json["servers"]]
-
     (file,) = folder.glob("*.json")
     for seconds, expected in ((0, ["no answer"]), (60, ["gone"]), (4000, [])):
         os.utime(file, (time.time() - seconds,) * 2)
-        assert health() == expected
+        assert [found.state for _, found in listed(folder)] == expected
     assert not list(folder.iterdir())
     assert "no servers" in treetune("list", "--servers", folder).out
 
@@ -120,19 +126,19 @@ def test_a_killed_server_is_shown_as_such_and_forgotten_after_long(tmp_path, tre
 def test_servers_at_a_url_are_listed(tmp_path, treetune):
     token = {"TREETUNE_REGISTER_TOKEN": "for-the-register"}
     with register_process("--http", ":0", **token) as url:
-        with serve(tmp_path, "arithmetic", "--port", "0", "--register", url, "--advertise", "http://a:1", **token):
-            wait_for(lambda: treetune("list", "--servers", url, "--json", **token).json["servers"])
-            (one,) = treetune("list", "--servers", url, "--json", "--timeout", "0.5", **token).json["servers"]
-            assert one["url"] == "http://a:1"
+        with serve(tmp_path, "arithmetic", "--port", "0", "--register", url, "--advertise", "http://127.0.0.1:1", **token):
+            wait_for(lambda: listed(url, "for-the-register"))
+            (one,) = treetune("list", "--servers", url, "--json", "--timeout", "5", **token).json["servers"]
+            assert one["url"] == "http://127.0.0.1:1"
             assert one["health"] == "no answer"
             refused = treetune("list", "--servers", url)
             assert refused.code == 3
             assert "TREETUNE_REGISTER_TOKEN" in refused.err
         with serve(tmp_path, "arithmetic", "--port", "0", "--register", url, "--drain", "0", **token) as server:
-            wait_for(lambda: len(treetune("list", "--servers", url, "--json", **token).json["servers"]) == 2)
+            wait_for(lambda: len(listed(url, "for-the-register")) == 2)
             server.stop()
-            (left,) = treetune("list", "--servers", url, "--json", **token).json["servers"]
-            assert left["url"] == "http://a:1"  # the first was killed, the second took its leave
+            ((left, _),) = listed(url, "for-the-register")
+            assert left.entry.url == "http://127.0.0.1:1"  # the first was killed, the second took its leave
 
 
 @pytest.mark.parametrize(
@@ -151,10 +157,11 @@ def test_servers_at_a_url_are_listed(tmp_path, treetune):
         (["register", "--http", "nonsense"], "no address"),
     ],
 )
-def test_wrong_usage_is_told(treetune, arguments, told):
-    result = treetune(*arguments)
-    assert result.code == 2
-    assert told in result.err
+def test_wrong_usage_is_told(arguments, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("warnings.showwarning", None)  # put back afterwards
+    assert app.run(arguments) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_register_that_cannot_be_used_is_told(treetune, tmp_path):

@@ -116,6 +116,7 @@ def serve_command(
         zmq = "" if http is not None else "tcp://127.0.0.1:5555"
     elif not zmq:
         raise UsageError("'' is no address", remedy="leave --zmq out, or write tcp://127.0.0.1:5555")
+    place = open_place(register, advertise)
     settings: dict[str, Any] = {
         "address": zmq,
         "capacity": capacity,
@@ -143,7 +144,7 @@ def serve_command(
             "deadline_seconds": episode_deadline,
         }
         door = _http(server, episodes)
-    loops.run(_serve(server, door, metrics, json, open_place(register, advertise)))
+    loops.run(_serve(server, door, metrics, json, place))
     return 0
 
 
