@@ -294,6 +294,7 @@ def test_the_demo_of_an_installed_wheel_trains_a_model(python, tmp_path):
     done = subprocess.run(
         [python, "-m", "treetune", "demo", "--train", "--json"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True,
+        timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     training = json.loads(done.stdout)["training"]
@@ -306,7 +307,7 @@ def test_the_demo_of_an_installed_wheel_trains_a_model(python, tmp_path):
 @pytest.mark.slow
 def test_nothing_is_learned_from_shuffled_rewards(python, tmp_path):
     script = venvs.ROOT / "examples" / "train_tiny" / "train.py"
-    venvs.run(python, script, "--control", "--output", tmp_path)
+    venvs.run(python, script, "--control", "--steps", 60, "--output", tmp_path)
     control = json.loads((tmp_path / "seed-0-control.json").read_text())
     assert control["after"] < control["before"] + 0.1
     assert control["after"] < 0.6
