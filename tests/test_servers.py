@@ -126,7 +126,9 @@ def test_a_killed_server_is_shown_as_such_and_forgotten_after_long(tmp_path, tre
 def test_servers_at_a_url_are_listed(tmp_path, treetune):
     token = {"TREETUNE_REGISTER_TOKEN": "for-the-register"}
     with register_process("--http", ":0", **token) as url:
-        with serve(tmp_path, "arithmetic", "--port", "0", "--register", url, "--advertise", "http://127.0.0.1:1", **token):
+        with serve(
+            tmp_path, "arithmetic", "--port", "0", "--register", url, "--advertise", "http://127.0.0.1:1", **token
+        ):
             wait_for(lambda: listed(url, "for-the-register"))
             (one,) = treetune("list", "--servers", url, "--json", "--timeout", "5", **token).json["servers"]
             assert one["url"] == "http://127.0.0.1:1"
