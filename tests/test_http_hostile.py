@@ -366,10 +366,10 @@ def test_of_abandoned_episodes_nothing_is_left():
                 most = counted()
                 await until(lambda: not client.http.episodes.live and Odd.alive == 0)
                 await asyncio.sleep(0)
-                left.append((most > 0, counted(), len(client.server.host._episodes), len(client.server.host._idle)))
+                left.append((most > 0, counted(), len(client.server.host._episodes)))
             return left
 
-    assert run(play()) == [(True, 0, 0, 0)] * 2
+    assert run(play()) == [(True, 0, 0)] * 2
 
 
 def test_last_answers_of_finished_episodes_are_kept_within_bounds(monkeypatch):

@@ -117,7 +117,7 @@ class LocalHost:
         self._limits = limits or Limits()
         self._requests: dict[str, asyncio.Task[Any]] = {}
         self._episodes: dict[str, Episode] = {}
-        self._idle: dict[str, asyncio.TimerHandle] = {}
+        self._looking: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Future[bool]] = set()
 
     @classmethod
@@ -202,7 +202,7 @@ class LocalHost:
         episode = await Episode.start(self.taskset, task, self._limits)
         id = f"e-{secrets.token_hex(12)}"
         self._episodes[id] = episode
-        self._look_after(id, EPISODE_IDLE_SECONDS)
+        self._look_later()
         return Started(id, episode.observation)
 
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
@@ -213,8 +213,6 @@ class LocalHost:
             return await live.step(action, turn)
         finally:
             live.heard = time.monotonic()
-            if live.over and episode in self._episodes:
-                self._look_after(episode, EPISODE_ENDED_SECONDS)
 
     async def cancel(self, id: str) -> bool:
         """Stops a named request or ends an episode; says whether there was one."""
@@ -237,6 +235,9 @@ class LocalHost:
             running.cancel()
         for id in list(self._episodes):
             await self._end(id)
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
 
     def episode_over(self, id: str) -> bool:
         episode = self._episodes.get(id)
@@ -262,28 +263,24 @@ class LocalHost:
             return own
         return Limits(max_turns=_least(own.max_turns, asked.max_turns), timeout=_least(own.timeout, asked.timeout))
 
-    def _look_after(self, id: str, seconds: float) -> None:
-        """Looks in so many seconds whether the episode is still wanted: cheaper than a timer for every step."""
-        self._rest(id)
-        self._idle[id] = asyncio.get_running_loop().call_later(seconds, self._look, id)
+    def _look_later(self) -> None:
+        """One look at all episodes now and then: cheaper than a timer for each."""
+        if self._looking is None and self._episodes:
+            pause = min(EPISODE_IDLE_SECONDS, EPISODE_ENDED_SECONDS) / 4
+            self._looking = asyncio.get_running_loop().call_later(pause, self._look)
 
-    def _look(self, id: str) -> None:
-        episode = self._episodes[id]
-        most = EPISODE_ENDED_SECONDS if episode.over else EPISODE_IDLE_SECONDS
-        quiet = 0.0 if episode.busy else time.monotonic() - episode.heard
-        if quiet < most:
-            self._look_after(id, most - quiet)
-        else:
-            self._ending.add(ending := asyncio.ensure_future(self._end(id)))
-            ending.add_done_callback(self._ending.discard)
-
-    def _rest(self, id: str) -> None:
-        if (timer := self._idle.pop(id, None)) is not None:
-            timer.cancel()
+    def _look(self) -> None:
+        """Closes the episodes that nobody steps any more."""
+        self._looking, now = None, time.monotonic()
+        for id, episode in self._episodes.items():
+            most = EPISODE_ENDED_SECONDS if episode.over else EPISODE_IDLE_SECONDS
+            if not episode.busy and now - episode.heard >= most:
+                self._ending.add(ending := asyncio.ensure_future(self._end(id)))
+                ending.add_done_callback(self._ending.discard)
+        self._look_later()
 
     async def _end(self, id: str) -> bool:
         episode = self._episodes.pop(id, None)
-        self._rest(id)
         if episode is not None:
             await episode.close()
         return episode is not None

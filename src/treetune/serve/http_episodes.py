@@ -17,6 +17,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -44,6 +45,7 @@ from treetune.task import Task
 
 log = logging.getLogger("treetune.serve")
 _SWEEP_SECONDS = 0.5
+_CLOSED_AT_ONCE = 128
 _MOST_GONE = 20_000
 """Ended episodes that are still told apart from those that never were."""
 _MOST_KEPT_BYTES = 256 << 10
@@ -129,6 +131,10 @@ class Gone(msgspec.Struct, frozen=True, gc=False):
 
     kind: str
     error: str
+
+
+_gone = lru_cache(maxsize=64)(Gone)
+"""One for many: thousands may expire for one reason."""
 
 
 class LastAnswers:
@@ -298,7 +304,7 @@ class Episodes:
         episode.keep(answer)
         if response.done:
             self._last.keep(episode.id, episode.turn - 1, answer)
-            self._forget(episode, Gone("finished", "this episode is over"))
+            self._forget(episode, _gone("finished", "this episode is over"))
         return answer
 
     def _broken(self, episode: Live, error: str) -> HttpError:
@@ -343,7 +349,7 @@ class Episodes:
 
     def _end(self, episode: Live, kind: str, error: str) -> None:
         """Stops what is under way in it and closes it, wherever it lives."""
-        self._forget(episode, Gone(kind, error))
+        self._forget(episode, _gone(kind, error))
         if episode.busy:
             self._server.crew.stop(episode.job)
         self._closings[episode.id] = task = asyncio.create_task(self._close(episode.id))
@@ -363,7 +369,7 @@ class Episodes:
     def _lost(self, id: str) -> None:
         """Its worker has died, and the episode with it."""
         if (episode := self.live.get(id)) is not None:
-            self._forget(episode, Gone("worker_lost", "the worker of this episode died, and the episode with it"))
+            self._forget(episode, _gone("worker_lost", "the worker of this episode died, and the episode with it"))
 
     def _note_empty(self) -> None:
         if self.stopping and not self.live and not self._starting:
@@ -373,12 +379,18 @@ class Episodes:
         idle, most = self.config.idle_seconds, self.config.deadline_seconds
         while True:
             await asyncio.sleep(min(_SWEEP_SECONDS, idle / 2, most / 2))
-            now = time.monotonic()
+            now, ended = time.monotonic(), 0
             for episode in list(self.live.values()):
                 if now - episode.started > most:
                     self._end(episode, "expired", f"this episode reached its deadline of {most:g} seconds")
                 elif not episode.busy and now - episode.heard > idle:
                     self._end(episode, "expired", f"nobody stepped this episode for {idle:g} seconds")
+                else:
+                    continue
+                ended += 1
+                if ended % _CLOSED_AT_ONCE == 0:
+                    # Thousands at once would need more memory to end than they did to live.
+                    await asyncio.wait(self._closings.values(), timeout=_SWEEP_SECONDS)
 
     async def _do(self, method: str, request: Any, episode: Live | None = None) -> Done:
         """Has the crew do a job; here and now where there are no workers."""
