@@ -17,8 +17,9 @@ import pytest
 from shells import places
 from treetune.errors import UsageError
 from treetune.sandbox import Ended, SandboxLimits
-from treetune.sandbox.shell import SandboxGone, Shell
+from treetune.sandbox.shell import BubblewrapCarrier, SandboxGone, Shell
 from treetune.sandbox.shell_pool import ShellPool
+from treetune.sandbox.shell_probe import require_shell
 from treetune.sandbox.shell_start import Users
 
 
@@ -117,6 +118,20 @@ async def _watched():
         await shell.execute("echo first; sleep 0.5; echo second", watch=seen.append)
         await shell.execute("seq 100000", watch=much.append)
     return seen, len(b"".join(much))
+
+
+def test_one_that_was_only_tried_does_not_keep_the_next_ones_waiting(place):
+    assert place.play(_tried_and_used) == ["0\n", "1\n", "2\n"]
+
+
+async def _tried_and_used():
+    start = await require_shell()
+    said = []
+    for number in range(3):
+        await (await BubblewrapCarrier.open(start, SandboxLimits())).close()
+        async with asyncio.timeout(15), await Shell.open(start=start) as shell:
+            said.append((await shell.execute(f"echo {number}")).text)
+    return said
 
 
 def test_too_much_output_keeps_its_beginning_and_its_end(place):

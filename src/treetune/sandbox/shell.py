@@ -193,7 +193,6 @@ class Shell:
     async def _close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        self._writer.close()
         await self._carrier.close()
 
     async def __aenter__(self) -> Self:
@@ -264,6 +263,7 @@ class BubblewrapCarrier:
         self._started = started
         self._first: int | None = None
         """A pidfd of the sandbox's first process: when it is readable, every process inside is gone."""
+        self._transport: asyncio.WriteTransport | None = None
         self.kernel_kills = started.memory.KERNEL_KILLS
 
     @classmethod
@@ -281,6 +281,7 @@ class BubblewrapCarrier:
 
     async def _begin(self) -> None:
         self.streams = await asyncio.open_unix_connection(sock=self._started.socket, limit=1 << 20)
+        self._transport = self.streams[1].transport
         try:
             async with asyncio.timeout(START_SECONDS):
                 said, _ = await receive(self.streams[0])
@@ -312,6 +313,9 @@ class BubblewrapCarrier:
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
     async def close(self) -> None:
+        if self._transport is not None:
+            # Before its socket is closed, or the event loop takes the next one with its number for it.
+            self._transport.abort()
         await asyncio.get_running_loop().run_in_executor(None, self._end)
 
     def _end(self) -> None:
