@@ -1,16 +1,21 @@
 """What a sandbox costs: a one-shot command, a shell cold and warm, a command in it, beside a plain process.
 
-python benchmarks/sandbox.py
+python benchmarks/sandbox.py [ROOTFS]
+
+On a busy machine run it as root with `chrt -f 20` before it: what else runs then hardly counts. The CPU is that of this
+process and of what has ended of its children.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.sandbox import Bubblewrap, SandboxLimits
 from treetune.sandbox.shell import Shell
@@ -20,20 +25,32 @@ from treetune.sandbox.shell_probe import probe_shell
 ROUNDS = 30
 
 
-async def median(work: Callable[[], Awaitable[Any]], after: Callable[[Any], Awaitable[Any]] | None = None) -> float:
-    """Milliseconds of wall time; `after` is not measured."""
+class Cost(NamedTuple):
+    milliseconds: float
+    cpu: float
+
+
+async def median(work: Callable[[], Awaitable[Any]], after: Callable[[Any], Awaitable[Any]] | None = None) -> Cost:
+    """The median wall time; `after` is not in it, but its CPU is."""
     spent = []
+    began_cpu = cpu_seconds()
     for _ in range(ROUNDS):
         began = time.perf_counter()
         result = await work()
         spent.append(time.perf_counter() - began)
         if after is not None:
             await after(result)
-    return statistics.median(spent) * 1000
+    return Cost(statistics.median(spent) * 1000, (cpu_seconds() - began_cpu) * 1000 / ROUNDS)
 
 
-def show(what: str, milliseconds: float, target: str = "") -> None:
-    print(f"{what:<44} {milliseconds:8.2f} ms" + (f"   target {target}" if target else ""))
+def cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def show(what: str, cost: Cost, target: str = "") -> None:
+    line = f"{what:<34} {cost.milliseconds:8.2f} ms, {cost.cpu:6.2f} ms CPU"
+    print(line + (f"   target {target}" if target else ""))
 
 
 async def main() -> None:
@@ -41,6 +58,8 @@ async def main() -> None:
     sandbox = Bubblewrap()
     show("one-shot command", await median(lambda: sandbox.run(["true"])))
     show("shell, cold", await median(Shell.open, Shell.close), "80 ms")
+    if len(sys.argv) > 1:
+        show(f"shell, cold, on {sys.argv[1]}", await median(lambda: Shell.open(rootfs=sys.argv[1]), Shell.close))
     pool = ShellPool(SandboxLimits(), size=2)
     await pool.fill()
 

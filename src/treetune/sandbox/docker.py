@@ -94,7 +94,12 @@ class DockerCarrier:
     @classmethod
     async def open(cls, image: str, limits: SandboxLimits, socket: str) -> Self:
         engine = Engine(socket)
-        made = await engine.call("POST", "/containers/create", body=container_config(image, limits))
+        try:
+            made = await engine.call("POST", "/containers/create", body=container_config(image, limits))
+        except SandboxUnavailable as error:
+            if error.remedy is None:
+                error.remedy = f"docker pull {image}, or build it"
+            raise
         carrier = cls(engine, quote(made["Id"]))
         try:
             await engine.call("PUT", f"/containers/{carrier._container}/archive?path=/", data=_runner_tar())

@@ -136,6 +136,8 @@ class Terminal:
         self.master = self.feed = -1
         self.deaf = False
         """Whether the shell did not take the last command."""
+        self.busy = False
+        """Whether a command runs: then no request comes, and what can be read of the other end is its end."""
         self.number = 0
         self.spawn(first=True)
 
@@ -227,7 +229,10 @@ class Terminal:
         return before, words, after
 
     def read(self, output: Output, seconds: float) -> bool:
-        ready, _, _ = select.select([self.master, self.children.woken], [], [], max(0.0, seconds))
+        watched = [self.master, self.children.woken, *([0] if self.busy else [])]
+        ready, _, _ = select.select(watched, [], [], max(0.0, seconds))
+        if 0 in ready:
+            os._exit(0)  # nobody waits for the answer any more
         if self.children.woken in ready:
             self.children.look()
         if self.master not in ready:
@@ -325,7 +330,9 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
         code = CANNOT_START if pid is None else children.waited[pid]
         # Its end, not that of its pipes, which what it left running may hold open.
         wait = 0.0 if code is not None else max(0.0, deadline - time.monotonic())
-        ready, writable, _ = select.select([*open_ends, children.woken], [feed] if feeding else [], [], wait)
+        ready, writable, _ = select.select([0, *open_ends, children.woken], [feed] if feeding else [], [], wait)
+        if 0 in ready:
+            os._exit(0)  # nobody waits for the answer any more
         if children.woken in ready:
             children.look()
         for end in open_ends.intersection(ready):
@@ -451,7 +458,9 @@ def main() -> None:
         kind = request["kind"]
         if kind == "execute":
             limits = request["seconds"], request["output_bytes"]
+            terminal.busy = True
             said, output = terminal.execute(content, *limits, request["watched"])
+            terminal.busy = False
             before, idle = idle.content, Output(CHUNK)
             reply({**said, "written": said["written"] + len(before)}, (before + output)[: request["output_bytes"]])
         elif kind == "run":

@@ -29,6 +29,8 @@ from treetune.envs.os_interaction import (
 )
 from treetune.envs.os_sample import Sample, finder, read_sample
 from treetune.errors import ConfigError
+from treetune.sandbox.protocol import SandboxUnavailable
+from treetune.sandbox.shell_root import folder_root
 from treetune.score import VALID, Verdict, invalid
 from treetune.taskset import Taskset, TasksetConfig
 
@@ -72,6 +74,11 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         faults = [(f"taskset.{key}", f"there is no {path}") for key, path in fixed.items() if not Path(path).exists()]
         if self.config.sandbox == "docker" and self.config.rootfs is not None:
             faults.append(("taskset.rootfs", "is for bubblewrap; with docker it is `image`"))
+        if "rootfs" in fixed and not faults:
+            try:
+                folder_root(fixed["rootfs"])
+            except SandboxUnavailable as error:
+                faults.append(("taskset.rootfs", str(error)))
         if faults:
             raise ConfigError(faults)
         self._samples = [(name, sample) for name, sample in self._read_samples() if self._wanted(sample)]
