@@ -13,7 +13,8 @@ import pytest
 from serving import Numbers, Talks, until
 from test_http_server import BOTH, playing, run
 from treetune import Observation, Step
-from treetune.serve import http_guard, http_server
+from treetune.serve import http_guard, http_past, http_server
+from treetune.serve.http_past import Past, gone
 
 
 class Odd(Talks):
@@ -372,18 +373,29 @@ def test_of_abandoned_episodes_nothing_is_left():
     assert run(play()) == [(True, 0, 0)] * 2
 
 
-def test_last_answers_of_finished_episodes_are_kept_within_bounds(monkeypatch):
-    from treetune.serve import http_episodes
-
-    answers = http_episodes.LastAnswers(most_bytes=1000)
+def test_last_answers_of_finished_episodes_are_kept_within_bounds():
+    past = Past(most_answer_bytes=1000)
     for number in range(50):
-        answers.keep(f"e{number}", 3, b"x" * 100)
-    assert answers.find("e49", 3) == b"x" * 100
-    assert answers.find("e49", 2) is None
-    assert sum(answers.find(f"e{number}", 3) is not None for number in range(50)) == 10
-    answers.keep("large", 0, b"y" * 5000)
-    assert answers.find("large", 0) is not None
-    assert answers.find("e49", 3) is None
+        past.keep_answer(f"e{number}", 3, b"x" * 100)
+    assert past.answer("e49", 3) == b"x" * 100
+    assert past.answer("e49", 2) is None
+    assert sum(past.answer(f"e{number}", 3) is not None for number in range(50)) == 10
+    past.keep_answer("large", 0, b"y" * 5000)
+    assert past.answer("large", 0) is not None
+    assert past.answer("e49", 3) is None
+
+
+def test_the_latest_ended_episodes_are_told_apart_from_those_that_never_were(monkeypatch):
+    monkeypatch.setattr(http_past, "_MOST", 100)
+    past = Past()
+    for number in range(1000):
+        past.add(f"e-{number}", gone("expired" if number % 2 else "cancelled", "why"), name=f"n-{number}")
+        assert past.of(f"e-{number + 1}") is None
+    for number in range(1000):
+        found = past.of(f"e-{number}")
+        assert (found and found.kind) == (None if number < 900 else "expired" if number % 2 else "cancelled")
+        assert past.of_name(f"n-{number}") == found
+    assert past.of("\ud800") is None
 
 
 def test_a_name_whose_episode_is_over_is_told_so():

@@ -15,9 +15,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -27,6 +25,7 @@ from treetune.partial import Sink, shown_to
 from treetune.serve.codec import pack, unpack
 from treetune.serve.crew import Job, LocalCrew
 from treetune.serve.errors import BadRequest, Stopping
+from treetune.serve.http_past import Gone, Past, gone
 from treetune.serve.http_wire import (
     RETRY_SECONDS,
     CancelAnswer,
@@ -46,13 +45,8 @@ from treetune.task import Task
 log = logging.getLogger("treetune.serve")
 _SWEEP_SECONDS = 0.5
 _CLOSED_AT_ONCE = 128
-_MOST_GONE = 20_000
-"""Ended episodes that are still told apart from those that never were."""
 _MOST_KEPT_BYTES = 256 << 10
 """Answers of one live episode that are kept; the latest always is."""
-_MOST_LAST_BYTES = 64 << 20
-"""Last answers of finished episodes that are kept, all together."""
-_MOST_NAMES = 10_000
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,14 +73,17 @@ class Live:
         "id",
         "job",
         "kept_bytes",
+        "name",
         "opening",
         "started",
         "turn",
         "watchers",
     )
 
-    def __init__(self, id: str, opening: bytes = b"") -> None:
+    def __init__(self, id: str, opening: bytes = b"", name: str | None = None) -> None:
         self.id = id
+        self.name = name
+        """Of the request that started it."""
         self.opening = opening
         """What start answered."""
         self.started = self.heard = time.monotonic()
@@ -126,47 +123,15 @@ class Live:
             self.free = None
 
 
-class Gone(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of an episode that has ended."""
-
-    kind: str
-    error: str
-
-
-_gone = lru_cache(maxsize=64)(Gone)
-"""One for many: thousands may expire for one reason."""
-
-
-class LastAnswers:
-    """Those of the steps which ended episodes: they may be asked for again."""
-
-    def __init__(self, most_bytes: int = _MOST_LAST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
-        self._bytes = 0
-
-    def keep(self, id: str, turn: int, answer: bytes) -> None:
-        self._kept[id] = (turn, answer)
-        self._bytes += len(answer)
-        while len(self._kept) > _MOST_GONE or (self._bytes > self._most_bytes and len(self._kept) > 1):
-            _, (_, dropped) = self._kept.popitem(last=False)
-            self._bytes -= len(dropped)
-
-    def find(self, id: str, turn: int | None) -> bytes | None:
-        kept = self._kept.get(id)
-        return kept[1] if kept is not None and kept[0] == turn else None
-
-
 class Episodes:
     def __init__(self, server: EnvServer, config: HttpConfig) -> None:
         self._server = server
         self.config = config
         self.live: dict[str, Live] = {}
         self._starting = 0
-        self._gone: OrderedDict[str, Gone] = OrderedDict()
-        self._last = LastAnswers()
-        self._named: OrderedDict[str, asyncio.Task[str]] = OrderedDict()
-        """By `request_id`: the start of an episode, which gives its id."""
+        self._past = Past()
+        self._named: dict[str, asyncio.Task[str]] = {}
+        """By `request_id`: the starts under way and of live episodes; they give the id."""
         self._prefix = secrets.token_bytes(80)  # longer than any id that a client of the other door may give
         self._number = 0
         self._closings: dict[str, asyncio.Task[None]] = {}
@@ -207,15 +172,15 @@ class Episodes:
             return begun.opening
         id = await self._start_once(body.request_id, body)
         if (episode := self.live.get(id)) is None:
-            raise _gone_error(self._gone.get(id, _LONG_GONE))
+            raise self._gone_error(id)
         return episode.opening
 
     async def _start_once(self, name: str, body: StartBody) -> str:
         """The same name gets the same episode: the answer to the first may have been lost."""
+        if (why := self._past.of_name(name)) is not None:
+            raise _told(why)
         if name not in self._named:
             self._named[name] = asyncio.create_task(self._start(body))
-            if len(self._named) > _MOST_NAMES:
-                self._named.popitem(last=False)
         try:
             return await asyncio.shield(self._named[name])
         except Exception:
@@ -235,15 +200,15 @@ class Episodes:
             )
         self._starting += 1
         try:
-            return await self._started(body.task_index)
+            return await self._started(body)
         except Exception as error:
             raise http_error(error, path="$.task_index") from None
         finally:
             self._starting -= 1
             self._note_empty()
 
-    async def _started(self, index: int | None) -> str:
-        drawn = await self._server.draw(index)
+    async def _started(self, body: StartBody) -> str:
+        drawn = await self._server.draw(body.task_index)
         done = await self._do("start", StartRequest(task=drawn.task))
         response = unpack(done.data, StartResponse)
         raise_failure(response)
@@ -251,7 +216,7 @@ class Episodes:
         info = {"task_index": drawn.index, "data_source": task.data_source}
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
         opening = encode(StartAnswer(response.episode, response.observation, info))
-        self.live[response.episode] = Live(response.episode, opening)
+        self.live[response.episode] = Live(response.episode, opening, body.request_id)
         return response.episode
 
     async def step(self, body: StepBody) -> bytes:
@@ -289,7 +254,7 @@ class Episodes:
             if not response.success:
                 raise self._failed(episode, done, response)
             if episode.id not in self.live:  # it was ended meanwhile, and the environment did not mind
-                raise _gone_error(self._gone.get(episode.id, _LONG_GONE))
+                raise self._gone_error(episode.id)
             return self._taken(episode, response)
         finally:
             episode.rest()
@@ -303,8 +268,8 @@ class Episodes:
         answer = encode(StepAnswer(response.observation, response.reward, response.done, info))
         episode.keep(answer)
         if response.done:
-            self._last.keep(episode.id, episode.turn - 1, answer)
-            self._forget(episode, _gone("finished", "this episode is over"))
+            self._past.keep_answer(episode.id, episode.turn - 1, answer)
+            self._forget(episode, gone("finished", "this episode is over"))
         return answer
 
     def _broken(self, episode: Live, error: str) -> HttpError:
@@ -313,12 +278,11 @@ class Episodes:
 
     def _failed(self, episode: Live, done: Done, response: StepResponse) -> HttpError:
         """A step that fails ends its episode: what the environment is worth then nobody knows."""
-        known = self._gone.get(episode.id)
-        if known is not None:  # it was ended from elsewhere while the step was under way
-            return _gone_error(known)
+        if episode.id not in self.live:  # it was ended from elsewhere while the step was under way
+            return self._gone_error(episode.id)
         if done.kind == "worker_lost":
             self._lost(episode.id)
-            return _gone_error(self._gone[episode.id])
+            return self._gone_error(episode.id)
         self._end(episode, "failed", f"this episode ended with an error: {response.error}")
         try:
             raise_failure(response)
@@ -338,18 +302,21 @@ class Episodes:
         return encode(CancelAnswer(id))
 
     def _answer_of_gone(self, id: str, turn: int | None) -> bytes:
-        if (answer := self._last.find(id, turn)) is not None:
+        if (answer := self._past.answer(id, turn)) is not None:
             return answer
-        gone = self._gone.get(id)
-        if gone is None:
-            raise HttpError(404, "unknown_episode", f"there is no episode {id!r:.80}", path="$.episode_id")
-        raise _gone_error(gone)
+        raise self._gone_error(id)
+
+    def _gone_error(self, id: str) -> HttpError:
+        why = self._past.of(id)
+        if why is None:
+            return HttpError(404, "unknown_episode", f"there is no episode {id!r:.80}", path="$.episode_id")
+        return _told(why)
 
     # How episodes end
 
     def _end(self, episode: Live, kind: str, error: str) -> None:
         """Stops what is under way in it and closes it, wherever it lives."""
-        self._forget(episode, _gone(kind, error))
+        self._forget(episode, gone(kind, error))
         if episode.busy:
             self._server.crew.stop(episode.job)
         self._closings[episode.id] = task = asyncio.create_task(self._close(episode.id))
@@ -358,18 +325,18 @@ class Episodes:
     async def _close(self, id: str) -> None:
         await self._do("cancel", CancelRequest(id=id), Live(id))
 
-    def _forget(self, episode: Live, gone: Gone) -> None:
+    def _forget(self, episode: Live, why: Gone) -> None:
         if self.live.pop(episode.id, None) is None:
             return
-        self._gone[episode.id] = gone
-        if len(self._gone) > _MOST_GONE:
-            self._gone.popitem(last=False)
+        self._past.add(episode.id, why, episode.name)
+        if episode.name is not None:
+            self._named.pop(episode.name, None)
         self._note_empty()
 
     def _lost(self, id: str) -> None:
         """Its worker has died, and the episode with it."""
         if (episode := self.live.get(id)) is not None:
-            self._forget(episode, _gone("worker_lost", "the worker of this episode died, and the episode with it"))
+            self._forget(episode, gone("worker_lost", "the worker of this episode died, and the episode with it"))
 
     def _note_empty(self) -> None:
         if self.stopping and not self.live and not self._starting:
@@ -415,8 +382,5 @@ def _settle(future: asyncio.Future[Done], done: Done) -> None:
         future.set_result(done)
 
 
-_LONG_GONE = Gone("expired", "this episode ended long ago")
-
-
-def _gone_error(gone: Gone) -> HttpError:
-    return HttpError(410, gone.kind, gone.error, remedy="start another")
+def _told(why: Gone) -> HttpError:
+    return HttpError(410, why.kind, why.error, remedy="start another")
