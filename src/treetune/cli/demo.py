@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -177,6 +174,10 @@ def _train_tiny() -> Path:
 
 def _train(say: Callable[..., None], example: Path, folder: Path) -> dict[str, object]:
     """Trains from a copy of the example, so that it can be changed and run again; gives what the run found."""
+    import shutil
+    import subprocess
+    import sys
+
     import msgspec
 
     from treetune.errors import TreetuneError
