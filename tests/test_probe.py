@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
 import task_servers
 from task_servers import scripted
+from treetune.serve.http_client import TaskServerClient
 from treetune.serve.http_probe import probe
 
 
@@ -109,3 +111,21 @@ def test_our_own_server_is_good_in_every_point_and_its_cursor_does_not_move(tree
     assert {check["state"] for check in result.json["checks"]} == {"good"}
     assert {"turn", "request_id"} <= set(result.json["features"])
     assert json.loads(result.out)["good"] is True
+
+
+def test_a_server_written_from_the_docs_alone_is_good_in_every_point(treetune):
+    port = task_servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    with task_servers.process(str(Path(__file__).parent / "stdlib_server.py"), str(port), url=url):
+        told = treetune("probe", url, "--json")
+
+        async def play():
+            async with TaskServerClient(url) as client, await client.start(3) as episode:
+                steps = [await episode.step(word) for word in ("one", "two", "three")]
+                return episode.info, [(step.reward, step.done) for step in steps], steps[-1].info
+
+        played = asyncio.run(asyncio.wait_for(play(), 30))
+    assert told.code == 0
+    assert {check["state"] for check in told.json["checks"]} == {"good"}
+    assert told.json["finished"]
+    assert played == ({"task_index": 3}, [(0.0, False), (0.0, False), (1.0, True)], {"success": True})
