@@ -76,8 +76,11 @@ def shown(tokenizer: Any, messages: list[dict[str, str]], observation: list[tupl
 
 
 def taken(tokenizer: Any, messages: list[dict[str, str]]) -> bool:
+    """Whether a template lets a conversation stand so, and go on."""
+    going_on = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
     try:
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        for some in (messages, messages + going_on):
+            tokenizer.apply_chat_template(some, add_generation_prompt=True, tokenize=False)
     except Exception:
         return False
     return True
