@@ -53,7 +53,7 @@ class Odd(Talks):
             endless.append(endless)
             return Step({"endless": endless})
         if said == "nan":
-            return Step({"value": math.nan, "half": "\ud800", "list": [math.inf]})
+            return Step({"value": math.nan, "half": "\ud800", "list": [math.inf], "big": 2**80})
         if said == "stubborn":
             try:
                 await asyncio.sleep(600)
@@ -116,6 +116,7 @@ def test_what_json_cannot_say_is_still_json(workers):
     content = run(play())["observation"]["content"]
     assert content["value"] is None
     assert content["list"] == [None]
+    assert content["big"] == 2**80
     assert "d800" in repr(content["half"])
 
 
