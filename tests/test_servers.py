@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -152,6 +154,7 @@ def test_servers_at_a_url_are_listed(tmp_path, treetune):
         (["list", "--servers", "file:///etc"], "no register"),
         (["list", "--servers", f"http://{'a' * 80}.example"], "no address"),
         (["list", "--servers", "http://user:password@127.0.0.1:1"], "no password"),
+        (["list", "--servers", "http://127.0.0.1:1/?token=secret"], "no password"),
         (["serve", "arithmetic", "--port", "0", "--register", "gopher://x"], "no register"),
         (["serve", "arithmetic", "--port", "0", "--register", "x", "--advertise", "http://me:pw@x"], "no address"),
         (["serve", "arithmetic", "--port", "0", "--advertise", "http://x:1"], "--register"),
@@ -202,6 +205,48 @@ def test_what_is_no_entry_is_passed_over(tmp_path):
     assert (tmp_path / "notes.txt").exists()
 
 
+def test_files_of_others_stay_in_the_folder_however_old_they_are(tmp_path):
+    """Who names the wrong folder loses nothing."""
+    run(FolderRegister(tmp_path).announce(entry("left-behind")))
+    for name in ("package.json", ".film.part", "other.json", ".treetune-register-abc"):
+        (tmp_path / name).write_text(json.dumps({"id": "one", "name": "mine"}))
+    for file in tmp_path.iterdir():
+        os.utime(file, (time.time() - 10_000,) * 2)
+    assert listed(tmp_path) == []
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".film.part", "other.json", "package.json"]
+
+
+def test_a_wrong_clock_makes_no_server_older_than_it_is(tmp_path, monkeypatch):
+    run(FolderRegister(tmp_path).announce(entry()))
+    os.utime(tmp_path / "one.json", (time.time() - 60,) * 2)
+    for skew in (100_000, -100_000):
+        with monkeypatch.context() as wrong:
+            wrong.setattr(directory, "time", SimpleNamespace(time=lambda skew=skew: time.time() + skew))
+            (seen,) = run(FolderRegister(tmp_path).entries())
+        assert 30 < seen.age < 600
+    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
+
+
+def test_an_announcement_under_way_does_not_outlive_the_server(tmp_path, monkeypatch):
+    """The folder is on a slow disk: the entry is written while the server ends."""
+    begun, go_on, write = threading.Event(), threading.Event(), FolderRegister._write
+
+    def slowly(self, entry):
+        begun.set()
+        go_on.wait(30)
+        write(self, entry)
+
+    monkeypatch.setattr(FolderRegister, "_write", slowly)
+
+    async def play():
+        async with registered(FolderRegister(tmp_path), entry()):
+            await asyncio.to_thread(begun.wait)
+            asyncio.get_running_loop().call_later(0.2, go_on.set)
+
+    run(play())
+    assert not list(tmp_path.iterdir())
+
+
 @given(st.binary(max_size=200) | st.text().map(str.encode))
 def test_no_bytes_break_the_reader(content):
     assert read_entry(content) is None
@@ -217,6 +262,12 @@ def test_a_name_cannot_steer_the_terminal(tmp_path, treetune):
     shown = treetune("list", "--servers", "servers")
     assert "\x1b" not in shown.out
     assert "red" in shown.out
+
+
+def test_an_address_stays_whole_in_a_narrow_terminal(tmp_path, treetune):
+    fields = {"name": "guess-a-number", "url": "http://127.0.0.1:65000", "num_tasks": 1000, "needs_token": True}
+    run(FolderRegister(tmp_path / "servers").announce(entry(**fields)))
+    assert fields["url"] in treetune("list", "--servers", "servers", COLUMNS="70").out
 
 
 def test_states_of_servers(tmp_path):

@@ -42,7 +42,7 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("name", "address", "tasks", "episodes", "health", ""):
-        table.add_column(heading, overflow="fold")  # an address that is cut off is none
+        table.add_column(heading, overflow="fold", no_wrap=heading == "address")  # one that is cut is none
     for seen, health in found:
         entry = seen.entry
         table.add_row(

@@ -43,6 +43,8 @@ MOST_ENTRIES = 1000
 MOST_BYTES = 8192
 _ASK_SECONDS = 5.0
 _FAILURES = (TreetuneError, OSError)
+_PART = ".treetune-register-"
+"""How files begin that are not whole yet."""
 
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
 Text = Annotated[str, msgspec.Meta(max_length=300)]
@@ -128,7 +130,7 @@ class FolderRegister:
 
     def _write(self, entry: Entry) -> None:
         try:
-            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=".part")
+            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=_PART)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(msgspec.json.encode(entry) + b"\n")
@@ -142,35 +144,49 @@ class FolderRegister:
 
     def _read_all(self) -> list[Seen]:
         try:
-            names = sorted(name for name in os.listdir(self._folder) if name.endswith((".json", ".part")))
+            names = sorted(
+                name for name in os.listdir(self._folder) if name.endswith(".json") or name.startswith(_PART)
+            )
         except OSError as error:
             raise StorageError(f"cannot read {self.place}: {error.strerror or error}") from error
-        return by_name(seen for name in names[:MOST_ENTRIES] if (seen := self._read(self._folder / name)) is not None)
+        now = self._now()
+        files = (self._folder / name for name in names[:MOST_ENTRIES])
+        return by_name(seen for file in files if (seen := self._read(file, now)) is not None)
 
-    def _read(self, file: Path) -> Seen | None:
+    def _now(self) -> float:
+        """By the clock that dates the folder's files, which need not be that of this machine."""
+        try:
+            with tempfile.TemporaryFile(dir=self._folder, prefix=_PART) as file:
+                return os.fstat(file.fileno()).st_mtime
+        except OSError:
+            return time.time()  # not ours to write in
+
+    def _read(self, file: Path, now: float) -> Seen | None:
         try:
             with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as opened:
                 found = os.fstat(opened.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     return None
                 content = opened.read(MOST_BYTES + 1)
-            age = max(0.0, time.time() - found.st_mtime)
-            if age > FORGET_SECONDS:
+            age = max(0.0, now - found.st_mtime)
+            entry = read_entry(content)
+            if entry is not None and file.name != f"{entry.id}.json":
+                entry = None
+            # Only what servers left is removed: the folder may hold files of others, or be the wrong one.
+            if age > FORGET_SECONDS and (entry is not None or file.name.startswith(_PART)):
                 file.unlink()  # a server that lives after all writes it again
                 return None
         except OSError:
             return None  # withdrawn meanwhile, or not ours to read
-        entry = read_entry(content)
-        if entry is None or file.name != f"{entry.id}.json":
-            return None
-        return Seen(entry, age)
+        return Seen(entry, age) if entry is not None else None
 
 
 class RemoteRegister:
     """A `treetune register` elsewhere."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        if "@" in urlsplit(url).netloc:
+        parts = urlsplit(url)
+        if "@" in parts.netloc or parts.query or parts.fragment:  # it is printed and logged
             raise UsageError(
                 "the address of a register may hold no password", remedy="set TREETUNE_REGISTER_TOKEN instead"
             )
@@ -248,22 +264,23 @@ def reachable(address: str) -> str:
 @contextlib.asynccontextmanager
 async def registered(register: Register, entry: Entry) -> AsyncIterator[None]:
     """Keeps a server in a register while it runs. A register that fails is told of once, and never stops the server."""
-    beating = asyncio.create_task(_beat(register, entry))
+    ended = asyncio.Event()
+    beating = asyncio.create_task(_beat(register, entry, ended))
     try:
         yield
     finally:
+        ended.set()
+        await asyncio.wait([beating], timeout=_ASK_SECONDS)  # so that no announcement comes after the withdrawal
         beating.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await beating
         try:
             await asyncio.wait_for(register.withdraw(entry.id), _ASK_SECONDS)
         except _FAILURES as error:
             log.warning("not taken out of the register: %s", error)
 
 
-async def _beat(register: Register, entry: Entry) -> None:
+async def _beat(register: Register, entry: Entry, ended: asyncio.Event) -> None:
     good: bool | None = None
-    while True:
+    while not ended.is_set():
         try:
             await register.announce(entry)
             if good is not True:
@@ -273,4 +290,5 @@ async def _beat(register: Register, entry: Entry) -> None:
             if good is not False:
                 log.warning("not registered, will try again: %s", error)
             good = False
-        await asyncio.sleep(BEAT_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), BEAT_SECONDS)
