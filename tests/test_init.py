@@ -119,6 +119,22 @@ def test_a_package_takes_no_name_that_is_taken(treetune, tmp_path):
     assert "json-taskset" in (tmp_path / "json-taskset/pyproject.toml").read_text()
 
 
+@pytest.mark.parametrize("name", ["guessing", "environment", "step"])
+def test_a_package_works_whatever_its_name(treetune, tmp_path, name):
+    assert treetune("init", name, "--server").code == 0
+    (target,) = (file for file in tmp_path.glob("*/*.py") if not file.name.startswith("test_"))
+    cls = target.stem.title().replace("_", "")
+    assert treetune("eval", f"{target}:{cls}", "-m", "scripted:gold", "-n", 3, "--json").json["mean_reward"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["../sums", "a/b", "Größe", "a;b", "1st", "", "-"])
+def test_a_name_is_never_changed_beyond_recognition(treetune, tmp_path, name):
+    refused = treetune("init", "--server", "--", name)
+    assert refused.code == 2
+    assert "makes no Python name" in refused.err
+    assert not list(tmp_path.iterdir())
+
+
 def instructions(file: Path) -> list[tuple[str, str]]:
     lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]

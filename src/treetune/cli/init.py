@@ -28,9 +28,10 @@ def init_command(
 
     if dataset and server:
         raise UsageError("--dataset and --server are two things", remedy="pass one of them")
-    module = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    if not module or module[0].isdigit():
-        raise UsageError(f"{name!r} makes no Python name", remedy="use letters, digits and dashes, a letter first")
+    module = re.sub(r"[ ._-]+", "_", name.lower()).strip("_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", module):
+        remedy = "use letters from a to z, digits and dashes, a letter first; -o names another folder"
+        raise UsageError(f"{name!r} makes no Python name", remedy=remedy)
     if not dataset and _taken(module):
         module += "_taskset"
     # A package goes by the name that it was given, as far as it is one.

@@ -136,7 +136,7 @@ SERVER = {
 from treetune import Environment, Step, Task, Taskset
 
 
-class Guessing(Environment):
+class {cls}Environment(Environment):
     def start(self):
         self.turns = 0
         return self.task.prompt
@@ -158,7 +158,7 @@ class {cls}(Taskset):
             yield Task(prompt=question, reward_spec={{"ground_truth": str(number)}})
 
     def environment(self, task):
-        return Guessing(task)
+        return {cls}Environment(task)
 
     def gold(self, task):
         return [task.ground_truth]
