@@ -376,6 +376,13 @@ def test_the_runner_cannot_be_killed_from_inside(place):
     assert after.text == "fine\n"
 
 
+def test_the_runner_keeps_its_limits(place):
+    limits = " ".join(f"prlimit --pid 1 --{name}=1:1;" for name in ("nofile", "cpu", "fsize", "data"))
+    results = place.shell(limits, "x=1; while [ $x -lt 300000 ]; do x=$((x+1)); done", "echo fine")
+    assert results[0].exit_code != 0
+    assert results[-1].text == "fine\n"
+
+
 def test_a_set_user_id_program_of_the_sandbox_gives_nothing_outside(root):
     (result,) = root.shell("cp /bin/bash /tmp/b && chmod 4755 /tmp/b && stat -c %u /proc/$$/ && cat /proc/self/uid_map")
     inside, outside, count = map(int, result.text.split()[-3:])

@@ -3,13 +3,15 @@
     program()    # for bubblewrap's --seccomp; b"" on a processor whose numbers are not listed here
 
 Some make memory that no limit sees, some reach what no namespace separates, some are where kernels break most often.
-They answer "not implemented", which programs that try them first are prepared for.
+They answer "not implemented", which programs that try them first are prepared for. Of sockets there are only the usual
+kinds: a vsock reaches the machine's host from whatever network namespace. Nobody sets limits of the first process.
 """
 
 from __future__ import annotations
 
 import errno
 import platform
+import socket
 import struct
 
 X86_64, AARCH64 = 0xC000003E, 0xC00000B7
@@ -27,30 +29,50 @@ REFUSED = {
     "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425),
 }
+SOCKET, PRLIMIT = (41, 198), (302, 261)
+FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
+"""The last is netlink, which C libraries ask for addresses."""
+FIRST_PROCESS = 1
 X32_CALLS = 0x40000000
 """From here on a second set of numbers for the same calls, on x86_64."""
 
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER_AT, ARCHITECTURE_AT = 0, 4
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.ENOSYS
+NUMBER_AT, ARCHITECTURE_AT, ARGUMENT_AT = 0, 4, 16
+ALLOW, ERROR = 0x7FFF0000, 0x00050000
+Line = tuple[int, int, int, int]
 
 
 def program(machine: str | None = None) -> bytes:
     architecture = ARCHITECTURES.get(machine or platform.machine())
     if architecture is None:
         return b""
-    numbers = [pair[architecture == AARCH64] for pair in REFUSED.values()]
-    tests = [(IF_EQUAL, number) for number in numbers]
+    column = architecture == AARCH64
+    tests = [(IF_EQUAL, numbers[column]) for numbers in REFUSED.values()]
     if architecture == X86_64:
         tests.insert(0, (IF_AT_LEAST, X32_CALLS))
     lines = [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         # Another architecture means other numbers: the calls of 32-bit programs are all refused.
-        (IF_EQUAL, 0, len(tests) + 2, architecture),
+        (IF_EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, ERROR | errno.ENOSYS),
         (LOAD, 0, 0, NUMBER_AT),
-        # Each jumps over the tests after it and over ALLOW.
-        *((test, len(tests) - place, 0, value) for place, (test, value) in enumerate(tests)),
+        *_if_any(tests, ERROR | errno.ENOSYS),
+        *_by_argument(SOCKET[column], FAMILIES, ALLOW, ERROR | errno.EAFNOSUPPORT),
+        *_by_argument(PRLIMIT[column], (FIRST_PROCESS,), ERROR | errno.EPERM, ALLOW),
         (RETURN, 0, 0, ALLOW),
-        (RETURN, 0, 0, REFUSE),
     ]
     return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+def _if_any(tests: list[tuple[int, int]], result: int) -> list[Line]:
+    """Return the result if one of the tests holds, else go on."""
+    last = len(tests) - 1
+    jumps = [(test, last - place, int(place == last), value) for place, (test, value) in enumerate(tests)]
+    return [*jumps, (RETURN, 0, 0, result)]
+
+
+def _by_argument(number: int, values: tuple[int, ...], result: int, otherwise: int) -> list[Line]:
+    """For one call: a result if its first argument is one of the values, another if not."""
+    chosen = _if_any([(IF_EQUAL, value) for value in values], result)
+    lines = [(LOAD, 0, 0, ARGUMENT_AT), *chosen, (RETURN, 0, 0, otherwise)]
+    return [(IF_EQUAL, 0, len(lines), number), *lines]
