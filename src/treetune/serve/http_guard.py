@@ -15,6 +15,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from treetune.serve.http_writes import joined
+
 REQUEST_SECONDS = 60.0
 """From the first byte of a request to its last; also for a new connection on which nothing is said."""
 MOST_HEAD_BYTES = 64 << 10
@@ -27,7 +29,7 @@ class GuardedHttp(HttpToolsProtocol):
     """Of a head that is still arriving."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(joined(transport))
         self.arriving_since = time.monotonic()
 
     def data_received(self, data: bytes) -> None:

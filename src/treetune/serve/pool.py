@@ -23,6 +23,7 @@ from treetune.serve.access import bind_address, curve_server
 from treetune.serve.crew import Crew, Job
 from treetune.serve.engines import Engine, Handle, ProcessEngine, this_process
 from treetune.serve.errors import Cancelled, Misused, ServeError, Stopping, WorkerLost
+from treetune.serve.mail import Mail, Said, opened
 from treetune.serve.models import ModelsConfig
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.sockets import Frames, LoopSocket, new_socket
@@ -60,6 +61,7 @@ class Member(msgspec.Struct):
     """A worker as the broker sees it."""
 
     identity: bytes
+    mail: Mail
     handle: Handle | None = None
     ready: bool = False
     leaving: bool = False
@@ -134,7 +136,7 @@ class Workers:
         if self._ticker is not None:
             self._ticker.cancel()
         for member in list(self._members.values()):
-            self._socket.send([member.identity, b"end"])
+            member.mail.put(b"end")
         for _ in range(40):  # two seconds to end well
             if not self._members:
                 break
@@ -195,7 +197,7 @@ class Workers:
         for member in self._members.values():
             if (found := member.jobs.get(id)) is not None:
                 found.stopped = True
-                self._socket.send([member.identity, b"stop", id])
+                member.mail.put(b"stop", id)
                 return True
         return False
 
@@ -203,7 +205,7 @@ class Workers:
         job.attempts += 1
         member.jobs[job.id] = job
         member.load += job.size
-        self._socket.send([member.identity, b"do", job.id, job.method.encode(), job.payload])
+        member.mail.put(b"do", job.id, job.method.encode(), job.payload)
 
     def _finish(self, member: Member, id: bytes, data: bytes) -> None:
         job = member.jobs.pop(id, None)
@@ -237,7 +239,7 @@ class Workers:
     def _start_one(self) -> None:
         self._number += 1
         identity = f"worker-{self._number}".encode()
-        member = Member(identity, heard=time.monotonic() + START_SECONDS)
+        member = Member(identity, Mail(self._socket, identity), heard=time.monotonic() + START_SECONDS)
         self._members[identity] = member
         try:
             member.handle = self._engine.start(
@@ -324,13 +326,13 @@ class Workers:
     def _look_after(self) -> None:
         now = time.monotonic()
         for member in list(self._members.values()):
-            self._socket.send([member.identity, b"alive"])
+            member.mail.put(b"alive")
             if now - member.heard > self._silent:
                 if member.handle is not None:
                     member.handle.kill()
                 self._gone(member, f"no sign of life for {self._silent:g} seconds")
             elif member.leaving and not member.jobs and not member.episodes:
-                self._socket.send([member.identity, b"end"])
+                member.mail.put(b"end")
         loads = [member.load for member in self._members.values() if member.ready and not member.leaving]
         if loads and min(loads) >= self._config.busy_load:
             self._grow()  # also where nothing new has come since the last one was ready
@@ -345,18 +347,23 @@ class Workers:
         now = time.monotonic()
         for frames in batch:
             member = self._members.get(frames[0])
-            if member is None or len(frames) < 2:
+            if member is None:
                 continue
-            if frames[1] == b"ready":
-                self._welcome(member)
-            elif frames[1] == b"done" and len(frames) == 4:
-                self._finish(member, frames[2], frames[3])
-            elif frames[1] == b"part" and len(frames) == 4:
-                job = member.jobs.get(frames[2])
-                if job is not None and job.show is not None:
-                    job.show(frames[3].decode())
+            for said in opened(frames[-1]):
+                self._hear(member, said)
             if member.ready:
                 member.heard = now
+
+    def _hear(self, member: Member, said: Said) -> None:
+        match said:
+            case [b"ready"]:
+                self._welcome(member)
+            case [b"done", id, data]:
+                self._finish(member, id, data)
+            case [b"part", id, text]:
+                job = member.jobs.get(id)
+                if job is not None and job.show is not None:
+                    job.show(text.decode())
 
     def _welcome(self, member: Member) -> None:
         member.ready, self._failures = True, 0

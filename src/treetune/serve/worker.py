@@ -1,7 +1,8 @@
 """A worker of a pool: a process, or a Ray actor, that does jobs for a broker.
 
-It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. What it says:
-`ready`, `beat`, `part ID TEXT`, `done ID DONE`; what it is told: `do ID METHOD PAYLOAD`, `stop ID`, `alive`, `end`.
+It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. What it says
+(see `mail.py`): `ready`, `beat`, `part ID TEXT`, `done ID DONE`; what it is told: `do ID METHOD PAYLOAD`, `stop ID`,
+`alive`, `end`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from treetune.rollout import Limits
 from treetune.serve import loops
 from treetune.serve.access import connect
 from treetune.serve.integrity import Seals
+from treetune.serve.mail import Mail, opened
 from treetune.serve.models import Models, ModelsConfig
 from treetune.serve.sockets import Frames, LoopSocket, new_socket
 from treetune.serve.work import Work
@@ -109,11 +111,12 @@ class Worker:
         socket = new_socket(zmq.DEALER, identity=self._spec.identity)
         connect(socket, self._spec.address, self._spec.server_key)
         self._socket = LoopSocket(socket, self._on_batch)
-        self._socket.send([b"ready"])
+        self._mail = Mail(self._socket)
+        self._mail.put(b"ready")
         while not self._ended.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), BEAT_SECONDS)
-            self._socket.send([b"beat"])
+            self._mail.put(b"beat")
             if self._is_orphan():
                 break
         for task in self._tasks:
@@ -121,6 +124,7 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._host.close()
         await self._models.close()
+        self._mail.send()
         self._socket.close()
 
     def _is_orphan(self) -> bool:
@@ -131,16 +135,17 @@ class Worker:
     def _on_batch(self, batch: list[Frames]) -> None:
         self._heard = time.monotonic()
         for frames in batch:
-            if frames[0] == b"do":
-                task = asyncio.get_running_loop().create_task(self._do(frames[1], frames[2].decode(), frames[3]))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            elif frames[0] == b"stop":
-                self._work.stop(frames[1])
-            elif frames[0] == b"end":
-                self._ended.set()
+            for said in opened(frames[-1]):
+                if said[0] == b"do":
+                    task = asyncio.get_running_loop().create_task(self._do(said[1], said[2].decode(), said[3]))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                elif said[0] == b"stop":
+                    self._work.stop(said[1])
+                elif said[0] == b"end":
+                    self._ended.set()
 
     async def _do(self, id: bytes, method: str, payload: bytes) -> None:
-        with shown_to(lambda text: self._socket.send([b"part", id, text.encode("utf-8", "replace")])):
+        with shown_to(lambda text: self._mail.put(b"part", id, text.encode("utf-8", "replace"))):
             done = await self._work.do(method, id, payload)
-        self._socket.send([b"done", id, msgspec.msgpack.encode(done)])
+        self._mail.put(b"done", id, msgspec.msgpack.encode(done))
