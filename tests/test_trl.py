@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -15,7 +17,8 @@ import pytest
 
 import task_servers
 import venvs
-from test_tokens import Letters, plain
+from serving import until
+from test_tokens import Letters, has_no_end, plain
 from treetune import Environment, Step, Task, Taskset, background
 from treetune.errors import UsageError
 from treetune.serve.errors import ServeError
@@ -66,6 +69,41 @@ class Echo(Environment):
         if action.text == "break":
             raise RuntimeError("broken")
         return Step(f"You said {action.text}.", reward=0.5, done=action.text == "stop")
+
+
+class Hangs(Environment):
+    """Its first step never ends; nor does the start of task 2 where something is to happen then."""
+
+    at_start = None
+    closed: list[str] = []
+
+    async def start(self):
+        if self.task.ground_truth == "2" and Hangs.at_start is not None:
+            Hangs.at_start()
+            await asyncio.Event().wait()
+        return "Say."
+
+    async def step(self, action):
+        await asyncio.Event().wait()
+
+    def close(self):
+        self.closed.append(self.task.ground_truth)
+
+
+class Tasks(Taskset):
+    """Numbered tasks without an end, all in one environment."""
+
+    INFINITE = True
+
+    def __init__(self, environment):
+        super().__init__()
+        self._environment = environment
+
+    def task_at(self, index):
+        return Task(prompt="Say.", reward_spec={"ground_truth": str(index)})
+
+    def environment(self, task):
+        return self._environment(task)
 
 
 class Echoes(Taskset):
@@ -160,7 +198,7 @@ def test_a_first_prompt_that_is_too_long_has_no_reward_and_nothing_to_train_on(c
     assert len(columns["prompt_ids"][0]) > 0
 
 
-def test_hooks_replace_what_they_say():
+def test_hooks_replace_what_they_say(caplog):
     class Custom(TrlTasks):
         def format_observation_to_messages(self, observation, history):
             return [{"role": "user", "content": observation["content"].upper()}]
@@ -172,10 +210,103 @@ def test_hooks_replace_what_they_say():
     assert tasks.dataset(1)[0]["prompt"][0]["content"] == "SAY."
     trainer = Speaker("og<end>", "pots<end>")
     columns = rollout(tasks, trainer, [0])
+    rollout(tasks, Speaker("og<end>", "pots<end>"), [0, 1])
+    assert caplog.text.count("history was rewritten") == 1
     # The hook tells another history, so only what was said since is a row.
     assert trainer.text(columns["prompt_ids"][0]) == plain([{"role": "user", "content": "YOU SAID GO."}])
     assert trainer.text(columns["completion_ids"][0]) == "pots<end>"
     assert columns["task_reward"] == [1.0]
+
+
+def test_a_hook_may_change_the_messages_it_is_given():
+    class Shouts(TrlTasks):
+        def format_observation_to_messages(self, observation, history):
+            for message in history:
+                message["content"] = message["content"].upper()
+            return super().format_observation_to_messages(observation, history)
+
+    trainer = Speaker("yes<end>", "stop<end>")
+    columns = rollout(Shouts(Echoes()), trainer, [0])
+    (prompt,) = trainer.calls[1]
+    assert "<start>assistant\nYES<end>" in trainer.text(prompt)
+    assert trainer.text(columns["prompt_ids"][0]) == trainer.text(prompt)
+    assert trainer.text(columns["completion_ids"][0]) == "stop<end>"
+
+
+def test_hooks_run_where_they_may_block():
+    threads = set()
+
+    class Hooked(TrlTasks):
+        def format_observation_to_messages(self, observation, history):
+            threads.add(threading.current_thread())
+            return super().format_observation_to_messages(observation, history)
+
+        def format_agent_output_to_action(self, agent_output, info):
+            threads.add(threading.current_thread())
+            return agent_output
+
+    tasks = Hooked(Doubles())
+    assert tasks.reward(tasks.dataset(2)["prompt"], ["0", "1"]) == [1.0, 0.0]
+    rollout(tasks, Speaker("0"), [0])
+    assert threads == {threading.current_thread()}
+
+
+def test_the_environment_gets_the_answer_letter_for_letter():
+    class Tidies(Letters):
+        """As some tokenizers do unless told otherwise."""
+
+        def decode(self, ids, clean_up_tokenization_spaces=True, **options):
+            text = super().decode(ids, **options)
+            return text.replace(" .", ".") if clean_up_tokenization_spaces else text
+
+    trainer = Speaker("a . b<end>", "stop<end>")
+    trainer.processing_class = Tidies(plain)
+    columns = rollout(TrlTasks(Echoes()), trainer, [0])
+    assert "You said a . b." in Letters(plain).decode(columns["completion_ids"][0])
+
+
+def test_another_trainer_may_have_another_tokenizer():
+    tasks = TrlTasks(Doubles())
+    for template in (plain, has_no_end, plain):
+        trainer = Speaker("6", template=template)
+        columns = rollout(tasks, trainer, [3])
+        assert trainer.text(columns["prompt_ids"][0]) == template([{"role": "user", "content": "Double 3."}])
+
+
+def test_a_context_without_room_for_any_prompt_is_told_before_an_episode_is_played():
+    with scripted() as server, TrlTasks(server.url) as tasks:
+        for limits in ({"max_position_embeddings": 8}, {"vllm_max_model_length": 6}):
+            trainer = Speaker(context=limits.get("max_position_embeddings", 1000))
+            trainer.args.vllm_max_model_length = limits.get("vllm_max_model_length")
+            with pytest.raises(UsageError, match="leave no room"):
+                rollout(tasks, trainer, [0])
+        assert not server.cancelled
+
+
+def test_prompts_fit_into_what_vllm_takes():
+    trainer = Speaker("yes", "stop", context=1000)
+    trainer.args.vllm_max_model_length = len(plain([{"role": "user", "content": "Say."}])) + 10
+    assert rollout(TrlTasks(Echoes()), trainer, [0])["num_turns"] == [1]
+
+
+def test_an_environment_that_hangs_gives_none(caplog):
+    columns = rollout(TrlTasks(Tasks(Hangs), timeout=0.2), Speaker("x"), [0])
+    assert columns["task_reward"] == [None]
+    assert "did not answer in time" in caplog.text
+
+
+def test_nothing_stays_behind_when_a_start_is_interrupted(monkeypatch):
+    """Ctrl-C while some episodes have begun and others have not."""
+    monkeypatch.setattr(Hangs, "closed", [])
+    kept = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    Hangs.at_start = lambda: os.kill(os.getpid(), signal.SIGALRM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rollout(TrlTasks(Tasks(Hangs)), Speaker(), [0, 1, 2])
+        background.run(until(lambda: sorted(Hangs.closed) == ["0", "1", "2"]))
+    finally:
+        Hangs.at_start = None
+        signal.signal(signal.SIGALRM, kept)
 
 
 def test_a_broken_environment_gives_none_and_the_others_their_rewards(caplog):
@@ -200,6 +331,10 @@ def test_answers_are_scored_without_rollouts_too(caplog):
     before = [[{"role": "system", "content": "Be brief."}, *prompt] for prompt in prompts]
     assert tasks.reward(before, said) == [1.0, 0.0, 1.0]
     assert tasks.reward(["a", "b", "c"], ["0", "3", "4"], task_index=[0, 1, 2]) == [1.0, 0.0, 1.0]
+    # Rows of another dataset were mixed in: those of ours still say of which task they are.
+    assert tasks.reward(["a", prompts[1]], ["0", "2"], task_index=[0, None]) == [1.0, 1.0]
+    with pytest.raises(UsageError, match="of which task"):
+        tasks.reward(["a", "b"], ["0", "2"], task_index=[0, None])
     assert "pass rollout_func" not in caplog.text
     echoes = TrlTasks(Echoes())
     assert echoes.reward(echoes.dataset(1)["prompt"], ["yes"]) == [0.5]
@@ -240,6 +375,10 @@ def test_episodes_do_not_stay_behind_when_sampling_fails_or_only_prompts_are_wan
         with pytest.raises(RuntimeError, match="out of memory"):
             rollout(tasks, Speaker(), [0, 1])
         assert sorted(server.cancelled) == ["e-0", "e-1", "e-2", "e-3"]
+        tasks.format_agent_output_to_action = fails  # a hook of the user's own
+        with pytest.raises(RuntimeError, match="out of memory"):
+            tasks.reward(["a"], ["b"], task_index=[0])
+        assert sorted(server.cancelled) == ["e-0", "e-1", "e-2", "e-3", "e-4"]
 
 
 def test_a_trl_that_samples_in_another_way_is_told_of():

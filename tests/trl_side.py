@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -226,6 +228,17 @@ def test_without_rollouts_answers_are_scored_and_a_dead_server_gives_none(tmp_pa
     seen, _ = train(tmp_path, tokenizer, tasks, tasks.dataset(8), rollout=False, callbacks=[Kill()])
     assert [{reward is None for reward in rewards} for rewards in seen.rewards] == [{False}, {True}]
     assert "tool_mask" not in seen.batches[0][0]
+
+
+def test_the_curve_of_train_tiny_goes_on_though_answers_are_lost(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples" / "train_tiny"))
+    import train as example
+
+    tokenizer = example.make_tokenizer()
+    model, rows = example.make_model(tokenizer), {"prompt": [[{"role": "user", "content": "abc"}]] * 3}
+    for rewards, share in (([1.0, None, 0.0], 0.5), ([None] * 3, None)):
+        lost = SimpleNamespace(reward=lambda prompts, answers, rewards=rewards: rewards)
+        assert example.exact_match(model, tokenizer, lost, rows) == share
 
 
 def test_it_is_evaluated_on_other_tasks(tmp_path, tokenizer, serve):

@@ -18,8 +18,13 @@ THREAD = "treetune-background"
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine gives; waits for it."""
-    return submit(work).result()
+    """What a coroutine gives; waits for it. Who stops waiting (Ctrl-C) cancels it."""
+    under_way = submit(work)
+    try:
+        return under_way.result()
+    except BaseException:
+        under_way.cancel()
+        raise
 
 
 def submit(work: Coroutine[Any, Any, Any]) -> Future[Any]:

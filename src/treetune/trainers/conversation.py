@@ -45,7 +45,8 @@ class Conversation:
     def show(self, observation: Observation) -> Prompt:
         history = self._history
         shown = {"type": observation.type, "content": observation.content}
-        self._shown = self._hooks.format_observation_to_messages(shown, list(history))
+        # A hook may change the messages that it is given, and then tells another story too.
+        self._shown = self._hooks.format_observation_to_messages(shown, [dict(message) for message in history])
         if not history or self._shown[: len(history)] != history:  # it begins, or a hook tells another story
             return self._chat.prompt(self._shown)
         return self._chat.next_prompt(self._shown, self.tokens, answer=len(history) - 1)
@@ -60,7 +61,7 @@ class Conversation:
     ) -> Action:
         """Notes what the model was given and said; gives the action for it."""
         self.tokens.add_turn(prompt.ids, sampled, logprobs, versions, realigned=prompt.realigned)
-        text = self._tokenizer.decode(sampled, skip_special_tokens=True)
+        text = self._tokenizer.decode(sampled, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         self._history = [*self._shown, {"role": "assistant", "content": text}]
         action = self._hooks.format_agent_output_to_action(text, info)
         if isinstance(action, dict) and set(action) == {"type", "content"}:

@@ -17,6 +17,7 @@ from treetune import streams
 from treetune.environment import Step
 from treetune.episode import Episode
 from treetune.errors import TreetuneError, described
+from treetune.rollout import Limits
 from treetune.serve.errors import ServeError
 from treetune.streams import Streams
 from treetune.taskset import Taskset
@@ -47,8 +48,10 @@ class LocalEpisode:
 
 
 class LocalEpisodes:
-    def __init__(self, taskset: Taskset[Any, Any]) -> None:
+    def __init__(self, taskset: Taskset[Any, Any], timeout: float = 600.0) -> None:
+        """`timeout` is for one start or step, in seconds."""
         self._taskset = taskset
+        self._limits = Limits(timeout=timeout)
         self._loading = asyncio.Lock()
         self._streams: Streams | None = None
 
@@ -57,11 +60,18 @@ class LocalEpisodes:
 
     async def start(self, task_index: int) -> LocalEpisode:
         task = await (await self._loaded()).task_at(task_index)
-        episode = await Episode.start(self._taskset, task)
+        episode = await Episode.start(self._taskset, task, self._limits)
         return LocalEpisode(episode, {"task_index": task_index, "data_source": task.data_source})
 
     async def start_many(self, task_indices: Sequence[int]) -> list[LocalEpisode | ServeError]:
-        return list(await asyncio.gather(*(_or_error(self.start(index)) for index in task_indices)))
+        starting = [asyncio.ensure_future(_or_error(self.start(index))) for index in task_indices]
+        try:
+            return list(await asyncio.gather(*starting))
+        except asyncio.CancelledError:  # nobody gets those that have started
+            for begun in await asyncio.gather(*starting, return_exceptions=True):
+                if isinstance(begun, LocalEpisode):
+                    await begun.cancel()
+            raise
 
     async def step_many(self, moves: Sequence[tuple[LocalEpisode, Any]]) -> list[Step | ServeError]:
         return list(await asyncio.gather(*(_or_error(episode.step(action)) for episode, action in moves)))
@@ -82,5 +92,7 @@ async def _or_error(work: Awaitable[T]) -> T | ServeError:
         return await work
     except TreetuneError as error:
         return ServeError(error.message, remedy=error.remedy)
+    except TimeoutError as error:
+        return ServeError(f"the environment did not answer in time: {described(error)}", remedy="allow more: timeout=")
     except Exception as error:
         return ServeError(described(error))

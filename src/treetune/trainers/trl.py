@@ -69,12 +69,13 @@ class TrlTasks(Hooks):
         self.failures = 0
         """Episodes that were lost to the task server."""
         self._generate = generate or _sampled_by_trainer
-        self._chat: ChatTokens | None = None
-        self._warned = False
+        self._chat: tuple[Any, ChatTokens] | None = None
+        """The tokenizer of the last trainer, and the chat in it."""
+        self._warned: set[str] = set()
         if isinstance(tasks, Taskset):
-            self._episodes: Any = LocalEpisodes(tasks)
+            self._episodes: Any = LocalEpisodes(tasks, timeout)
         elif isinstance(tasks, str) and "://" not in tasks:
-            self._episodes = LocalEpisodes(build_taskset({"id": tasks}))
+            self._episodes = LocalEpisodes(build_taskset({"id": tasks}), timeout)
         else:
             token = os.environ.get(token_env) or None
             self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
@@ -106,8 +107,7 @@ class TrlTasks(Hooks):
         if num_tasks < 1 or first < 0:
             raise UsageError(f"no task from {first} on", remedy="ask for at least one task, from 0 on")
         indices = range(first, first + num_tasks)
-        openings = background.run(self._openings(indices))
-        return Dataset.from_list([_row(*pair) for pair in zip(indices, openings, strict=True)])
+        return Dataset.from_list(list(map(_row, indices, self._openings(indices))))
 
     def reward(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
         """The rewards of the episodes that `rollout` played; without it, of each completion as the answer to its
@@ -115,8 +115,11 @@ class TrlTasks(Hooks):
         if "task_reward" in columns:
             rewards: list[float | None] = columns["task_reward"]
         else:
-            indices = columns.get("task_index") or list(map(_index_in, prompts))
-            rewards = background.run(self._scored(indices, list(map(_text, completions))))
+            told = columns.get("task_index") or [None] * len(prompts)
+            indices = [
+                _index_in(prompt) if index is None else index for prompt, index in zip(prompts, told, strict=True)
+            ]
+            rewards = self._scored(indices, list(map(_text, completions)))
         if (log_metric := columns.get("log_metric")) is not None:
             log_metric("task_server_failure", sum(reward is None for reward in rewards) / max(1, len(rewards)))
             if turns := columns.get("num_turns"):
@@ -126,23 +129,26 @@ class TrlTasks(Hooks):
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Plays an episode for each prompt, all of them at once."""
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-        if self._chat is None:
-            self._chat = ChatTokens(tokenizer, getattr(trainer, "chat_template_kwargs", None), rewrites="keep")
+        if self._chat is None or self._chat[0] is not tokenizer:
+            arguments = getattr(trainer, "chat_template_kwargs", None)
+            self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep")
+        longest = _longest_prompt(trainer)
         started = background.run(self._episodes.start_many(list(map(_index_in, prompts))))
         try:
-            games = [Game(self._chat, tokenizer, self, episode) for episode in started]
-            self._play(games, trainer)
+            games = [Game(self._chat[1], tokenizer, self, episode) for episode in started]
+            self._play(games, trainer, longest)
         finally:
             background.run(_cancelled(started))
         for game in games:
             if game.failure is not None:
                 self._note_failure(game.failure)
+        if any(game.rewritten for game in games):
+            self._warn("history was rewritten in an episode: only what was said since is trained on")
         return _columns(games, tokenizer.eos_token_id)
 
     # How it is done
 
-    def _play(self, games: list[Game], trainer: Any) -> None:
-        longest = _longest_prompt(trainer)
+    def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
         while asked := [game for game in games if game.ready(longest, self.max_turns)]:
             sampled, logprobs = self._generate([game.prompt.ids for game in asked], trainer)
             moves = [
@@ -152,12 +158,14 @@ class TrlTasks(Hooks):
             for game, step in zip(asked, background.run(self._episodes.step_many(moves)), strict=True):
                 game.see(step)
 
-    async def _openings(self, indices: Sequence[int]) -> list[list[Message]]:
+    # Hooks may block: they run in the caller's thread, never in that of the event loop.
+
+    def _openings(self, indices: Sequence[int]) -> list[list[Message]]:
         """What each task shows first."""
         found: list[list[Message]] = []
         for first in range(0, len(indices), _AT_A_TIME):
-            episodes = await self._episodes.start_many(list(indices[first : first + _AT_A_TIME]))
-            await _cancelled(episodes)
+            episodes = background.run(self._episodes.start_many(list(indices[first : first + _AT_A_TIME])))
+            background.run(_cancelled(episodes))
             for episode in episodes:
                 if isinstance(episode, ServeError):
                     raise episode
@@ -165,23 +173,29 @@ class TrlTasks(Hooks):
                 found.append(self.format_observation_to_messages(shown, []))
         return found
 
-    async def _scored(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
+    def _scored(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
         """What one answer to each task is worth."""
-        episodes = await self._episodes.start_many(indices)
-        live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
-        moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
-        steps = dict(zip(live, await self._episodes.step_many(moves), strict=True))
-        await _cancelled(episodes)
+        episodes = background.run(self._episodes.start_many(indices))
+        try:
+            live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
+            moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
+            steps = dict(zip(live, background.run(self._episodes.step_many(moves)), strict=True))
+        finally:
+            background.run(_cancelled(episodes))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
 
     def _score_of(self, step: Any) -> float | None:
         if isinstance(step, ServeError):
             self._note_failure(step)
             return None
-        if not step.done and not self._warned:
-            self._warned = True
-            log.warning("episodes go on after the first answer, and only that is scored: pass rollout_func too")
+        if not step.done:
+            self._warn("episodes go on after the first answer, and only that is scored: pass rollout_func too")
         return finite(self.postprocess_reward(step.reward, 1, step.info), "the postprocessed reward")
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning(text)
 
     def _note_failure(self, error: ServeError) -> None:
         self.failures += 1
@@ -229,8 +243,17 @@ def _sampled_by_trainer(prompts: list[list[int]], trainer: Any) -> tuple[list[li
 def _longest_prompt(trainer: Any) -> int | None:
     """How long a prompt may be for an answer to fit behind it."""
     config = trainer.model.config
-    context: int | None = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    return context - (trainer.args.max_completion_length or 1) if context is not None else None
+    trained: int | None = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    limits = [limit for limit in (trained, getattr(trainer.args, "vllm_max_model_length", None)) if limit]
+    if not limits:
+        return None
+    answer: int = trainer.args.max_completion_length or 1
+    if answer >= min(limits):
+        raise UsageError(
+            f"answers of {answer} tokens leave no room for a prompt in a context of {min(limits)}",
+            remedy="lower max_completion_length in GRPOConfig: it is that of one turn",
+        )
+    return min(limits) - answer
 
 
 def _row(index: int, messages: list[Message]) -> dict[str, Any]:

@@ -68,11 +68,14 @@ class Game:
             return None
         return finite(self._hooks.postprocess_reward(self._sum, self.turns, self._info), "the postprocessed reward")
 
+    @property
+    def rewritten(self) -> bool:
+        """A hook, or the template, told another history in the middle of it."""
+        return len(self._conversation.tokens.sequences) > 1
+
     def row(self, end_token: int) -> TokenSequence:
         """The tokens to train on. TRL has one row for a prompt: where there are several sequences it is the last."""
         sequences = self._conversation.tokens.sequences
-        if len(sequences) > 1:
-            log.warning("a hook rewrote history in an episode: only what was said since is trained on")
         if sequences:
             return sequences[-1]
         # Nothing was said, but TRL wants a token: this one is masked out.
