@@ -32,6 +32,8 @@ class Talks(Environment):
             raise ValueError(EVIL)
         if action.text == "picture":
             return Step(Observation("image", PIXEL), reward=0.25)
+        if action.text == "odd":
+            return Step(Observation("messages", [None, "oddity"]), reward=0.1)
         if action.text == "json":
             return Step(Observation("json", {"key": [1, None, EVIL]}))
         return Step(f"{action.type}: {action.text}", info={"note": EVIL}, done=action.text == "stop")
@@ -202,6 +204,19 @@ def test_pictures_json_and_several_turns(browser, tmp_path):
         page.at("kind").send_keys("text")
         page.send("stop")
         page.sees("log", "done after 3 turns, total 0.25")
+
+
+@pytest.mark.slow
+def test_what_is_not_as_it_should_be_is_shown_as_it_is_and_sums_are_round(browser, tmp_path):
+    (tmp_path / "trouble.py").write_text(TROUBLE)
+    with opened(browser, tmp_path, "trouble.py:Trouble") as page:
+        page.start(1)
+        page.sees("log", "task 1")
+        for turn in range(3):
+            page.send("odd")
+            page.sees("log", rf"turn {turn}\n.*null,\s+\"oddity\"")
+        page.send("stop")
+        page.sees("log", "done after 4 turns, total 0.3\n")
 
 
 @pytest.mark.slow
