@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import time
 
 import pytest
 
@@ -131,3 +134,40 @@ def test_an_evaluation_on_a_server_that_is_not_there_says_what_it_waits_for(tmp_
     with pytest.raises(Unreachable):
         hosts.info_of(f"ipc://{tmp_path}/nobody")
     assert "no answer from ipc://" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_memory_of_abandoned_episodes_is_given_back(tmp_path, workers):
+    (tmp_path / "holds.py").write_text(
+        "from treetune import Environment, Step, Task, Taskset\n"
+        "class Holds(Environment):\n"
+        "    async def start(self):\n"
+        "        self.held = [str(number) * 500 for number in range(10, 40)]\n"
+        "        return 'go'\n"
+        "    async def step(self, action): return Step('on')\n"
+        "class Many(Taskset):\n"
+        "    INFINITE = True\n"
+        "    def task_at(self, index): return Task(prompt=str(index))\n"
+        "    def environment(self, task): return Holds(task)\n"
+    )
+    options = ["--http", ":0", "-w", workers, "--max-episodes", "5000", "--episode-idle", "5"]
+    with serve(tmp_path, "holds.py:Many", *options) as server:
+        url, pid = server.report["http"], server.process.pid
+        before = memory_below(pid)
+        for _ in range(10):
+            post(f"{url}/api/episode/start_batch", {"episodes": [{}] * 400})
+        alive = memory_below(pid) - before
+        deadline = time.monotonic() + 60
+        while (left := memory_below(pid) - before) > alive / 2 and time.monotonic() < deadline:
+            time.sleep(0.5)
+    assert alive > 80 << 20
+    assert left <= alive / 2
+
+
+def memory_below(pid):
+    """Bytes of a process and of those that it started."""
+    with open(f"/proc/{pid}/statm") as file:
+        own = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return own + sum(map(memory_below, file.read().split()))

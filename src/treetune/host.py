@@ -21,6 +21,7 @@ from treetune import streams
 from treetune.environment import Step
 from treetune.episode import Episode, Started
 from treetune.errors import UsageError
+from treetune.freed import Freed
 from treetune.policy import Policy, Sampling
 from treetune.rollout import Limits, run_rollout, score_together
 from treetune.streams import State, Streams
@@ -119,6 +120,7 @@ class LocalHost:
         self._episodes: dict[str, Episode] = {}
         self._looking: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Future[bool]] = set()
+        self._freed = Freed()
 
     @classmethod
     async def open(cls, taskset: Taskset[Any, Any], policy_of: PolicyOf, limits: Limits | None = None) -> Self:
@@ -238,6 +240,7 @@ class LocalHost:
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
+        self._freed.close()
 
     def episode_over(self, id: str) -> bool:
         episode = self._episodes.get(id)
@@ -283,6 +286,7 @@ class LocalHost:
         episode = self._episodes.pop(id, None)
         if episode is not None:
             await episode.close()
+            self._freed.note(len(self._episodes))
         return episode is not None
 
 
