@@ -444,6 +444,18 @@ def test_its_own_trainer_trains_on_our_episodes(python):
 
 
 @pytest.mark.slow
+def test_processes_share_a_batch_though_their_episodes_differ_in_length(python, tmp_path):
+    tests = venvs.ROOT / "tests"
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tests / "trl_processes.py"]
+    venvs.run(python, *command, tmp_path, PYTHONPATH=str(tests), OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
+    played = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert {index for one in played for batch in one["indices"] for index in batch} == {0, 1, 2, 3}
+    turns = [1.0, 4.0, 2.0, 3.0]
+    for one in played:
+        assert one["rewards"] == [[turns[index] for index in batch] for batch in one["indices"]]
+
+
+@pytest.mark.slow
 def test_the_demo_of_an_installed_wheel_trains_a_model(python, tmp_path):
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "site", venvs.ROOT],
