@@ -84,6 +84,11 @@ def test_what_a_policy_says_is_understood(said, meant):
 @pytest.mark.parametrize(
     "said",
     [
+        bash("echo a\0b"),
+        "Act: answer(\0)",
+        {"name": "bash_action", "arguments": {"script": "echo \ud800"}},
+        {"tool_calls": 5},
+        {"tool_calls": {"function": {}}},
         "",
         "I do not know.",
         "Act: dance",
@@ -176,6 +181,66 @@ def test_deleting_what_a_check_looks_at_earns_nothing(machine, tmp_path):
     assert play(taskset, "Act: finish")[-1].reward == 0.0
     assert play(taskset, bash("rm -rf /data"), "Act: finish")[-1].reward == 0.0
     assert play(taskset, bash("chmod 600 /data/a"), "Act: finish")[-1].reward == 1.0
+
+
+FAKE = "printf '#!/bin/sh\\nexit 0\\n'"
+STOP = "echo 'import os; os._exit(0)'"
+FORGED_MEMORY = """cat > /tmp/forge.py <<'END'
+import os
+known = set(os.listdir("/proc"))
+while True:
+    for pid in set(os.listdir("/proc")) - known - {str(os.getpid())}:
+        try:
+            with open(f"/proc/{pid}/mem", "r+b", 0) as memory, open(f"/proc/{pid}/maps") as maps:
+                for line in maps:
+                    if " r-xp " in line and "libc" in line:
+                        first, last = (int(place, 16) for place in line.split()[0].split("-"))
+                        memory.seek(first)  # exit_group(0), wherever it is
+                        memory.write(b"\\xb8\\xe7\\0\\0\\0\\x31\\xff\\x0f\\x05" * ((last - first) // 9))
+        except (OSError, ValueError):
+            pass
+END
+python3 /tmp/forge.py & sleep 0.3"""
+
+
+@pytest.mark.parametrize(
+    "mischief",
+    [
+        f"{FAKE} > /usr/local/bin/bash; chmod +x /usr/local/bin/bash",
+        f"rm /usr/bin/bash; {FAKE} > /usr/bin/bash; chmod +x /usr/bin/bash",
+        f"{FAKE} > /usr/sbin/grep; chmod +x /usr/sbin/grep",
+        f"{FAKE} > /tmp/grep; chmod +x /tmp/grep; export PATH=/tmp:$PATH; alias grep=true; export BASH_ENV=/tmp/grep",
+        f"f=$(python3 -m site --user-site); mkdir -p $f; {STOP} > $f/usercustomize.py",
+        f"for f in /usr/lib/python3*/ /usr/local/lib/python3.*/*-packages/; do {STOP} > $f/sitecustomize.py; done",
+        f"{STOP} > /root/re.py",
+        "rm /usr/bin/{ls,grep}; ln -s true /usr/bin/ls; ln -s true /usr/bin/grep",
+        FORGED_MEMORY,
+    ],
+)
+@pytest.mark.parametrize("language", ["bash", "python"])
+def test_tampering_with_what_checks_run_on_earns_nothing(machine, tmp_path, mischief, language):
+    code = {
+        "bash": "ls /data | grep -q new",
+        "python": "import os, re; assert re.match('new', ''.join(os.listdir('/data')))",
+    }
+    check = {"language": language, "code": code[language]}
+    row = {"description": "?", "create": {"init": "mkdir /data"}, "evaluation": {"check": [check]}}
+    assert play(samples(tmp_path, row), bash(mischief), "Act: finish")[-1].reward == 0.0
+
+
+def test_programs_may_be_made_used_and_what_the_task_changed_may_be_changed(machine, tmp_path):
+    make = "printf '#!/bin/sh\\necho 42\\n' > /usr/bin/calc; chmod +x /usr/bin/calc; python3 -c 'import json, csv'"
+    row = {
+        "description": "?",
+        "create": {"init": "mkdir /data"},
+        "evaluation": {"check": {"code": '[ "$(calc)" = 42 ]'}},
+    }
+    assert play(samples(tmp_path, row), bash(make), "Act: finish")[-1].reward == 1.0
+    if machine.users is Users.RANGE:
+        check = {"code": "[ ! -u /usr/bin/find ]"}
+        row = {"description": "?", "create": {"init": "chmod u+s /usr/bin/find"}, "evaluation": {"check": check}}
+        assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/find"), "Act: finish")[-1].reward == 1.0
+        assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/{find,ls}"), "Act: finish")[-1].reward == 0.0
 
 
 def test_start_leaves_its_variables_and_user_in_the_shell(machine, tmp_path):

@@ -376,6 +376,44 @@ def test_the_runner_cannot_be_killed_from_inside(place):
     assert after.text == "fine\n"
 
 
+async def _looked_into():
+    async with await Shell.open(SandboxLimits(seconds=20)) as shell:
+        look = "sleep 0.3; for p in $(pgrep -x sleep); do cat /proc/$p/environ >/dev/null && echo seen; done"
+        await shell.execute(f"({look}) > /tmp/said 2>&1 & sleep 100 &")
+        beside = await shell.run(["sh", "-c", "sleep 1; cat /tmp/said"])
+        return beside.text, (await shell.execute("chrt -i -p 0 1; renice 19 1; taskset -p 1 1")).exit_code
+
+
+def test_what_runs_beside_the_shell_cannot_be_looked_into_from_it(place):
+    said, code = place.play(_looked_into)
+    assert said.count("seen") == 1  # the one that it started itself
+    assert said.count("denied") == 1
+    assert code != 0
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("touch /usr/local/bin/ls", "/usr/local/bin/ls"),
+        ("rm /usr/bin/ls", "/usr/bin/ls"),
+        ("rm /usr/bin/ls; ln -s true /usr/bin/ls; touch -r /usr/bin/cat -h /usr/bin/ls", "/usr/bin/ls"),
+        ("touch /etc/ld.so.preload", "/etc/ld.so.preload"),
+        ("rm /bin; /usr/bin/mkdir /bin", "/bin"),
+        ("touch /usr/bin/quite-new /usr/local/bin/quite-new /etc/new; python3 -c 'import json'; ls", None),
+    ],
+)
+def test_what_happened_to_programs_is_told(place, command, found):
+    broken = place.play(_broken, command)
+    assert found in broken if found is not None else broken == []
+
+
+async def _broken(command):
+    async with await Shell.open(SandboxLimits(seconds=20)) as shell:
+        await shell.seal()
+        await shell.execute(command)
+        return await shell.broken()
+
+
 def test_the_runner_keeps_its_limits(place):
     limits = " ".join(f"prlimit --pid 1 --{name}=1:1;" for name in ("nofile", "cpu", "fsize", "data"))
     results = place.shell(limits, "x=1; while [ $x -lt 300000 ]; do x=$((x+1)); done", "echo fine")

@@ -15,6 +15,7 @@ import msgspec
 
 from treetune.environment import Action
 from treetune.envs.harbor import blocks_of
+from treetune.sandbox.filesystem import is_passable
 
 ACT = re.compile(r"^[ \t*_#]*Act(?:ion)?\s*:[ \t*_]*(.+)$", re.I | re.M)
 ANSWER = re.compile(r"answer\s*\((.*)\)\W*", re.I | re.S)
@@ -62,9 +63,9 @@ Move = Bash | Answer | Finish | Nothing
 
 
 def parse(action: Action) -> Move:
-    if isinstance(action.content, str):
-        return _text(action.content)
-    return _call(action.content)
+    move = _text(action.content) if isinstance(action.content, str) else _call(action.content)
+    said = move.script if isinstance(move, Bash) else move.text if isinstance(move, Answer) else ""
+    return move if is_passable(said) else Nothing("it has a character that no command can have")
 
 
 def _call(content: Any) -> Move:
@@ -73,7 +74,7 @@ def _call(content: Any) -> Move:
     if not isinstance(content, dict):
         return Nothing("an action is text, or a function call with a name and arguments")
     if calls := content.get("tool_calls"):
-        return _call(calls[0]) if len(calls) == 1 else Nothing("call one function a turn")
+        return _call(calls[0]) if isinstance(calls, list) and len(calls) == 1 else Nothing("call one function a turn")
     if isinstance(content.get("function"), dict):
         return _call(content["function"])
     if "name" not in content and isinstance(content.get("content"), str):

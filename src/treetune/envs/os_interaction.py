@@ -29,6 +29,8 @@ SETUP_SECONDS = 60.0
 OUTPUT_CHARS = 800
 MEMORY_MB, PROCESSES, DISK_MB = 512, 128, 128
 PATHS = "find / -xdev ! -path '/etc/*' -print0"
+NO_BYTECODE = {"PYTHONPYCACHEPREFIX": "/dev/null"}
+"""What Python compiled before is not used: it may be forged."""
 CHANGED_SYSTEM = "find /usr -xdev ! -type d -newerct @{} -print0"
 
 
@@ -74,6 +76,8 @@ class OSInteractionEnvironment(Environment):
             await self._shell.execute(sample.start.code, seconds=SETUP_SECONDS)
         if sample.evaluation.has_reference:
             self._reference = await self._take_reference()
+        if sample.evaluation.runs_scripts:
+            await self._shell.seal()
         if checks_state:
             self._made = (await self._paths(PATHS) - before) | await self._paths(CHANGED_SYSTEM.format(began))
         return self.task.messages
@@ -113,7 +117,8 @@ class OSInteractionEnvironment(Environment):
 
     async def _run(self, script: Script, *parameters: str, seconds: float) -> Result:
         assert self._shell is not None
-        result = await self._shell.run(script.command(self._machine.python, *parameters), seconds=seconds)
+        command = script.command(self._machine.python, *parameters)
+        result = await self._shell.run(command, seconds=seconds, env=NO_BYTECODE)
         self._refuse_dead(result)
         return result
 
@@ -156,6 +161,8 @@ class OSInteractionEnvironment(Environment):
                 parameters.append(result.text)
         if await self._all_deleted():
             return False, "what the task is about was deleted"
+        if tampered := await self._tampered():
+            return False, f"programs that checks rely on were changed: {', '.join(tampered[:3])}"
         return True, "all checks passed"
 
     async def _paths(self, script: str) -> set[str]:
@@ -170,6 +177,14 @@ class OSInteractionEnvironment(Environment):
         listing = "\0".join(self._made).encode()
         left = await self._shell.run(["xargs", "-0", "ls", "-d"], stdin=listing, seconds=SETUP_SECONDS)
         return not left.stdout.strip()
+
+    async def _tampered(self) -> list[str]:
+        """What was done to the system's own programs, with which the checks were made. What the task itself changed
+        there is what it is about."""
+        assert self._shell is not None
+        if not self.task.sample.evaluation.runs_scripts:
+            return []
+        return [path for path in await self._shell.broken() if path not in self._made]
 
     def _over(self, reward: float, why: str, *, truncated: bool = False, said: str = "", answer: Any = None) -> Step:
         info: dict[str, Any] = {

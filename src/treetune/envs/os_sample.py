@@ -31,7 +31,8 @@ class Script(msgspec.Struct, frozen=True):
     def command(self, python: str, *parameters: str) -> list[str]:
         """As AgentBench calls it."""
         if self.language == "python":
-            return [python, "-c", self.code, *parameters]
+            # Nothing is imported from the current folder, from what a user installed, or from forged bytecode.
+            return [python, "-I", "-X", "pycache_prefix=/dev/null", "-c", self.code, *parameters]
         return ["bash", "-c", self.code, *(["--", *parameters] if parameters else [])]
 
 
@@ -48,6 +49,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_reference(self) -> bool:
         return None in self.check
+
+    @property
+    def runs_scripts(self) -> bool:
+        """Whether something runs on the machine after the policy did."""
+        return any(isinstance(check, Script) for check in self.check)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -173,6 +173,7 @@ def container_config(image: str, limits: SandboxLimits) -> dict[str, Any]:
             "MemorySwap": memory,
             "PidsLimit": limits.processes + OUR_PROCESSES,
             "CapDrop": ["NET_RAW", "MKNOD"],
+            "CapAdd": ["LEASE"],  # as in `shell_runner.py`
             "SecurityOpt": ["no-new-privileges"],
             "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         },

@@ -39,6 +39,12 @@ LOOK_SECONDS = 0.1
 FILE_BYTES = 64 << 20
 """The most that is taken out of a sandbox at once."""
 Watch: TypeAlias = Callable[[bytes], object]
+PROGRAMS = (
+    *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
+    *("/lib", "/lib64", "/usr/lib64", "/usr/lib/lib*", "/usr/lib/ld*", "/usr/lib/x86_64*", "/usr/lib/aarch64*"),
+    *("/usr/lib/python3*", "/usr/local/lib/python3*", "/etc/python3*", "/etc/perl", "/etc/ld.so*"),
+)
+"""What shells, the usual tools and Python consist of; a star stands for the rest of a name."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -94,6 +100,7 @@ class Shell:
         self._reader, self._writer = carrier.streams
         self._lock = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
+        self._sealed: list[str] = []
         self._ended: Ended | None = None
         self._watch = None if carrier.kernel_kills else asyncio.create_task(self._watch_memory())
 
@@ -183,6 +190,17 @@ class Shell:
     async def get(self, path: str) -> bytes:
         """Read a file, up to 64 MB of it."""
         return await self._file({"kind": "get", "path": _absolute(path), "limit": FILE_BYTES}, b"")
+
+    async def seal(self, paths: Sequence[str] = PROGRAMS) -> None:
+        """Take note of the files at and below the paths, for `broken`. By default what programs consist of."""
+        self._sealed = list(paths)
+        await self._file({"kind": "seal", "paths": self._sealed}, b"")
+
+    async def broken(self) -> list[str]:
+        """Of what was sealed: files that were changed or removed since then, and new ones in their way. Programs with
+        names of their own may be added."""
+        found = await self._file({"kind": "broken", "paths": self._sealed}, b"")
+        return [os.fsdecode(path) for path in found.split(b"\0") if path]
 
     async def close(self) -> None:
         """End everything in the sandbox and wait until it is gone. May be called again."""

@@ -41,6 +41,10 @@ CHUNK = 1 << 16
 ROWS, COLUMNS = 50, 200
 START_UP_FILES = ("/etc/bash.bashrc", "/etc/profile.d/treetune.sh")
 PR_SET_DUMPABLE = 4
+RTLD_NOW = 2
+CAPABILITIES_VERSION_3 = 0x20080522
+CAP_LEASE = 28
+"""Of no use here, but who lacks it cannot look into a process that has it. The shell and all from it lack it."""
 CANNOT_START = 126
 
 
@@ -93,6 +97,7 @@ class Children:
                     os.dup2(end, number)
                 if terminal:
                     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+                    drop_capability()
                 os.closerange(3, COMMANDS) if terminal else os.closerange(3, 1024)
                 write_file("/proc/self/oom_score_adj", b"500")
                 os.chdir(cwd)
@@ -394,9 +399,64 @@ def get(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         return {"error": error.strerror}, b""
 
 
+def files_at(patterns: list[str]) -> dict[str, int]:
+    """Every file at or below the paths, and when it was last changed: a time that nobody inside can set."""
+    pending = []
+    for pattern in patterns:
+        folder, name = os.path.split(pattern)
+        if name.endswith("*"):
+            found = os.listdir(folder) if os.path.isdir(folder) else []
+            pending += [os.path.join(folder, other) for other in found if other.startswith(name[:-1])]
+        else:
+            pending.append(pattern)
+    files = {}
+    while pending:
+        path = pending.pop()
+        try:
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode):
+                pending += [f"{path}/{name}" for name in os.listdir(path) if name != "__pycache__"]
+            else:
+                files[path] = status.st_ctime_ns
+        except OSError:
+            continue
+    return files
+
+
+def broken(before: dict[str, int], now: dict[str, int]) -> list[str]:
+    """Files that were changed, removed, or put where something else finds them first. New programs are no fault."""
+
+    def is_program(path: str) -> bool:
+        return os.path.dirname(path).endswith("bin")
+
+    programs = {os.path.basename(path) for path in before if is_program(path)}
+    changed = [path for path, when in before.items() if now.get(path) != when]
+    added = [path for path in now if path not in before]
+    return changed + [path for path in added if not is_program(path) or os.path.basename(path) in programs]
+
+
 def write_file(path: str, content: bytes) -> None:
     with open(path, "wb") as file:
         file.write(content)
+
+
+def call(function: str, *arguments: Any) -> None:
+    """A function of the C library; `ctypes` itself takes long to load."""
+    try:
+        import _ctypes
+
+        library = _ctypes.dlopen(None, RTLD_NOW)  # type: ignore[arg-type]
+        _ctypes.call_function(_ctypes.dlsym(library, function), arguments)
+    except (ImportError, OSError, AttributeError):
+        pass  # a Python without it: one wall less
+
+
+def drop_capability() -> None:
+    with open("/proc/self/status") as file:
+        fields = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+    sets = [int(fields[name], 16) & ~(1 << CAP_LEASE) for name in ("CapEff", "CapPrm", "CapInh")]
+    words = [part >> shift & 0xFFFFFFFF for shift in (0, 32) for part in sets]
+    call("capset", struct.pack("Ii", CAPABILITIES_VERSION_3, 0), struct.pack("6I", *words))
 
 
 def home() -> str:
@@ -435,17 +495,13 @@ def main() -> None:
     if os.getpid() != 1:
         sys.exit("this changes the system's start-up files: it runs as the first process of a sandbox only")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What runs here as the same user may neither look into this process nor change it.
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     children = Children()
     terminal = Terminal(children)
     reply({"ready": True})
-    try:
-        import ctypes
-
-        # What runs here as the same user may neither look into this process nor change it.
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass
     idle = Output(CHUNK)
+    sealed: dict[str, int] = {}
     while True:
         ready, _, _ = select.select([0, terminal.master, children.woken], [], [])
         if terminal.master in ready or children.woken in ready:
@@ -467,6 +523,12 @@ def main() -> None:
             reply(*run(children, request, content))
         elif kind == "put":
             reply(put(request, content))
+        elif kind == "seal":
+            sealed = files_at(request["paths"])
+            reply({"error": None})
+        elif kind == "broken":
+            found = sorted(broken(sealed, files_at(request["paths"])))
+            reply({"error": None}, os.fsencode("\0".join(found))[:CHUNK])
         else:
             reply(*get(request))
 

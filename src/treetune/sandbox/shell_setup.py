@@ -189,7 +189,10 @@ def copy_entry(path: str, target: str) -> None:
         elif os.path.isfile(path):
             with open(path, "rb") as source, open(target, "wb") as file:
                 file.write(source.read())
-            os.chmod(target, stat.S_IMODE(os.stat(path).st_mode))
+            status = os.stat(path)
+            os.chmod(target, stat.S_IMODE(status.st_mode))
+            # Else Python would compile again what it finds changed.
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
     except PermissionError:
         return
 

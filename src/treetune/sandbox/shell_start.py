@@ -39,9 +39,9 @@ MARSHAL = 2
 INODES_PER_MB = 512
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CAPABILITIES = (
-    "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP SETFCAP NET_BIND_SERVICE SYS_CHROOT AUDIT_WRITE"
+    "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP SETFCAP NET_BIND_SERVICE SYS_CHROOT AUDIT_WRITE LEASE"
 ).split()
-"""As in a container; they reach no further than the sandbox's own users."""
+"""As in a container; they reach no further than the sandbox's own users. The last is explained in `shell_runner.py`."""
 
 
 class Users(StrEnum):
