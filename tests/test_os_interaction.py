@@ -185,40 +185,21 @@ def test_deleting_what_a_check_looks_at_earns_nothing(machine, tmp_path):
 
 FAKE = "printf '#!/bin/sh\\nexit 0\\n'"
 STOP = "echo 'import os; os._exit(0)'"
-FORGED_MEMORY = """cat > /tmp/forge.py <<'END'
-import os
-known = set(os.listdir("/proc"))
-while True:
-    for pid in set(os.listdir("/proc")) - known - {str(os.getpid())}:
-        try:
-            with open(f"/proc/{pid}/mem", "r+b", 0) as memory, open(f"/proc/{pid}/maps") as maps:
-                for line in maps:
-                    if " r-xp " in line and "libc" in line:
-                        first, last = (int(place, 16) for place in line.split()[0].split("-"))
-                        memory.seek(first)  # exit_group(0), wherever it is
-                        memory.write(b"\\xb8\\xe7\\0\\0\\0\\x31\\xff\\x0f\\x05" * ((last - first) // 9))
-        except (OSError, ValueError):
-            pass
-END
-python3 /tmp/forge.py & sleep 0.3"""
 
 
 @pytest.mark.parametrize(
-    "mischief",
+    ("language", "mischief"),
     [
-        f"{FAKE} > /usr/local/bin/bash; chmod +x /usr/local/bin/bash",
-        f"rm /usr/bin/bash; {FAKE} > /usr/bin/bash; chmod +x /usr/bin/bash",
-        f"{FAKE} > /usr/sbin/grep; chmod +x /usr/sbin/grep",
-        f"{FAKE} > /tmp/grep; chmod +x /tmp/grep; export PATH=/tmp:$PATH; alias grep=true; export BASH_ENV=/tmp/grep",
-        f"f=$(python3 -m site --user-site); mkdir -p $f; {STOP} > $f/usercustomize.py",
-        f"for f in /usr/lib/python3*/ /usr/local/lib/python3.*/*-packages/; do {STOP} > $f/sitecustomize.py; done",
-        f"{STOP} > /root/re.py",
-        "rm /usr/bin/{ls,grep}; ln -s true /usr/bin/ls; ln -s true /usr/bin/grep",
-        FORGED_MEMORY,
+        ("bash", f"{FAKE} > /usr/local/bin/bash; chmod +x /usr/local/bin/bash"),
+        ("bash", f"rm /usr/bin/bash; {FAKE} > /usr/bin/bash; chmod +x /usr/bin/bash"),
+        ("bash", f"{FAKE} > /usr/sbin/grep; chmod +x /usr/sbin/grep"),
+        ("bash", f"{FAKE} > /tmp/grep; chmod +x /tmp/grep; export BASH_ENV=/tmp/grep PATH=/tmp:$PATH; alias grep=true"),
+        ("python", f"f=$(python3 -m site --user-site); mkdir -p $f; {STOP} > $f/usercustomize.py"),
+        ("python", f"for f in /usr/lib/python3*/ /usr/local/lib/python3*/; do {STOP} > $f/sitecustomize.py; done"),
+        ("python", f"{STOP} > /root/re.py"),
     ],
 )
-@pytest.mark.parametrize("language", ["bash", "python"])
-def test_tampering_with_what_checks_run_on_earns_nothing(machine, tmp_path, mischief, language):
+def test_tampering_with_what_checks_run_on_earns_nothing(machine, tmp_path, language, mischief):
     code = {
         "bash": "ls /data | grep -q new",
         "python": "import os, re; assert re.match('new', ''.join(os.listdir('/data')))",
