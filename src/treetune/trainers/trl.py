@@ -149,8 +149,12 @@ class TrlTasks(Hooks):
     # How it is done
 
     def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
-        while asked := [game for game in games if game.ready(longest, self.max_turns)]:
-            sampled, logprobs = self._generate([game.prompt.ids for game in asked], trainer)
+        while True:
+            asked = [game for game in games if game.ready(longest, self.max_turns)]
+            prompts = _in_step([game.prompt.ids for game in asked], trainer)
+            if not prompts:
+                return
+            sampled, logprobs = self._generate(prompts, trainer)
             moves = [
                 (game.episode, game.take(sampled[at], logprobs[at] if logprobs is not None else None))
                 for at, game in enumerate(asked)
@@ -230,6 +234,18 @@ async def _cancelled(episodes: Sequence[Any]) -> None:
     """Ends those that nobody will step again."""
     live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
     await asyncio.gather(*(episode.cancel() for episode in live))
+
+
+def _in_step(prompts: list[list[int]], trainer: Any) -> list[list[int]]:
+    """Processes sample together: vLLM as a server and sharded weights want all of them to ask equally often, and each
+    for equally many answers. Whoever needs fewer asks for some that nobody reads."""
+    if getattr(getattr(trainer, "accelerator", None), "num_processes", 1) == 1:
+        return prompts
+    from accelerate.utils import gather_object
+
+    most: int = max(gather_object([len(prompts)]))
+    spare = prompts[:1] or [[trainer.processing_class.pad_token_id]]
+    return prompts + spare * (most - len(prompts))
 
 
 def _sampled_by_trainer(prompts: list[list[int]], trainer: Any) -> tuple[list[list[int]], list[list[float]] | None]:
