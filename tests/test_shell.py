@@ -190,6 +190,14 @@ def test_as_root_users_can_be_made_and_become(root):
     assert whoami.text == "root\n"
 
 
+def test_a_user_whose_shell_is_another_than_bash_takes_commands_too(root):
+    useradd, su, who, one, back, again = root.shell(
+        "useradd -m -s /bin/sh jack", "su - jack", "x=3; whoami", "echo $x", "exit", "su - jack -c 'echo one; id -un'"
+    )
+    assert [result.ended for result in (useradd, su, who, one, back, again)] == [Ended.COMPLETED] * 6
+    assert (who.text, one.text, again.text) == ("jack\n", "3\n", "one\njack\n")
+
+
 def test_as_root_files_of_the_system_can_be_changed_for_this_sandbox_alone(root):
     (changed,) = root.shell("chmod u+s /usr/bin/env && rm /usr/bin/wc && ls -l /usr/bin/env | cut -c1-4")
     assert changed.text == "-rws\n"
@@ -495,6 +503,24 @@ def test_a_killed_process_leaves_no_sandbox(place):
     while _marked(marker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert _marked(marker) == []
+
+
+def test_cgroups_of_a_killed_process_go_with_the_next_sandbox_that_ends(root):
+    start = asyncio.run(require_shell())
+    if start.parent is None:
+        pytest.skip("no cgroup can be made here")
+    marker = f"marker-{uuid.uuid4().hex}"
+    before = set(Path(start.parent.path).glob("treetune-*"))
+    root.play(_killed, marker)
+    while _marked(marker):
+        time.sleep(0.05)
+    assert len(set(Path(start.parent.path).glob("treetune-*")) - before) == 3
+    for _ in range(30):
+        if set(Path(start.parent.path).glob("treetune-*")) <= before:
+            break
+        root.shell("true")  # more than once where the kernel still counts a process that has ended
+    else:
+        pytest.fail("there are still cgroups of the killed process")
 
 
 async def _killed(marker):

@@ -29,7 +29,7 @@ class Parent(msgspec.Struct, frozen=True):
     def find(cls) -> Parent | None:
         for candidate in _candidates(_text("/proc/self/cgroup"), _text("/proc/self/mountinfo")):
             with contextlib.suppress(OSError):
-                candidate.sweep()
+                _sweep(Path(candidate.path))
                 candidate.hold(64 << 20).close()
                 return candidate
         return None
@@ -39,14 +39,6 @@ class Parent(msgspec.Struct, frozen=True):
         # A run has its thread to itself, so no other run has this name.
         path = Path(self.path) / f"treetune-{os.getpid()}-{name or threading.get_native_id()}"
         return Cgroup(path, self.version, limit, all_at_once)
-
-    def sweep(self) -> None:
-        """Remove what processes left that were killed; one that is in use cannot be removed."""
-        for left in Path(self.path).glob("treetune-*-*"):
-            owner = left.name.split("-")[1]
-            if not os.path.exists(f"/proc/{owner}"):
-                with contextlib.suppress(OSError):
-                    left.rmdir()
 
 
 class Cgroup:
@@ -78,6 +70,7 @@ class Cgroup:
         return killed is not None and int(killed[1]) > 0
 
     def close(self) -> None:
+        _sweep(self._path.parent)
         for _ in range(100):
             try:
                 self._path.rmdir()
@@ -97,6 +90,14 @@ class Cgroup:
                 os.write(descriptor, str(value).encode())
             finally:
                 os.close(descriptor)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes left that were killed; one that is in use cannot be removed."""
+    for left in folder.glob("treetune-*-*"):
+        if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
+            with contextlib.suppress(OSError):
+                left.rmdir()
 
 
 def _candidates(memberships: str, mounts: str) -> list[Parent]:

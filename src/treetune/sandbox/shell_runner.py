@@ -39,6 +39,8 @@ START_SECONDS = 30.0
 RESTART_SECONDS = 3.0
 CHUNK = 1 << 16
 ROWS, COLUMNS = 50, 200
+BECOME_BASH = '[ -n "$BASH_VERSION" ] || case $- in *i*) exec bash --login;; esac'
+"""Another shell at the terminal (`su - jack`, whose shell is dash) could take no commands from the pipe."""
 START_UP_FILES = ("/etc/bash.bashrc", "/etc/profile.d/treetune.sh")
 PR_SET_DUMPABLE = 4
 RTLD_NOW = 2
@@ -131,7 +133,7 @@ class Terminal:
         self.mark = os.urandom(8).hex()
         self.begin = b"\x1e" + self.mark.encode()
         self.prompt = f'printf "\\036{self.mark} %s %s\\036" "$__tt_number" "$?" >&{TERMINAL};PS1= PS2='
-        hook = f"[ ! -t {TERMINAL} ] || {{ PROMPT_COMMAND='{self.prompt}'; }}"
+        hook = f"[ ! -t {TERMINAL} ] || {{ PROMPT_COMMAND='{self.prompt}'; {BECOME_BASH}; }}"
         for path in START_UP_FILES:
             try:
                 with open(path, "a") as file:
