@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -141,9 +142,24 @@ def test_wrong_settings_are_refused():
         TrlTasks(Doubles(), turn_discount=1.5)
     with pytest.raises(UsageError, match="unknown taskset 'arithmetics'; did you mean 'arithmetic'"):
         TrlTasks("arithmetics")
+    with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:5000"):
+        TrlTasks("127.0.0.1:5000")
     for prompt in ("Double 3.", [{"role": "user", "content": "Double 3."}]):
         with pytest.raises(UsageError, match="of which task"):
             TrlTasks(Doubles()).reward([prompt], ["6"])
+
+
+def test_a_config_names_tasks_as_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.yaml").write_text("taskset: {id: arithmetic, level: 1, shuffle: {seed: 7}}")
+    (tmp_path / "rows.yaml").write_text(
+        "train_tasks: [{loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}},"
+        " prompt_template: '{question}', ground_truth: answer, data_source: sums}]"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"question": "2 + 3?", "answer": "5"}\n')
+    question = TrlTasks("sums.yaml").dataset(1)["prompt"][0][0]["content"]
+    assert re.search(r"What is \d \+ \d\?", question)
+    assert TrlTasks("rows.yaml").dataset()["prompt"][0][0]["content"] == "2 + 3?"
 
 
 def test_a_single_turn_is_scored_and_trained_on_as_it_was_sampled():

@@ -17,9 +17,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from treetune import background
@@ -27,18 +28,17 @@ from treetune.errors import UsageError
 from treetune.score import finite
 from treetune.serve.errors import ServeError
 from treetune.serve.http_client import TaskServerClient
-from treetune.target import build_taskset
+from treetune.target import load_taskset
 from treetune.task import Message
 from treetune.taskset import Taskset
 from treetune.tokens import ChatTokens
 from treetune.trainers.conversation import Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
 from treetune.trainers.trl_game import Game
+from treetune.trainers.trl_sampling import Generate, in_step, longest_prompt, sampled_by_trainer
 
 log = logging.getLogger("treetune.trl")
 
-Generate = Callable[[list[list[int]], Any], tuple[list[list[int]], list[list[float]] | None]]
-"""Samples one answer to each prompt: (prompts in tokens, the trainer) -> (tokens sampled, their logprobs if known)."""
 _AT_A_TIME = 64
 """Episodes that are started together only to see what they show: each may hold a whole sandbox."""
 
@@ -56,8 +56,9 @@ class TrlTasks(Hooks):
         timeout: float = 600.0,
         patience: float = 60.0,
     ) -> None:
-        """`tasks` is the address of a task server, several of them, a taskset, or a taskset's name. A reward is
-        multiplied by `turn_discount` for each turn. `generate` takes the place of the trainer's own sampling.
+        """`tasks` is the address of a task server, several of them, a taskset, or what names one: an id, `config.yaml`,
+        `file.py:Name`. A reward is multiplied by `turn_discount` for each turn. `generate` takes the place of the
+        trainer's own sampling.
         `token_env` names the variable that holds the servers' token. `timeout` is for one step, `patience` for a server
         that does not answer."""
         if max_turns < 1:
@@ -68,14 +69,16 @@ class TrlTasks(Hooks):
         self.turn_discount, self.discount_first_turn = turn_discount, discount_first_turn
         self.failures = 0
         """Episodes that were lost to the task server."""
-        self._generate = generate or _sampled_by_trainer
+        self._generate = generate or sampled_by_trainer
         self._chat: tuple[Any, ChatTokens] | None = None
         """The tokenizer of the last trainer, and the chat in it."""
         self._warned: set[str] = set()
         if isinstance(tasks, Taskset):
             self._episodes: Any = LocalEpisodes(tasks, timeout)
         elif isinstance(tasks, str) and "://" not in tasks:
-            self._episodes = LocalEpisodes(build_taskset({"id": tasks}), timeout)
+            if re.fullmatch(r"[^/]*:\d+/?", tasks):
+                raise UsageError(f"{tasks!r} is no taskset", remedy=f"a task server is written http://{tasks}")
+            self._episodes = LocalEpisodes(load_taskset(tasks, split="train"), timeout)
         else:
             token = os.environ.get(token_env) or None
             self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
@@ -132,7 +135,7 @@ class TrlTasks(Hooks):
         if self._chat is None or self._chat[0] is not tokenizer:
             arguments = getattr(trainer, "chat_template_kwargs", None)
             self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep")
-        longest = _longest_prompt(trainer)
+        longest = longest_prompt(trainer)
         started = background.run(self._episodes.start_many(list(map(_index_in, prompts))))
         try:
             games = [Game(self._chat[1], tokenizer, self, episode) for episode in started]
@@ -151,7 +154,7 @@ class TrlTasks(Hooks):
     def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
         while True:
             asked = [game for game in games if game.ready(longest, self.max_turns)]
-            prompts = _in_step([game.prompt.ids for game in asked], trainer)
+            prompts = in_step([game.prompt.ids for game in asked], trainer)
             if not prompts:
                 return
             sampled, logprobs = self._generate(prompts, trainer)
@@ -234,42 +237,6 @@ async def _cancelled(episodes: Sequence[Any]) -> None:
     """Ends those that nobody will step again."""
     live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
     await asyncio.gather(*(episode.cancel() for episode in live))
-
-
-def _in_step(prompts: list[list[int]], trainer: Any) -> list[list[int]]:
-    """Processes sample together: vLLM as a server and sharded weights want all of them to ask equally often, and each
-    for equally many answers. Whoever needs fewer asks for some that nobody reads."""
-    if getattr(getattr(trainer, "accelerator", None), "num_processes", 1) == 1:
-        return prompts
-    from accelerate.utils import gather_object
-
-    most: int = max(gather_object([len(prompts)]))
-    spare = prompts[:1] or [[trainer.processing_class.pad_token_id]]
-    return prompts + spare * (most - len(prompts))
-
-
-def _sampled_by_trainer(prompts: list[list[int]], trainer: Any) -> tuple[list[list[int]], list[list[float]] | None]:
-    sample = getattr(trainer, "_generate_single_turn", None)
-    if sample is None:
-        raise UsageError("this TRL samples in another way than 1.16 does", remedy="pass generate=... to TrlTasks")
-    completions, logprobs = sample(prompts, None, {}, 1)
-    return completions, logprobs
-
-
-def _longest_prompt(trainer: Any) -> int | None:
-    """How long a prompt may be for an answer to fit behind it."""
-    config = trainer.model.config
-    trained: int | None = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    limits = [limit for limit in (trained, getattr(trainer.args, "vllm_max_model_length", None)) if limit]
-    if not limits:
-        return None
-    answer: int = trainer.args.max_completion_length or 1
-    if answer >= min(limits):
-        raise UsageError(
-            f"answers of {answer} tokens leave no room for a prompt in a context of {min(limits)}",
-            remedy="lower max_completion_length in GRPOConfig: it is that of one turn",
-        )
-    return min(limits) - answer
 
 
 def _row(index: int, messages: list[Message]) -> dict[str, Any]:
