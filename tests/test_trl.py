@@ -19,7 +19,7 @@ import pytest
 import task_servers
 import venvs
 from serving import until
-from test_tokens import Letters, has_no_end, plain
+from test_tokens import TEMPLATES, Letters, has_no_end, plain
 from treetune import Environment, Step, Task, Taskset, background
 from treetune.errors import UsageError
 from treetune.serve.errors import ServeError
@@ -188,6 +188,30 @@ def test_what_the_environment_says_is_masked():
     )
     assert columns["logprobs"] is None
     assert (columns["task_reward"], columns["num_turns"]) == ([0.25], [2])
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.__name__)
+@pytest.mark.parametrize(
+    "says",
+    [
+        ("<think>a</think>yes<end>", "  no ", "<think>b</think>stop<end>"),
+        ("", "yes<end>", "stop<end>"),
+        ("a", "", "stop"),
+    ],
+)
+def test_tokens_mask_and_logprobs_stay_side_by_side_whatever_a_template_does(template, says):
+    class Told(TrlTasks):
+        def format_agent_output_to_action(self, agent_output, info):
+            return agent_output.split("</think>")[-1].strip()
+
+    trainer = Speaker(*says, logprobs=True, template=template)
+    columns = rollout(Told(Echoes()), trainer, [0])
+    (ids,), (mask,), (logprobs,) = columns["completion_ids"], columns["env_mask"], columns["logprobs"]
+    sampled = [token for text in says for token in trainer.processing_class(text)["input_ids"]]
+    assert [token for token, mine in zip(ids, mask, strict=True) if mine] == sampled
+    assert logprobs == [-0.5 if mine else 0.0 for mine in mask]
+    for (prompt,) in trainer.calls:
+        assert (columns["prompt_ids"][0] + ids)[: len(prompt)] == prompt
 
 
 def test_turns_and_tokens_end_at_their_limits_and_the_hook_is_told():
