@@ -241,6 +241,13 @@ def test_a_shell_that_ignores_the_interrupt_is_started_anew(place):
     assert after.text == "fine\n"
 
 
+def test_a_shell_that_cannot_be_started_anew_is_a_deadline_and_the_sandbox_stays(place):
+    """Else what a policy did would pass for a fault of the machine."""
+    fake = "printf '#!/bin/sh\\nsleep 1000\\n' > /usr/bin/bash; chmod +x /usr/bin/bash"
+    *_, last = place.shell(f"rm /usr/bin/bash; {fake}; exit", "echo fine", seconds=2)
+    assert last.ended is Ended.TIMEOUT
+
+
 def test_a_program_beside_the_shell_that_never_ends_is_killed(place):
     result, after = place.play(_late_beside)
     assert (result.ended, result.text) == (Ended.TIMEOUT, "before\n")

@@ -146,9 +146,11 @@ class Terminal:
         self.busy = False
         """Whether a command runs: then no request comes, and what can be read of the other end is its end."""
         self.number = 0
-        self.spawn(first=True)
+        if not self.spawn(START_SECONDS):
+            sys.exit("bash does not start in this sandbox")
 
-    def spawn(self, first: bool = False) -> None:
+    def spawn(self, seconds: float = RESTART_SECONDS) -> bool:
+        """Start the shell; whether it came to its prompt."""
         for old in (self.master, self.feed):
             if old >= 0:
                 os.close(old)
@@ -172,12 +174,10 @@ class Terminal:
                 self.children.look()
         os.close(slave)
         os.close(reading)
-        if self.wait(Output(CHUNK), START_SECONDS if first else RESTART_SECONDS) is None:
-            if first:
-                sys.exit("bash does not start in this sandbox")
-            os.kill(-1, signal.SIGKILL)  # too many processes leave it no room
-            return self.spawn(first=True)
-        self.type(b"export -n PROMPT_COMMAND PS1 PS2; unset OLDPWD", Output(CHUNK), START_SECONDS)
+        if self.wait(Output(CHUNK), seconds) is None:
+            return False
+        self.type(b"export -n PROMPT_COMMAND PS1 PS2; unset OLDPWD", Output(CHUNK), seconds)
+        return True
 
     def type(self, command: bytes, output: Output, seconds: float, exact: bool = False) -> int | None:
         """Hand the shell a command and wait until a shell is at its prompt again; None: time was over."""
@@ -261,13 +261,14 @@ class Terminal:
     def execute(self, command: bytes, seconds: float, limit: int, watched: bool) -> tuple[dict[str, Any], bytes]:
         output = Output(limit, watched)
         if self.children.waited[self.pid] is not None:
-            self.spawn()  # something in the background ended it
+            self.restart()  # something in the background ended it
+        deadline = time.monotonic() + seconds
         code = self.type(command, output, seconds)
         deaf = self.deaf
         if deaf and self.children.waited[self.pid] is None:
             # Its descriptors were changed so that it takes no commands any more.
             self.restart()
-            code = self.type(command, output, seconds)
+            code = self.type(command, output, deadline - time.monotonic())
         ended = "completed" if code is not None else "timeout"
         if code is None:
             code = self.interrupt(output)
@@ -280,9 +281,13 @@ class Terminal:
         return {**reply, "written": output.written}, content
 
     def restart(self) -> None:
-        self.kill(self.pid)
-        del self.children.waited[self.pid]
-        self.spawn()
+        """Where the new one does not come to its prompt either (something else is in bash's place), commands wait for
+        their deadline."""
+        self.end()
+        if not self.spawn():
+            os.kill(-1, signal.SIGKILL)  # too many processes leave it no room
+            self.end()
+            self.spawn()
 
     def interrupt(self, output: Output) -> int | None:
         """Ctrl-C, then the end of what is in the foreground; None where the shell must go too."""
@@ -301,11 +306,12 @@ class Terminal:
             code = self.type(b":", output, INTERRUPT_SECONDS, exact=True)
         return code
 
-    def kill(self, pid: int) -> None:
-        while self.children.waited[pid] is None:
-            os.kill(pid, signal.SIGKILL)
+    def end(self) -> None:
+        while self.children.waited[self.pid] is None:
+            os.kill(self.pid, signal.SIGKILL)
             select.select([self.children.woken], [], [], 0.01)
             self.children.look()
+        del self.children.waited[self.pid]
 
 
 def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
