@@ -503,6 +503,23 @@ async def _cancelled(marker):
     return shell.alive
 
 
+def test_a_start_that_is_cancelled_leaves_nothing(place):
+    assert place.play(_cancelled_starts) == []
+
+
+async def _cancelled_starts():
+    """Processes that are left, of starts that were cancelled at moments all over."""
+    limits = SandboxLimits(disk_mb=1000 + os.getpid() % 1000)
+    await (await Shell.open(limits)).close()  # the machine is known now
+    for moment in range(90):
+        start = asyncio.create_task(Shell.open(limits))
+        await asyncio.sleep(0.005 + moment / 3000)
+        start.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await start).close()
+    return _marked(str(limits.disk_mb << 20))
+
+
 def test_a_killed_process_leaves_no_sandbox(place):
     marker = f"marker-{uuid.uuid4().hex}"
     assert place.play(_killed, marker) >= 3

@@ -316,7 +316,12 @@ class BubblewrapCarrier:
                 )
 
     def _find_first(self) -> None:
-        pid = json.loads(os.read(self._started.status, 4096).partition(b"\n")[0])["child-pid"]
+        said = b""
+        while b"\n" not in said and readable(self._started.status, START_SECONDS):
+            said += (part := os.read(self._started.status, 4096))
+            if not part:
+                break
+        pid = json.loads(said.partition(b"\n")[0])["child-pid"]
         self._first = os.pidfd_open(pid)
         if self._started.memory.entrance is None:
             self._started.memory.attach(pid)
@@ -337,6 +342,10 @@ class BubblewrapCarrier:
         await asyncio.get_running_loop().run_in_executor(None, self._end)
 
     def _end(self) -> None:
+        if self._first is None:
+            # Killed in the middle of its start, bubblewrap would leave processes that wait for it for ever.
+            with contextlib.suppress(OSError, ValueError):
+                self._find_first()
         self.kill()
         if self._first is not None:
             readable(self._first, GONE_SECONDS)
