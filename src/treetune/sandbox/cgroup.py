@@ -94,10 +94,11 @@ class Cgroup:
 
 def _sweep(folder: Path) -> None:
     """Remove what processes left that were killed; one that is in use cannot be removed."""
-    for left in folder.glob("treetune-*-*"):
-        if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
-            with contextlib.suppress(OSError):
-                left.rmdir()
+    with contextlib.suppress(OSError):  # no more files can be opened: then with the next
+        for left in folder.glob("treetune-*-*"):
+            if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
+                with contextlib.suppress(OSError):
+                    left.rmdir()
 
 
 def _candidates(memberships: str, mounts: str) -> list[Parent]:
