@@ -339,11 +339,12 @@ def test_nothing_stays_behind_when_a_start_is_interrupted(monkeypatch):
     """Ctrl-C while some episodes have begun and others have not."""
     monkeypatch.setattr(Hangs, "closed", [])
     kept = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    Hangs.at_start = lambda: os.kill(os.getpid(), signal.SIGALRM)
+    interrupt = signal.pthread_kill, threading.main_thread().ident, signal.SIGALRM
+    Hangs.at_start = lambda: asyncio.get_running_loop().call_later(0.3, *interrupt)  # when it is waited for
     try:
         with pytest.raises(KeyboardInterrupt):
             rollout(TrlTasks(Tasks(Hangs)), Speaker(), [0, 1, 2])
-        background.run(until(lambda: sorted(Hangs.closed) == ["0", "1", "2"]))
+        background.run(asyncio.wait_for(until(lambda: sorted(Hangs.closed) == ["0", "1", "2"]), 30))
     finally:
         Hangs.at_start = None
         signal.signal(signal.SIGALRM, kept)
@@ -419,6 +420,28 @@ def test_episodes_do_not_stay_behind_when_sampling_fails_or_only_prompts_are_wan
         with pytest.raises(RuntimeError, match="out of memory"):
             tasks.reward(["a"], ["b"], task_index=[0])
         assert sorted(server.cancelled) == ["e-0", "e-1", "e-2", "e-3", "e-4"]
+
+
+def test_nothing_stays_behind_on_a_server_when_a_start_is_cancelled():
+    async def play(server, client):
+        await client.info()
+        answer, begun = server._answer, asyncio.Event()
+
+        async def slowly(path, body):
+            answered = await answer(path, body)
+            if path == "start_batch":
+                begun.set()
+                await asyncio.sleep(0.2)
+            return answered
+
+        server._answer = slowly
+        starting = asyncio.create_task(client.start_many([0, 1, 2]))
+        await begun.wait()
+        starting.cancel()
+        await asyncio.wait_for(until(lambda: sorted(server.cancelled) == ["e-0", "e-1", "e-2"]), 10)
+
+    with scripted(features=["turn", "request_id", "batch"]) as server, TrlTasks(server.url) as tasks:
+        background.run(play(server, tasks._episodes))
 
 
 def test_a_trl_that_samples_in_another_way_is_told_of():

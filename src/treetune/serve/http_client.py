@@ -16,7 +16,7 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -244,14 +244,22 @@ class TaskServerClient:
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
-            self._unwanted.add(undone := asyncio.ensure_future(self._undo(server, asked)))
-            undone.add_done_callback(self._unwanted.discard)
+            self._give_up(self._undo(server, asked))
             raise
 
     async def _undo(self, server: Peer, asked: asyncio.Future[Answer]) -> None:
         with contextlib.suppress(ServeError):
             started = read_answer(server, START, await asked, StartAnswer)
             await self._cancel(server, started.episode_id)
+
+    async def _undo_all(self, server: Peer, asked: asyncio.Future[list[Any]]) -> None:
+        for answer in await asked:
+            with contextlib.suppress(ServeError):
+                await self._cancel(server, read_item(server, START, answer, StartAnswer).episode_id)
+
+    def _give_up(self, undoing: Coroutine[Any, Any, None]) -> None:
+        self._unwanted.add(undone := asyncio.ensure_future(undoing))
+        undone.add_done_callback(self._unwanted.discard)
 
     async def _ready(self) -> list[Peer]:
         """The servers to ask, the least busy first; those that were down only once they answer again."""
@@ -264,7 +272,12 @@ class TaskServerClient:
             return list(await asyncio.gather(*(_or_error(self._start(body)) for body in bodies)))
         server = self._servers[0]
         named = [{**body, "request_id": secrets.token_hex(12)} for body in bodies]
-        answers = await self._batched(server, START_BATCH, "episodes", named)
+        asked = asyncio.ensure_future(self._batched(server, START_BATCH, "episodes", named))
+        try:
+            answers = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            self._give_up(self._undo_all(server, asked))
+            raise
 
         async def started(body: dict[str, Any], answer: Any) -> RemoteEpisode:
             try:
