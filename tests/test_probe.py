@@ -10,6 +10,7 @@ import pytest
 
 import task_servers
 from task_servers import scripted
+from test_serve_cli import serve
 from treetune.serve.http_client import TaskServerClient
 from treetune.serve.http_probe import probe
 
@@ -97,6 +98,11 @@ def test_a_wrong_token_is_a_fault(treetune):
     assert good.code == 0, good.out + good.err
     assert bad.code == 1
     assert "token" in bad.out
+
+
+def test_our_own_server_says_where_its_token_is_taken_from(treetune, tmp_path):
+    with serve(tmp_path, "arithmetic", "--http", ":0", "--token", "secret") as server:
+        assert "TREETUNE_TOKEN" in treetune("probe", server.report["http"]).out
 
 
 def test_our_own_server_is_good_in_every_point_and_its_cursor_does_not_move(treetune):

@@ -116,7 +116,8 @@ class _Probe:
         try:
             started = read_answer(self._peer, START, answer, StartAnswer)
         except ServeError as error:
-            self._note("start", "fault", error.message, answer.seconds)
+            remedy = f"; {error.remedy}" if error.remedy else ""
+            self._note("start", "fault", error.message + remedy, answer.seconds)
             return None
         shown = observed(started.observation)
         self._note("start", "good", f"{shown.type}: {Action(shown.type, shown.content).text[:120]!r}", answer.seconds)
