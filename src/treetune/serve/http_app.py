@@ -159,7 +159,7 @@ class App:
             elif key == b"accept":
                 accept = value
         if self._bearer is not None and path not in _OPEN and not hmac.compare_digest(given, self._bearer):
-            remedy = "send `Authorization: Bearer TOKEN`; `treetune probe` and the bridges to trainers take TREETUNE_TOKEN"
+            remedy = "send `Authorization: Bearer TOKEN`; probe and trainers' bridges take TREETUNE_TOKEN"
             raise HttpError(401, "denied", "the token is missing or wrong", remedy=remedy)
         if origin and (origin.partition(b"://")[2] != host or not self._is_own(host)):
             # Any page that a person visits can post to this machine; none but ours has a reason to.
