@@ -5,7 +5,11 @@ Exit codes: 0 good, 1 faults found (also rollouts that errored), 2 wrong usage, 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import sys
+from typing import NoReturn
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -17,4 +21,17 @@ def main(arguments: list[str] | None = None) -> None:
         if "--json" in arguments:
             sys.stdout.write('{"error": "interrupted", "interrupted": true}\n')
         sys.exit(130)
-    sys.exit(run(arguments))
+    code = run(arguments)
+    if "torch" in sys.modules:
+        _end(code)
+    sys.exit(code)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process without taking the interpreter down: threads of torch now and then crash in that, and what went
+    well would look like a fault."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
