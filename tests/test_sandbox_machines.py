@@ -12,12 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fake_docker import FakeDocker
 from treetune import Action
-from treetune.errors import ConfigError, EnvironmentFault, UsageError
+from treetune.errors import ConfigError, EnvironmentFault, StorageError, UsageError
 from treetune.partial import shown_to
 from treetune.sandbox import SandboxUnavailable
 from treetune.sandbox.machine import Machine
@@ -192,6 +193,13 @@ def test_what_a_killed_build_left_goes_with_the_next(tmp_path, tool):
     (left / "half").write_text("x")
     build(tmp_path / "root", Recipe())
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bin", "root"]
+
+
+@pytest.mark.parametrize("folder", ["/proc/root-of-mine", "/proc/version/root"])
+def test_a_place_that_cannot_be_written_is_told_as_such(monkeypatch, folder):
+    monkeypatch.setattr("treetune.sandbox.rootfs._maker", lambda: None)
+    with pytest.raises(StorageError, match="nothing can be written to /proc"):
+        build(Path(folder), Recipe())
 
 
 def test_without_a_tool_it_says_which_package_is_missing(tmp_path, monkeypatch):

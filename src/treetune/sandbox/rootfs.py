@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Annotated
 
 import msgspec
 
-from treetune.errors import UsageError
+from treetune.errors import StorageError, UsageError
 from treetune.sandbox.protocol import SandboxUnavailable
 from treetune.sandbox.shell_root import FILES, folder_root
 
@@ -70,7 +71,13 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or (folder.exists() and any(folder.iterdir())):
         raise UsageError(f"{folder} is there already", remedy="name another folder, or remove it first")
     maker = _maker()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A lock that cannot be made would look like one that another process holds.
+        tempfile.TemporaryFile(dir=folder.parent).close()
+    except OSError as error:
+        remedy = "name another folder"
+        raise StorageError(f"nothing can be written to {folder.parent}: {error.strerror}", remedy=remedy) from error
     place = folder.parent / f".{folder.name}.building"
     lock = FileLock(f"{place}.lock", blocking=False)
     try:

@@ -87,9 +87,8 @@ class Link:
         except (aiohttp.InvalidURL, UnicodeError):  # the latter from the name's own rules
             raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(
-                f"{self.url}{path}: {described(error)}", remedy="is a task server running there? `treetune probe` tells"
-            ) from error
+            remedy = "is a task server running there? `treetune serve TARGET --http :PORT` starts one"
+            raise Unreachable(f"{self.url}{path}: {described(error)}", remedy=remedy) from error
 
     async def close(self) -> None:
         if self._session is not None:
