@@ -163,6 +163,20 @@ def test_a_task_that_kills_its_worker_is_tried_once_more_and_then_answered_with_
     assert len((marks / "tried-3").read_text().split()) == 2
 
 
+@pytest.mark.parametrize("said", [b"", b"\xc1", b"\x91\x90", b"ready"])
+def test_a_worker_that_cannot_be_understood_is_replaced_and_its_work_done(said):
+    async def garble():
+        async with serving(Slow(), workers=1) as server, EnvClient(server.address) as client:
+            tasks = [await client.sample() for _ in range(50)]
+            rollout = asyncio.create_task(client.run_rollout(tasks[49]))
+            (member,) = server.crew._members.values()
+            await until(lambda: member.jobs)
+            server.crew._on_batch([[member.identity, said]])
+            return (await rollout).reward, server.crew.replaced
+
+    assert run(garble()) == (1.0, 1)
+
+
 def test_a_worker_that_hangs_is_replaced(marks):
     async def hang():
         async with (

@@ -270,6 +270,11 @@ class Workers:
             self._limbo[job.id] = job
             asyncio.get_running_loop().call_later(_LIMBO_SECONDS, self._again, job, how)
 
+    def _give_up(self, member: Member, why: str) -> None:
+        if member.handle is not None:
+            member.handle.kill()
+        self._gone(member, why)
+
     def _again(self, job: Job, how: str) -> None:
         if self._limbo.pop(job.id, None) is None:
             return
@@ -328,9 +333,7 @@ class Workers:
         for member in list(self._members.values()):
             member.mail.put(b"alive")
             if now - member.heard > self._silent:
-                if member.handle is not None:
-                    member.handle.kill()
-                self._gone(member, f"no sign of life for {self._silent:g} seconds")
+                self._give_up(member, f"no sign of life for {self._silent:g} seconds")
             elif member.leaving and not member.jobs and not member.episodes:
                 member.mail.put(b"end")
         loads = [member.load for member in self._members.values() if member.ready and not member.leaving]
@@ -349,7 +352,13 @@ class Workers:
             member = self._members.get(frames[0])
             if member is None:
                 continue
-            for said in opened(frames[-1]):
+            try:
+                heard = opened(frames[-1])
+            except msgspec.MsgspecError:
+                # Left out, what it has done would be waited for for ever.
+                self._give_up(member, "what it says cannot be read: is it of another version?")
+                continue
+            for said in heard:
                 self._hear(member, said)
             if member.ready:
                 member.heard = now

@@ -135,7 +135,13 @@ class Worker:
     def _on_batch(self, batch: list[Frames]) -> None:
         self._heard = time.monotonic()
         for frames in batch:
-            for said in opened(frames[-1]):
+            try:
+                heard = opened(frames[-1])
+            except msgspec.MsgspecError:
+                log.error("what the broker says cannot be read: is it of another version?")
+                self._ended.set()
+                return
+            for said in heard:
                 if said[0] == b"do":
                     task = asyncio.get_running_loop().create_task(self._do(said[1], said[2].decode(), said[3]))
                     self._tasks.add(task)
