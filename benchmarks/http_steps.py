@@ -10,7 +10,6 @@ environment that has them; those that are missing are left out.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -24,7 +23,7 @@ from typing import NamedTuple
 
 from http_load import PROCESSES, Caller, WebSocket, play
 from http_others import BARE, FASTAPI, OPENENV, PLAIN_FASTAPI, has, other
-from serve import children_of, memory_of
+from serve import children_of, memory_of, told
 
 STEPS = 10_000
 CONCURRENT = 32
@@ -50,14 +49,8 @@ def treetune(*options: str) -> Iterator[tuple[int, int]]:
         (Path(folder) / "echo.py").write_text(ECHO)
         command = [sys.executable, "-m", "treetune", "serve", "echo.py:Echoes", "--http", ":0", "--json", *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder)
-        assert process.stdout is not None
         try:
-            lines = b""
-            while not lines.endswith(b"}\n"):
-                line = process.stdout.readline()
-                assert line, "the server did not start"
-                lines += line
-            yield int(json.loads(lines)["http"].rpartition(":")[2]), process.pid
+            yield int(told(process)["http"].rpartition(":")[2]), process.pid
         finally:
             process.terminate()
             time.sleep(0.2)

@@ -61,6 +61,18 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def told(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What `treetune serve --json` says when it is ready."""
+    assert process.stdout is not None
+    lines = b""
+    while not lines.endswith(b"}\n"):
+        line = process.stdout.readline()
+        assert line, "the server did not start"
+        lines += line
+    found: dict[str, Any] = msgspec.json.decode(lines)
+    return found
+
+
 @contextmanager
 def server(*arguments: str) -> Iterator[tuple[str, list[int], float]]:
     """A `treetune serve`: its address, its processes, and the seconds it took to be ready."""
@@ -70,15 +82,10 @@ def server(*arguments: str) -> Iterator[tuple[str, list[int], float]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    assert process.stdout is not None
     try:
-        lines = b""
-        while not lines.endswith(b"}\n"):
-            line = process.stdout.readline()
-            assert line, "the server did not start"
-            lines += line
+        address = told(process)["address"]
         took = time.perf_counter() - began
-        yield msgspec.json.decode(lines)["address"], [process.pid, *children_of(process.pid)], took
+        yield address, [process.pid, *children_of(process.pid)], took
     finally:
         process.terminate()
         process.wait(30)

@@ -61,6 +61,15 @@ class Numbers(Taskset):
         return task.ground_truth
 
 
+class Flaw(Numbers):
+    """One of its tasks cannot be made."""
+
+    def task_at(self, index):
+        if index == 9:
+            raise ValueError("nine is missing")
+        return super().task_at(index)
+
+
 class Stream(Numbers):
     """Endless, and only a generator."""
 

@@ -11,7 +11,21 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from serving import Colour, Colours, Dear, Hangs, Numbers, Ranked, Stream, Talking, served, serving, shuffled, until
+from serving import (
+    Colour,
+    Colours,
+    Dear,
+    Flaw,
+    Hangs,
+    Numbers,
+    Ranked,
+    Stream,
+    Talking,
+    served,
+    serving,
+    shuffled,
+    until,
+)
 from treetune import Mixture, Outcome, Sampling
 from treetune.errors import ResumeError, UsageError
 from treetune.rollout import Limits
@@ -516,12 +530,6 @@ def test_a_full_disk_loses_no_task(tmp_path):
 
 
 def test_a_tasksets_own_failure_is_told_and_the_next_task_comes():
-    class Flaw(Numbers):
-        def task_at(self, index):
-            if index == 9:
-                raise ValueError("nine is missing")
-            return super().task_at(index)
-
     async def draw():
         async with served(Flaw()) as client:
             for _ in range(9):

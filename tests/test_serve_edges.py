@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from serving import Numbers, Stream, Talking, served, serving, until
+from serving import Flaw, Numbers, Stream, Talking, served, serving, until
 from test_serve import Raw, run
 from treetune import Environment, Step, Task
 from treetune.errors import TasksetError, UsageError
@@ -125,12 +125,6 @@ def test_the_name_of_a_request_cannot_be_taken_twice():
 
 
 def test_a_task_that_could_not_be_made_is_not_drawn_again_under_the_same_id():
-    class Flaw(Numbers):
-        def task_at(self, index):
-            if index == 9:
-                raise ValueError("nine is missing")
-            return super().task_at(index)
-
     async def draw():
         async with serving(Flaw()) as server:
             with Raw(server.address) as raw:
