@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -324,7 +325,7 @@ FAULTS = [
     ("rows.jsonl", b'{"a": 1}\n\n{"a": }\n', "rows.jsonl, line 3: "),
     ("rows.jsonl", b'{"a": 1}\n[1]\n', "rows.jsonl, line 2: .*array"),
     ("rows.jsonl", b'{"a": 1}\n{"a": 1,}\n', "rows.jsonl, line 2: .*trailing comma"),
-    ("rows.jsonl", b'{"a": NaN}', "rows.jsonl, line 1: "),
+    ("rows.jsonl", b'{"a": NaNa}', "rows.jsonl, line 1: "),
     ("rows.jsonl", b'{"a": "\xff"}', "rows.jsonl, line 1: "),
     ("rows.jsonl", b'{"a": 1}\n{"a": 2', "rows.jsonl, line 2: "),
     ("rows.json", b'[{"a": 1},\n 7]', "rows.json, row 1: "),
@@ -350,6 +351,41 @@ def test_a_truncated_parquet_file_is_told(tmp_path):
     path.write_bytes(whole[:100] + bytes(200) + whole[300:])
     with pytest.raises(TreetuneError, match=r"rows\.parquet"):
         list(read_rows(path))
+
+
+def compressed(content: bytes, ending: str) -> bytes:
+    return gzip.compress(content) if ending == "gz" else pa.Codec("zstd").compress(content, asbytes=True)
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst", "GZ"])
+def test_compressed_files_of_json_are_read(ending, tmp_path):
+    rows = [{"prompt": f"{number}?", "ground_truth": "x" * number} for number in range(2500)]
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    halves = [compressed(part, ending.lower()) for part in (text[:20_001], text[20_001:])]
+    (tmp_path / f"rows.jsonl.{ending}").write_bytes(b"".join(halves))  # as `cat` and loggers write them
+    (tmp_path / f"rows.json.{ending}").write_bytes(compressed(json.dumps(rows).encode(), ending.lower()))
+    (tmp_path / f"rows.parquet.{ending}").write_bytes(b"")
+    for source in (f"rows.jsonl.{ending}", f"rows.json.{ending}", "*.jsonl*"):
+        assert list(read_rows(tmp_path / source)) == rows
+    assert len(list(read_rows(tmp_path))) == 5000, "parquet compresses itself"
+    (tmp_path / f"rows.jsonl.{ending}").write_bytes(halves[0][:-20])
+    with pytest.raises(TreetuneError, match=rf"rows\.jsonl\.{ending} cannot be read"):
+        list(read_rows(tmp_path / f"rows.jsonl.{ending}"))
+    with pytest.raises(UsageError, match="compressed as a whole"):
+        write_tasks([Task(prompt="?")], tmp_path / f"out.jsonl.{ending}", "trl")
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_what_python_writes_for_nan_is_read(indent, tmp_path):
+    rows = [{"a": float("nan"), "b": "NaN"}, {"a": [float("inf"), {"c": -float("inf")}]}, {"a": 2**70}]
+    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=indent))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for kind in ("json", "jsonl"):
+        assert repr(list(read_rows(tmp_path / f"rows.{kind}"))) == repr(rows)
+    for broken in ('[{"a": NaN},]', '[{"a": NaN} {}]', '[{"a": NaN}', '[{"a": NaNa}]', '[{"a": NaN}] 1'):
+        (tmp_path / "broken.json").write_text(broken)
+        with pytest.raises(TreetuneError, match=r"broken\.json"):
+            list(read_rows(tmp_path / "broken.json"))
 
 
 def test_a_row_that_is_no_task_is_told_with_its_place(tmp_path):

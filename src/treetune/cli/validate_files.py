@@ -40,11 +40,11 @@ def are_files(targets: list[str]) -> bool:
     import glob
     import os
 
-    from treetune.formats.sources import KINDS
+    from treetune.formats.sources import known_kind
 
     def is_file(target: str) -> bool:
         path = Path(os.path.expanduser(target))
-        if path.suffix.lower() in KINDS or path.is_dir():
+        if known_kind(path) or path.is_dir():
             return True
         return not _OTHERS.search(target) and (glob.has_magic(target) or "/" in target)
 
@@ -86,7 +86,7 @@ def validate_files(targets: list[str], options: FileOptions, json: bool) -> int:
 
 def _refuse_contradictions(targets: list[str], options: FileOptions) -> None:
     from treetune.errors import UsageError
-    from treetune.formats.sources import kind_of
+    from treetune.formats.sources import kind_of, refuse_compressed
 
     if options.quick and (options.tokenizer or options.gold):
         raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
@@ -97,6 +97,7 @@ def _refuse_contradictions(targets: list[str], options: FileOptions) -> None:
             raise UsageError("--force: nothing is written", remedy="say --fix OUT")
         return
     kind_of(options.fix)
+    refuse_compressed(options.fix)
     if options.fix.exists() and not options.force:
         raise UsageError(f"{options.fix} exists already", remedy="choose another name, or say --force")
     training, held_out = split(targets, options.val)

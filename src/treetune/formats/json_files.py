@@ -1,6 +1,7 @@
 """Rows of JSON files: an object on each line, an array of objects, or one object.
 
-Parsed by msgspec: text stays text whatever it looks like, and numbers are exact.
+Parsed by msgspec: text stays text whatever it looks like, and numbers are exact. NaN and Infinity, which Python's
+`json.dumps` writes though JSON has none, are read as Python does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from treetune.formats.batch import BATCH, Batch, ReadError, Row
+from treetune.formats.compressed import open_plain
 from treetune.formats.sources import File, Kind
 from treetune.formats.values import pruned, uncollected
 
@@ -37,25 +39,25 @@ def json_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
         else:
             yield from _document(path, on_fault)
     except OSError as error:
-        raise ReadError(f"{path} cannot be read: {error.strerror}") from None
+        raise ReadError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _holds_lines(path: Path) -> bool:
     """Whether a `.json` file has an object on each line: the first is whole, and more follows."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         lines = (line for line in file if line.strip())
         first, second = next(lines, b"").removeprefix(_BOM), next(lines, None)
     if second is None or not first.lstrip().startswith(b"{"):
         return False
     try:
-        _object(first)
-    except msgspec.DecodeError:
+        _decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return False
     return True
 
 
 def _lines(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         numbered = enumerate(file, 1)
         while some := list(islice(numbered, BATCH)):
             if some[0][0] == 1:
@@ -68,14 +70,15 @@ def _lines(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
 def _document(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
     """A JSON array of rows, or one row. Read whole: only its end tells whether an array is well-formed. Its rows are
     decoded batch by batch."""
-    content = path.read_bytes().removeprefix(_BOM)
+    with open_plain(path) as file:
+        content = file.read().removeprefix(_BOM)
     if not content.strip():
         raise ReadError(f"{path} is empty", remedy="an empty list of rows is []")
     if not content.lstrip().startswith(b"["):
         yield _batch(path, "row", [(0, content)], on_fault)
         return
     try:
-        raw = msgspec.json.decode(content, type=list[msgspec.Raw])
+        raw = _elements(content)
     except msgspec.DecodeError as error:
         raise ReadError(f"{path}{_position(content, error)}: {error}") from None
     for first in range(0, len(raw), BATCH):
@@ -125,9 +128,57 @@ def _row(text: bytes, path: str, unit: str, number: int) -> Row:
     return pruned(row) if b"null" in text else row
 
 
-def _decoded(text: bytes, path: str, unit: str, number: int) -> Row:
+def _elements(content: bytes) -> list[Any]:
+    """The text of each element of a JSON array."""
+    try:
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        if not _may_hold_nan(content):
+            raise
+        elements = _nan_elements(content.decode(errors="replace"))
+        if elements is None:
+            raise
+        return elements
+
+
+def _nan_elements(text: str) -> list[bytes] | None:
+    """The same of an array in which there are NaNs; None where something else is wrong with it."""
+    skip, read = json.decoder.WHITESPACE.match, json.JSONDecoder().raw_decode  # type: ignore[attr-defined]
+    place, found = text.index("[") + 1, list[bytes]()
+    while True:
+        begin = skip(text, place).end()
+        try:
+            _, end = read(text, begin)
+        except ValueError:
+            return None
+        found.append(text[begin:end].encode())
+        place = skip(text, end).end() + 1
+        if text[place - 1 : place] != ",":
+            return found if text[place - 1 : place] == "]" and not text[place:].strip() else None
+
+
+def _decode(text: bytes) -> Row:
     try:
         return _object(text)
+    except msgspec.DecodeError:
+        if not _may_hold_nan(text):
+            raise
+        try:
+            row = json.loads(text)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise
+        return row
+
+
+def _may_hold_nan(text: bytes) -> bool:
+    return b"NaN" in text or b"Infinity" in text
+
+
+def _decoded(text: bytes, path: str, unit: str, number: int) -> Row:
+    try:
+        return _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         lines = unit == "line" and text.lstrip().startswith(b"[")
         remedy = "a JSON array of rows is a .json file" if lines else None

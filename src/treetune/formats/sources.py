@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from treetune.errors import UsageError
+from treetune.formats.compressed import ENDINGS, without_compression
 
 Sources = str | Path | Iterable[str | Path]
 
@@ -24,6 +25,7 @@ class Kind(StrEnum):
 
 
 KINDS = {".parquet": Kind.PARQUET, ".json": Kind.JSON, ".jsonl": Kind.LINES, ".ndjson": Kind.LINES}
+"""By the ending of a name; those of JSON may be compressed, as in `.jsonl.gz`."""
 
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<config>[^:@/]+))?(:(?P<split>[^/:]+))?")
 
@@ -48,10 +50,26 @@ def find(sources: Sources) -> Iterator[File | HubName]:
 
 
 def kind_of(path: Path) -> Kind:
-    kind = KINDS.get(path.suffix.lower())
+    kind = known_kind(path)
     if kind is None:
         raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in KINDS)}")
     return kind
+
+
+def known_kind(path: Path) -> Kind | None:
+    """The kind that a file's name says; None where it says none."""
+    plain = without_compression(path)
+    kind = KINDS.get(plain.suffix.lower())
+    return None if kind is Kind.PARQUET and plain != path else kind
+
+
+def refuse_compressed(path: Path) -> None:
+    """Raises where a file that is to be written would be compressed as a whole."""
+    if path.suffix.lower() in ENDINGS:
+        raise UsageError(
+            f"{path} would be compressed as a whole, and trainers' loaders read no such file",
+            remedy=f"write {without_compression(path).with_suffix('.parquet').name}, which is compressed inside",
+        )
 
 
 def _named(source: str) -> list[File | HubName]:
@@ -62,19 +80,19 @@ def _named(source: str) -> list[File | HubName]:
         return [File(path, kind_of(path))]
     if glob.has_magic(source):
         matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
-        files = [match for match in matches if match.is_file() and match.suffix.lower() in KINDS]
+        files = [match for match in matches if match.is_file() and known_kind(match)]
         # `data/*` may mean folders; `data/**` names their files already.
         folders = [] if "**" in source else [match for match in matches if match.is_dir()]
         return _some([*files, *(file for folder in folders for file in _inside(folder))], source)
     match = _HUB_NAME.fullmatch(source)
-    if match is None or path.suffix.lower() in KINDS:
+    if match is None or known_kind(path):
         raise UsageError(f"no such file: {source}", remedy=f"paths are taken from {Path.cwd()}")
     return [HubName(match["name"], match["config"], match["split"] or "train")]
 
 
 def _inside(folder: Path) -> list[Path]:
     """The files below a folder, but for hidden ones."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in KINDS and path.is_file())
+    found = (path for path in folder.rglob("*") if known_kind(path) and path.is_file())
     return sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
 from treetune.formats.format import Format, named
-from treetune.formats.sources import Kind, kind_of
+from treetune.formats.sources import Kind, kind_of, refuse_compressed
 from treetune.formats.values import json_line
 from treetune.task import Task
 
@@ -32,6 +32,7 @@ def write_tasks(tasks: Iterable[Task], path: str | Path, format: str) -> int:
     """Write tasks as rows; gives their number."""
     path, rows_format = Path(path).expanduser(), named(format)
     write = {Kind.PARQUET: _parquet, Kind.JSON: _array, Kind.LINES: _lines}[kind_of(path)]
+    refuse_compressed(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside the file, so that it can be put in its place in one step.

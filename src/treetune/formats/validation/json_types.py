@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from pathlib import Path
 
+from treetune.formats.compressed import open_plain
 from treetune.formats.sources import File, HubName
 from treetune.formats.validation.chunks import Chunk
 from treetune.formats.validation.report import Report
@@ -68,7 +69,7 @@ class JsonTypes:
 
 def lines_of_block(path: Path) -> int | None:
     """How many lines the first block has; None where there is no other."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         block = file.read(BLOCK)
         block += file.readline()
         return block.count(b"\n") if file.read(1) else None
