@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.interleave import Interleave
+from treetune.streams import Draw, Streams
 from treetune.target import describe
 from treetune.taskset import ShuffleConfig
 
@@ -193,6 +194,66 @@ def test_a_union_keeps_the_order_of_its_sources():
     assert all(union[task.idx] == task for task in union.draw())
     with pytest.raises(TasksetError, match="no task 8"):
         union.reward(Task(idx=8), "")
+
+
+finite = st.builds(Letters, st.text("abcdefghijk", min_size=1, max_size=9), st.none() | st.integers(0, 3))
+nested = st.recursive(finite, lambda inner: st.lists(inner, min_size=1, max_size=3).map(Union.of), max_leaves=6)
+
+
+def streamed(taskset, start, number):
+    """The prompts of a stream, as a server draws them."""
+    streams = Streams(taskset)
+    streams.load()
+    return [streams.task(Draw("", index)).prompt for index in range(start, start + number)]
+
+
+@given(nested, st.integers(0, 50))
+def test_a_mixture_or_union_of_one_source_has_its_order_in_every_epoch(source, start):
+    alone = [source.at(index) for index in range(start, start + 40)]
+    for whole in (Mixture.of([source], [2.5]), Union.of([source]), Union.of([Union.of([source])])):
+        drawn = [whole.at(index) for index in range(start, start + 40)]
+        assert [task.prompt for task in drawn] == [task.prompt for task in alone]
+        assert [whole[task.idx] for task in drawn] == drawn
+        assert streamed(whole, start, 40) == [task.prompt for task in alone]
+
+
+@given(st.lists(nested, min_size=1, max_size=4), st.integers(0, 4))
+def test_in_each_epoch_of_a_union_every_source_goes_through_its_own_epoch(sources, epoch):
+    union, sizes = Union.of(sources), [source.count() for source in sources]
+    count = sum(sizes)
+    drawn = [union.at(index) for index in range(epoch * count, (epoch + 1) * count)]
+    own = [
+        [source.at(epoch * size + at).prompt for at in range(size)] for source, size in zip(sources, sizes, strict=True)
+    ]
+    assert [task.prompt for task in drawn] == [prompt for prompts in own for prompt in prompts]
+    assert sorted(task.idx for task in drawn) == list(range(count))
+    if epoch == 0:
+        assert [task.prompt for task in union.draw()] == [task.prompt for task in drawn]
+
+
+@given(st.lists(nested, min_size=1, max_size=3), st.lists(nested, min_size=1, max_size=3))
+def test_every_source_of_a_mixture_comes_in_the_order_that_it_has_alone(one, other):
+    sources = [Union.of(one), Union.of(other)]
+    mixture = Mixture.of(sources, [1, 2])
+    drawn = [(mixture.place(index)[0], mixture.at(index).prompt) for index in range(90)]
+    for number, source in enumerate(sources):
+        own = [prompt for which, prompt in drawn if which == number]
+        assert own == [source.at(index).prompt for index in range(len(own))]
+
+
+def test_a_shuffled_source_of_a_union_has_a_new_order_in_every_epoch():
+    union = Union.of([Letters("abcdefgh", 7), Letters("XYZ")])
+    epochs = [[union.at(index).prompt for index in range(at * 11, at * 11 + 11)] for at in range(4)]
+    assert len({tuple(epoch[:8]) for epoch in epochs}) == 4
+    assert {tuple(epoch[8:]) for epoch in epochs} == {("X", "Y", "Z")}
+
+
+def test_a_shuffle_of_the_union_itself_mixes_its_sources():
+    union = build_taskset({"id": "union", "shuffle": {"seed": 1}, "sources": [{"id": "reverse-text"}] * 2})
+    epochs = [[union.at(index).idx for index in range(at * 16, at * 16 + 16)] for at in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(16))] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert min(epochs[0][8:]) < 8
 
 
 def test_a_source_that_reads_no_seed_is_told_once():

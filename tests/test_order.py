@@ -17,8 +17,8 @@ counts = st.integers(1, 3000)
 seeds = st.integers(-(2**70), 2**70)
 
 
-def epoch(count: int, seed: int, number: int = 0, source: str = "") -> list[int]:
-    return [locate(number * count + offset, count, seed, source)[1] for offset in range(count)]
+def epoch(count: int, seed: int, number: int = 0) -> list[int]:
+    return [locate(number * count + offset, count, seed)[1] for offset in range(count)]
 
 
 @given(counts, seeds, st.integers(0, 50))
@@ -38,11 +38,6 @@ def test_an_index_is_located_alike_however_it_is_reached(count, seed, index):
 @given(st.integers(30, 3000), seeds)
 def test_epochs_differ(count, seed):
     assert epoch(count, seed, 0) != epoch(count, seed, 1)
-
-
-@given(st.integers(30, 3000), st.text(max_size=5), st.text(max_size=5))
-def test_sources_have_orders_of_their_own(count, one, other):
-    assert (epoch(count, 0, source=one) == epoch(count, 0, source=other)) == (one == other)
 
 
 @pytest.mark.parametrize("count", [50, 500, 5000])

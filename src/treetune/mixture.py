@@ -3,7 +3,8 @@
     Mixture.of([Arithmetic(), ReverseText()], weights=[3, 1]).at(1000)
 
 A draw is a pure function of its index: which source, and which of that source's own draws. Finite sources loop
-over epochs, each a pass over all their tasks; infinite ones are drawn lazily.
+over epochs, each a pass over all their tasks; infinite ones are drawn lazily. Each source comes in the order that it
+has alone.
 """
 
 from __future__ import annotations
@@ -131,10 +132,7 @@ class Mixture(_Sources[MixtureConfig]):
     def place(self, index: int) -> tuple[int, int]:
         number, within = self._interleave.at(index)
         source = self.sources[number]
-        count = source._size()
-        if count is None:
-            return number, within
-        return number, order.locate(within, count, source.order_seed, f"{number}")[1]
+        return number, source.position_at(within, source._size())
 
     def source(self) -> str | None:
         return f"weights {self.weights}"
@@ -167,9 +165,27 @@ class Union(_Sources[UnionConfig]):
     def place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.count():
             raise TasksetError(f"{self.name} has no task {index}", remedy="its sources may have changed")
+        number, start, _ = self._stretch(index)
+        return number, index - start
+
+    def position_at(self, index: int, count: int | None) -> int:
+        """In each epoch the sources follow each other, each in the order that it has alone; a shuffle of the union
+        itself mixes them all."""
+        if self.order_seed is not None or self.in_load_order:
+            return super().position_at(index, count)
+        epoch, offset = divmod(index, self.count())
+        number, start, size = self._stretch(offset)
+        return start + self.sources[number].position_at(epoch * size + offset - start, size)
+
+    @property
+    def in_load_order(self) -> bool:
+        return self.order_seed is None and all(source.in_load_order for source in self.sources)
+
+    def _stretch(self, index: int) -> tuple[int, int, int]:
+        """The source whose tasks are at `index`, where they begin, and how many they are."""
         number = bisect_right(self._ends, index)
-        start, source = self._ends[number - 1] if number else 0, self.sources[number]
-        return number, order.locate(index - start, self._ends[number] - start, source.order_seed)[1]
+        start = self._ends[number - 1] if number else 0
+        return number, start, self._ends[number] - start
 
 
 def _shuffled(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:

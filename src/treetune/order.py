@@ -20,25 +20,25 @@ _MASK = (1 << 64) - 1
 _MULTIPLIER = 0xD6E8FEB86659FD93
 
 
-def locate(index: int, count: int, seed: int | None = None, source: str = "") -> tuple[int, int]:
-    """Where the task with this global index lies. `seed` None keeps load order; `source` tells streams apart."""
+def locate(index: int, count: int, seed: int | None = None) -> tuple[int, int]:
+    """Where the task with this global index lies. `seed` None keeps load order."""
     epoch, offset = divmod(index, count)
     if seed is None or count == 1:
         return epoch, offset
     if count <= SMALL:
-        return epoch, _shuffle(count, seed, source, epoch)[offset]
-    return epoch, _permute(offset, count, _round_keys(seed, source, epoch))
+        return epoch, _shuffle(count, seed, epoch)[offset]
+    return epoch, _permute(offset, count, _round_keys(seed, epoch))
 
 
-def stream_key(seed: int, source: str, epoch: int) -> bytes:
+def stream_key(seed: int, use: str, number: int) -> bytes:
     """64 bytes that depend on all three together: seeds are hashed, never added."""
-    return hashlib.blake2b(f"{seed}\x00{source}\x00{epoch}".encode(), person=b"treetune-order").digest()
+    return hashlib.blake2b(f"{seed}\x00{use}\x00{number}".encode(), person=b"treetune-order").digest()
 
 
 @lru_cache(maxsize=64)
-def _shuffle(count: int, seed: int, source: str, epoch: int) -> tuple[int, ...]:
+def _shuffle(count: int, seed: int, epoch: int) -> tuple[int, ...]:
     # 64! has 296 bits, so the 512 of one hash pick a permutation with a bias below 2**-200.
-    randomness = int.from_bytes(stream_key(seed, source, epoch), "little")
+    randomness = int.from_bytes(stream_key(seed, "", epoch), "little")
     positions = list(range(count))
     for last in range(count - 1, 0, -1):
         randomness, chosen = divmod(randomness, last + 1)
@@ -47,8 +47,8 @@ def _shuffle(count: int, seed: int, source: str, epoch: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _round_keys(seed: int, source: str, epoch: int) -> tuple[int, ...]:
-    key = stream_key(seed, source, epoch)
+def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
+    key = stream_key(seed, "", epoch)
     return tuple(int.from_bytes(key[at : at + 8], "little") for at in range(0, 8 * _ROUNDS, 8))
 
 

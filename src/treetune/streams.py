@@ -21,7 +21,6 @@ from treetune.curriculum import Curriculum, curriculum_of
 from treetune.errors import ResumeError, TasksetError, UsageError, user_code
 from treetune.fingerprint import Fingerprint, taskset_fingerprint
 from treetune.offload import call_apart
-from treetune.order import locate
 from treetune.reader import Reader
 from treetune.score import finite
 from treetune.task import Task
@@ -188,9 +187,7 @@ class Streams:
         began = time.perf_counter()
         position = draw.position
         if position is None:  # what `taskset.at` does, with the count known
-            position = draw.index
-            if self.count is not None:
-                position = locate(draw.index, self.count, self.taskset.order_seed)[1]
+            position = self.taskset.position_at(draw.index, self.count)
         task: Task = self.taskset[position]
         if time.perf_counter() - began > CHEAP_SECONDS * 2:
             self._slow += 1

@@ -214,8 +214,16 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def at(self, index: int) -> TaskT:
         """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
-        count = self._size()
-        return self[index if count is None else order.locate(index, count, self.order_seed)[1]]
+        return self[self.position_at(index, self._size())]
+
+    def position_at(self, index: int, count: int | None) -> int:
+        """Where in load order the task lies that comes at `index` of the order; `count` is what `count()` says."""
+        return index if count is None else order.locate(index, count, self.order_seed)[1]
+
+    @property
+    def in_load_order(self) -> bool:
+        """Whether tasks come in load order, the same in every epoch."""
+        return self.order_seed is None
 
     def _size(self) -> int | None:
         """`count`, where an empty taskset is an error."""
@@ -235,7 +243,7 @@ class Taskset(Generic[TaskT, ConfigT]):
                     f"{self.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)"
                 )
             self._warn_of_unread_seed()
-        if self.order_seed is None:
+        if self.in_load_order:
             return self._first(num_tasks)
         count = self._size() or 0
         return (self.at(index) for index in range(count if num_tasks is None else min(num_tasks, count)))
