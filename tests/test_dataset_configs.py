@@ -172,6 +172,35 @@ def test_an_override_that_is_no_yaml_is_text():
     assert with_overrides({"a": 1}, {"a": "{x}!"}) == {"a": "{x}!"}
 
 
+def test_a_key_of_a_list_is_set_alike_in_every_verb(source, recipe, treetune):
+    file = recipe(train_tasks=[source()], val_tasks=[source(), source(name="more.jsonl")])
+    built = treetune("build", file, "--val_tasks[0].max_rows", "1", "--val_tasks[1].data_source", "other", "--json")
+    assert [task["rows"] for task in built.json["tasks"] if task["split"] == "val"] == [1, 4]
+    keys = ("--val_tasks[0].max_rows", "1", "--val_tasks[1].prompt_template", "{question} Say it: {level}")
+    shown = treetune("show", file, *keys, "-n", "9", "--json").json["tasks"]
+    assert [task["prompt"][0]["content"] for task in shown[:2]] == ["0 + 1?", "0 + 1? Say it: 0"]
+    assert len(shown) == 5
+    played = treetune("eval", file, *keys, "-m", "scripted:gold", "--json").json
+    assert (played["tasks"], played["mean_reward"]) == (5, 1.0)
+    assert treetune("validate", file, *keys, "--json").json["tasks"] == 5
+
+
+def test_an_override_of_a_list_that_is_not_used_is_told(source, recipe):
+    file = recipe(train_tasks=[source()], val_tasks=[source()])
+    assert list(faults_of(load_taskset, file, {"train_tasks[0].max_rows": "1"})) == ["train_tasks[0].max_rows"]
+    assert load_taskset(file, {"train_tasks[0].max_rows": "1"}, split="train").config.max_rows == 1
+    faults = faults_of(load_taskset, "arithmetic", {"val_tasks[0].max_rows": "1"})
+    assert "--taskset." in faults["val_tasks[0].max_rows"]
+    assert list(faults_of(load_taskset, file, {"val_tasks[7].max_rows": "1"})) == ["val_tasks[7].max_rows"]
+
+
+def test_a_value_that_is_no_choice_lists_the_choices(source):
+    faults = faults_of(load_tasks, [source(prompt_format="templat")])
+    assert faults == {
+        "tasks[0].prompt_format": "expected one of template, chat_messages, got 'templat'; did you mean 'template'?"
+    }
+
+
 # Files beside the YAML
 
 

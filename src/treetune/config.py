@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path, PurePath
 from types import UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -128,7 +129,7 @@ def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: 
         try:
             values[key] = _value(value, hints[key], raw.get(here))
         except msgspec.ValidationError as error:
-            faults.append((here, _plainly(str(error), value)))
+            faults.append((here, _plainly(str(error), value, hints[key])))
     for name, field in known.items():
         if field.required and name not in data:
             faults.append((f"{path}.{name}" if path else name, "is required"))
@@ -214,8 +215,20 @@ def _struct_in(hint: Any) -> type | None:
     return structs[0] if len(structs) == 1 else None
 
 
-def _plainly(problem: str, value: Any) -> str:
+def _plainly(problem: str, value: Any, hint: Any) -> str:
+    if problem.startswith("Invalid enum value") and (choices := _choices(hint)):
+        near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+        return f"expected one of {', '.join(map(str, choices))}, got {_shown(value)}{near}"
     return f"{problem[0].lower()}{problem[1:].replace('`', '')} ({_shown(value)})"
+
+
+def _choices(hint: Any) -> list[Any]:
+    """The values that a `Literal` or an enum allows, however deep in the hint it lies."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return [member.value for member in hint]
+    return [choice for part in get_args(hint) for choice in _choices(part)]
 
 
 def _shown(value: Any) -> str:

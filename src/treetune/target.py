@@ -6,6 +6,7 @@ taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from treetune.errors import ConfigError, PluginError, UsageError, user_code
 from treetune.plugins import absolute_path, absolute_spec, load_file, tasksets
 from treetune.taskset import Taskset
 
+_LIST = re.compile(r"(train|val)_tasks\b")
+
 
 def read_target(target: str, overrides: Mapping[str, str] | None = None, split: str = "val") -> dict[str, Any]:
     """The config a target stands for, with the overrides in it: a mapping with a `taskset` node.
@@ -22,28 +25,36 @@ def read_target(target: str, overrides: Mapping[str, str] | None = None, split: 
     Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; several entries form a mixture by
     their weights, or a union where none has one. Files that a YAML file names are looked for beside it first.
     """
+    overrides = overrides or {}
+    of_lists = {key: raw for key, raw in overrides.items() if _LIST.match(key)}
+    rest = {key: raw for key, raw in overrides.items() if key not in of_lists}
+    data: dict[str, Any] = {"taskset": {"id": target}}
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
-            data = {"taskset": _declared_node(data, target, split)}
+            return with_overrides({"taskset": _declared_node(data, target, split, of_lists)}, rest, source=target)
         data["taskset"] = located(data["taskset"], [Path(target).expanduser().resolve().parent])
-    else:
-        data = {"taskset": {"id": target}}
-    return with_overrides(data, overrides or {}, source=target)
+    if of_lists:
+        faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
+        raise ConfigError(faults, source="the overrides")
+    return with_overrides(data, rest, source=target)
 
 
-def _declared_node(data: dict[str, Any], target: str, split: str) -> dict[str, Any]:
-    from treetune.datasets.declared import declares_tasks, task_nodes
+def _declared_node(data: dict[str, Any], target: str, split: str, overrides: Mapping[str, str]) -> dict[str, Any]:
+    from treetune.datasets.declared import declares_tasks, located_nodes
 
     if not declares_tasks(data):
         raise ConfigError(
             [("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")], source=target
         )
-    lists = task_nodes(data, {}, target)
+    lists = located_nodes(data, overrides, target)
     if f"{split}_tasks" not in lists:
         raise ConfigError(
             [(f"{split}_tasks", f"is not in it; pick another list with --split: {', '.join(lists)}")], source=target
         )
+    if unused := [key for key in overrides if not key.startswith(f"{split}_tasks")]:
+        faults = [(key, f"sets a key of the other list, and {split}_tasks is used; see --split") for key in unused]
+        raise ConfigError(faults, source="the overrides")
     entries = lists[f"{split}_tasks"]
     faults = [
         (f"{split}_tasks[{number}]", f"expected keys and values, got {node!r}")

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from treetune.evaluate.config import Evaluation
     from treetune.evaluate.summary import Summary
 
-_OVERRIDABLE = ("taskset", "sampling", "limits", "endpoint")
-
 
 def eval_command(
     context: typer.Context,
@@ -58,12 +56,12 @@ def eval_command(
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     from treetune.cli.hosts import describe, info_of
-    from treetune.cli.overrides import read_overrides
+    from treetune.cli.overrides import TASKS, read_overrides
     from treetune.errors import UsageError
     from treetune.evaluate.config import read_evaluation
     from treetune.target import read_target
 
-    overrides = read_overrides(context, _OVERRIDABLE)
+    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"))
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if server is not None:

@@ -9,6 +9,9 @@ import typer
 
 from treetune.errors import UsageError, did_you_mean
 
+TASKS = ("taskset", "train_tasks", "val_tasks")
+"""The groups in which a TARGET's own keys lie: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
+
 
 def set_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments without the dotted ones, and those as `--a.b=VALUE`. They may stand anywhere: typer does not know

@@ -82,7 +82,7 @@ def serve_command(
     """
     import logging
 
-    from treetune.cli.overrides import read_overrides
+    from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.register import open_place
     from treetune.config import convert
     from treetune.errors import UsageError
@@ -95,7 +95,7 @@ def serve_command(
     from treetune.serve.server import EnvServer, ServerConfig
     from treetune.target import build_taskset, read_target
 
-    overrides = read_overrides(context, ("taskset", "limits", "endpoint"))
+    overrides = read_overrides(context, (*TASKS, "limits", "endpoint"))
     data = read_target(target, overrides, split)
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)

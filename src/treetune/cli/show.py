@@ -24,11 +24,11 @@ def show_command(
     import asyncio
 
     from treetune.cli.output import console_for, print_json
-    from treetune.cli.overrides import read_overrides
+    from treetune.cli.overrides import TASKS, read_overrides
     from treetune.evaluate.config import refuse_unknown_keys
     from treetune.target import build_taskset, read_target
 
-    overrides = read_overrides(context, ["taskset"])
+    overrides = read_overrides(context, TASKS)
     data = read_target(target, overrides, split)
     refuse_unknown_keys(data, target)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)

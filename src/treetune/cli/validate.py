@@ -57,13 +57,13 @@ def validate_command(
     Files: each finding names its rule, rows, what was found, what is expected and the fix. Tasksets: every task ends as
     valid, invalid (with the reason) or unchecked. Exit code 1 where something is wrong; warnings are not.
     """
-    from treetune.cli.overrides import read_overrides
+    from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.validate_files import FileOptions, are_files, validate_files
     from treetune.errors import UsageError
 
     if unknown := [target for target in targets if target.startswith("-")]:
         context.args[:] = unknown  # typer takes them for targets
-        read_overrides(context, ("taskset", "limits"))
+        read_overrides(context, (*TASKS, "limits"))
     if are_files(targets):
         flags = [("-n", num_tasks), ("-c", max_concurrent), ("--split", split), ("-o", output), ("--resume", resume)]
         if wrong := [name for name, value in flags if value]:
@@ -113,7 +113,7 @@ def _validate_taskset(
     import time
 
     from treetune.cli.output import console_for, print_json
-    from treetune.cli.overrides import read_overrides
+    from treetune.cli.overrides import TASKS, read_overrides
     from treetune.config import convert, to_plain
     from treetune.errors import UsageError
     from treetune.evaluate.config import ValidateConfig, own_keys
@@ -130,7 +130,7 @@ def _validate_taskset(
     from treetune.requirements import refuse_unservable
     from treetune.target import build_taskset, describe, read_target
 
-    overrides = read_overrides(context, ("taskset", "limits"))
+    overrides = read_overrides(context, (*TASKS, "limits"))
     if resume and output is None:
         raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
     data = read_target(target, overrides, split)

@@ -52,25 +52,31 @@ def read_declared(
     cache_dir: str | Path | None = None,
     further: Mapping[str, Any] | None = None,
 ) -> Declared:
-    """The tasks that a YAML file declares; every fault of all of them is reported at once.
-
-    Files that it names are looked for beside it first; those of an override only from where we are.
-    """
+    """The tasks that a YAML file declares; every fault of all of them is reported at once."""
     data = load_yaml(path)
-    folders = [Path(path).expanduser().resolve().parent]
     faults: list[tuple[str, str]] = []
     lists: dict[str, list[DatasetTaskset]] = {}
-    for name, nodes in task_nodes(data, overrides, path).items():
-        entries = [
-            {**_with_text(node, written, located(node, folders), _raw_of(overrides, name, number)), **(further or {})}
-            if isinstance(node, dict)
-            else node
-            for number, (node, written) in enumerate(zip(nodes, _written(data[name], len(nodes)), strict=True))
-        ]
+    for name, nodes in located_nodes(data, overrides, path).items():
+        entries = [{**node, **(further or {})} if isinstance(node, dict) else node for node in nodes]
         lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name, faults=faults)
     if faults:
         raise ConfigError(faults, source=path)
     return Declared(data, lists)
+
+
+def located_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str) -> dict[str, list[Any]]:
+    """The entries of each list of the file `path`, overridden. Files that it names are looked for beside it first;
+    those of an override only from where we are."""
+    folders = [Path(path).expanduser().resolve().parent]
+    return {
+        name: [
+            _with_text(node, written, located(node, folders), _raw_of(overrides, name, number))
+            if isinstance(node, dict)
+            else node
+            for number, (node, written) in enumerate(zip(nodes, _written(data[name], len(nodes)), strict=True))
+        ]
+        for name, nodes in task_nodes(data, overrides, path).items()
+    }
 
 
 def _raw_of(overrides: Mapping[str, str], name: str, number: int) -> dict[tuple[str, ...], str]:
