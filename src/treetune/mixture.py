@@ -157,7 +157,7 @@ class Union(_Sources[UnionConfig]):
         if endless:
             raise UsageError(f"{', '.join(endless)} never ends", remedy="use a mixture, with a weight for each source")
         self.sources = sources
-        self._ends = list(accumulate(source.count() or 0 for source in sources))
+        self._ends = list(accumulate(source._count() or 0 for source in sources))
 
     def count(self) -> int:
         return self._ends[-1] if self._ends else 0

@@ -9,9 +9,14 @@ round keys, so resuming is one integer and 100 million tasks cost no more memory
 from __future__ import annotations
 
 import hashlib
+import operator
 from functools import lru_cache
 from math import isqrt
 
+from treetune.errors import UsageError
+
+LAST = 2**62
+"""Where indices end."""
 SMALL = 64
 """Up to here an epoch is one whole cached shuffle: a Feistel network shows structure on few positions."""
 
@@ -28,6 +33,17 @@ def locate(index: int, count: int, seed: int | None = None) -> tuple[int, int]:
     if count <= SMALL:
         return epoch, _shuffle(count, seed, epoch)[offset]
     return epoch, _permute(offset, count, _round_keys(seed, epoch))
+
+
+def checked_index(index: object) -> int:
+    """An index as a number; refused where no task can have it."""
+    try:
+        number = operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number < LAST:
+        raise UsageError(f"an index is a number from 0 to 2**62, got {index!r:.60}")
+    return number
 
 
 def stream_key(seed: int, use: str, number: int) -> bytes:

@@ -21,6 +21,7 @@ from treetune.curriculum import Curriculum, curriculum_of
 from treetune.errors import ResumeError, TasksetError, UsageError, user_code
 from treetune.fingerprint import Fingerprint, taskset_fingerprint
 from treetune.offload import call_apart
+from treetune.order import LAST, checked_index
 from treetune.reader import Reader
 from treetune.score import finite
 from treetune.task import Task
@@ -29,7 +30,6 @@ from treetune.taskset import Taskset
 CHEAP_SECONDS = 0.002
 """A task that is made faster than this is made on the event loop; others in a thread or by a worker."""
 MOST_STREAMS = 1024
-LAST = 2**62
 _PROBES = 8
 
 
@@ -120,7 +120,7 @@ class Streams:
         position = None
         if self._adapts:
             with user_code(f"{self.taskset.name}.curriculum().draw()"):
-                position = self._curriculum(stream).draw(index)
+                position = self._chosen(self._curriculum(stream).draw(index))
         self._cursors[stream] = index + 1
         return Draw(stream, index, position)
 
@@ -212,13 +212,22 @@ class Streams:
 
     def check_index(self, index: int) -> None:
         """Refuses an index that no task can be made for."""
-        if not 0 <= index < LAST:
-            raise UsageError(f"an index is a number from 0 to 2**62, got {index}")
+        checked_index(index)
         if self.sequential:
             raise UsageError(
                 f"{self.taskset.name} is only a generator: it has no task at an index of your choice",
                 remedy="sample without an index, or write task_at(index)",
             )
+
+    def _chosen(self, position: Any) -> int:
+        """What a curriculum drew, where there is such a task."""
+        last = LAST if self.count is None else self.count
+        if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < last:
+            raise TasksetError(
+                f"{self.taskset.name}.curriculum().draw() gave {position!r:.60}",
+                remedy="return the position of a task: a number from 0 on, below count()",
+            )
+        return position
 
     def _reader(self, stream: str) -> Reader:
         if stream not in self._readers:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import count as count_from
 from itertools import islice
+from operator import index as index_of
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args
 
 import msgspec
@@ -118,6 +119,8 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The task at a position: a pure function of (seed, index). Optional, and what makes everything O(1)."""
         if self.INFINITE:
             return self._forward(index)
+        if index >= len(self._loaded):
+            raise self._missing(index, f"it ended after {len(self._loaded)} tasks")
         return self._loaded[index]
 
     def count(self) -> int | None:
@@ -198,10 +201,14 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def __getitem__(self, position: int) -> TaskT:
         """The task at a position in load order."""
+        if type(position) is not int or position < 0:
+            position = order.checked_index(position)
         try:
             task = self.task_at(position)
-        except (TreetuneError, IndexError):
+        except TreetuneError:
             raise
+        except IndexError as error:
+            raise self._missing(position, f"task_at({position}) failed: {described(error)}") from error
         except Exception as error:
             raise TasksetError(f"{self.name}.task_at({position}) failed: {described(error)}") from error
         return self._placed(task, position)
@@ -214,7 +221,7 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def at(self, index: int) -> TaskT:
         """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
-        return self[self.position_at(index, self._size())]
+        return self[self.position_at(order.checked_index(index), self._size())]
 
     def position_at(self, index: int, count: int | None) -> int:
         """Where in load order the task lies that comes at `index` of the order; `count` is what `count()` says."""
@@ -227,11 +234,29 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def _size(self) -> int | None:
         """`count`, where an empty taskset is an error."""
-        with user_code(f"{self.name}.count()"):
-            count = self.count()
-        if count is not None and count < 1:
+        count = self._count()
+        if count == 0:
             raise self._empty()
         return count
+
+    def _count(self) -> int | None:
+        """`count`, of a right type: None only of an infinite taskset."""
+        with user_code(f"{self.name}.count()"):
+            count = self.count()
+        if self.INFINITE:
+            if count is None:
+                return None
+            remedy = "drop INFINITE = True, or count()"
+            raise TasksetError(f"{self.name} says INFINITE, but count() gave {count!r:.60}", remedy=remedy)
+        try:
+            number = index_of(count)  # type: ignore[arg-type]
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise TasksetError(
+                f"{self.name}.count() gave {count!r:.60}", remedy="return the number of tasks, or set INFINITE = True"
+            )
+        return number
 
     def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
         """The first `num_tasks` of the order, each at most once; only what is taken is built."""
@@ -294,30 +319,32 @@ class Taskset(Generic[TaskT, ConfigT]):
             return tasks if isinstance(tasks, list) else list(tasks)
 
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
-        # Not range(count): a finite generator would have to be built whole to know its count.
-        tasks = iter(self) if not self.random_access else self._by_position()
-        empty = True
-        for task in islice(tasks, num_tasks):
-            empty = False
+        # A finite generator would have to be built whole to know its count: it is asked for only where it is written.
+        count = self._size() if self.overrides("count") else None
+        known = [number for number in (count, num_tasks) if number is not None]
+        wanted = min(known) if known else None
+        given = 0
+        for task in islice(iter(self) if not self.random_access else self._by_position(), wanted):
+            given += 1
             yield task
-        if empty:
+        if wanted is not None and given < wanted and (self.INFINITE or count is not None):
+            raise self._missing(given, f"it ended after {given} tasks")
+        if not given:
             raise self._empty()
 
     def _by_position(self) -> Iterator[TaskT]:
-        count = self.count()
-        return (self[position] for position in (count_from() if count is None else range(count)))
+        return (self[position] for position in count_from())
 
     def _forward(self, index: int) -> TaskT:
         """Reads an infinite generator forward to `index`; going back means starting over."""
-        if self._reader is None or index < self._read:
-            self._reader, self._read = iter(self.load_tasks()), 0
-        for task in self._reader:
-            self._read += 1
-            if self._read > index:
-                return task
-        raise TasksetError(
-            f"{self.name} says INFINITE but ended after {self._read} tasks", remedy="drop INFINITE = True"
-        )
+        with user_code(f"{self.name}.load_tasks()"):
+            if self._reader is None or index < self._read:
+                self._reader, self._read = iter(self.load_tasks()), 0
+            for task in self._reader:
+                self._read += 1
+                if self._read > index:
+                    return task
+        raise self._missing(index, f"it ended after {self._read} tasks")
 
     def _placed(self, task: TaskT, position: int) -> TaskT:
         if type(task) is not self.task_type:
@@ -336,6 +363,17 @@ class Taskset(Generic[TaskT, ConfigT]):
                 remedy="give its fields values of their declared types: text, numbers, lists, dicts",
             ) from None
         return msgspec.structs.replace(task, idx=position, data_source=task.data_source or self.name)
+
+    def _missing(self, position: int, problem: str) -> TreetuneError:
+        """What to say where there is no task at a position: the taskset promised one, or nobody did."""
+        if self.INFINITE:
+            return TasksetError(f"{self.name} says INFINITE, but {problem}", remedy="drop INFINITE = True")
+        count = self._count() or 0
+        if position >= count:
+            return UsageError(f"{self.name} has no task {position}: they are numbered from 0 to {count - 1}")
+        return TasksetError(
+            f"{self.name}.count() says {count}, but {problem}", remedy="count() must be the number of tasks"
+        )
 
     def _empty(self) -> EmptyTasksetError:
         return EmptyTasksetError(

@@ -189,7 +189,7 @@ def report(summary: Summary, path: Path) -> dict[str, Any]:
 def total_rollouts(evaluation: Evaluation) -> int | None:
     """How many rollouts there will be, where that can be known without building every task."""
     config, taskset = evaluation.config, evaluation.taskset
-    count = taskset.count() if not taskset.INFINITE and taskset.random_access else None
+    count = taskset._size() if not taskset.INFINITE and taskset.random_access else None
     known = [number for number in (config.num_tasks, count) if number is not None]
     return min(known) * config.num_rollouts if known else None
 

@@ -33,7 +33,8 @@ class ActionBody(msgspec.Struct):
 
 
 class StartBody(msgspec.Struct):
-    task_index: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] | None = None
+    # The bounds are for the schema: a number outside them is refused where every index is.
+    task_index: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "exclusiveMaximum": 2**62})] | None = None
     """Which task of the order; absent: the next by the server's cursor."""
     request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
     """A name for this request: the same name again gets the same episode, so a lost answer can be asked for again."""
