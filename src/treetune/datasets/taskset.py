@@ -28,10 +28,10 @@ from treetune.taskset import Taskset
 
 if TYPE_CHECKING:
     import datasets
-    import pyarrow as pa
 
     from treetune.datasets.build import Engine, Progress
     from treetune.datasets.source import Source
+    from treetune.formats.parquet_rows import ParquetRows
 
 BUILDER_VERSION = 1
 """Part of every cache key: raise it when the same config begins to give other rows."""
@@ -196,25 +196,15 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         return self.built()[0].rows
 
     def task_at(self, index: int) -> Task:
-        from treetune.formats.verl import task_of
+        from treetune.formats.verl import task_of_pruned
 
-        return task_of(self._table.slice(index, 1).to_pylist()[0], self._json_fields)
-
-    @cached_property
-    def _table(self) -> pa.Table:
-        import pyarrow.parquet as pq
-
-        return pq.read_table(self.get_parquet_path())
+        return task_of_pruned(self._rows[index], whole=False)
 
     @cached_property
-    def _json_fields(self) -> list[str]:
-        import pyarrow.parquet as pq
+    def _rows(self) -> ParquetRows:
+        from treetune.formats.parquet_rows import ParquetRows
 
-        from treetune.datasets.schema import JSON_FIELDS
-
-        metadata = pq.read_metadata(self.get_parquet_path()).metadata or {}
-        fields: list[str] = msgspec.json.decode(metadata.get(JSON_FIELDS, b"[]"))
-        return fields
+        return ParquetRows(self.get_parquet_path())
 
     def reward(self, task: Task, answer: str) -> Any:
         """The rule: does the answer say what the ground truth says?"""

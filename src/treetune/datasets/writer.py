@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+ROW_GROUP = 2_000
+"""Rows of one row group: whoever wants one row reads so many."""
+
+
 class GrowingParquet:
     split: ClassVar[tuple[str, ...]] = SPLIT
     """Columns whose keys each have a type of their own."""
@@ -111,7 +115,7 @@ class GrowingParquet:
         ]
         if self._writer is None:
             self._writer = pq.ParquetWriter(self.path, self.schema, compression="zstd", compression_level=1)
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema))
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=ROW_GROUP)
 
     def _close(self) -> None:
         writer, self._writer = self._writer, None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from treetune.formats.parquet import ExactParquet
 
 BATCH = 10_000
-"""Tasks of one batch, and rows of one row group."""
+"""Tasks of one batch."""
 
 
 def write_tasks(tasks: Iterable[Task], path: str | Path, format: str) -> int:
