@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
 from treetune.errors import ConfigError, TasksetError, UsageError
-from treetune.interleave import Interleave
+from treetune.interleave import Interleave, Spread
 from treetune.streams import Draw, Streams
 from treetune.target import describe
 from treetune.taskset import ShuffleConfig
@@ -127,11 +127,30 @@ def test_a_task_is_scored_by_the_source_it_came_from_also_when_nested():
 
 def test_a_union_has_every_task_once():
     union = Union.of([Letters("abc"), Letters("XY")])
-    assert [task.prompt for task in union.select_tasks()] == list("abcXY")
-    assert [task.idx for task in union.select_tasks()] == [0, 1, 2, 3, 4]
+    assert [union[position].prompt for position in range(5)] == list("abcXY")
+    assert [task.prompt for task in union.select_tasks()] == list("aXbYc")
+    assert [task.idx for task in union.select_tasks()] == [0, 3, 1, 4, 2]
     assert union.reward(union[4], "") == 2
     with pytest.raises(UsageError, match="never ends"):
         Union.of([Numbers()])
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=9))
+def test_the_first_items_of_a_spread_are_some_of_each_in_proportion(sizes):
+    spread, total = Spread(sizes), sum(sizes)
+    order = [spread.at(index) for index in range(total)]
+    assert sorted(order) == [(stream, item) for stream, size in enumerate(sizes) for item in range(size)]
+    for end in range(1, total + 1):
+        counts = Counter(stream for stream, _ in order[:end])
+        assert all(abs(counts[stream] - end * size / total) < len(sizes) for stream, size in enumerate(sizes))
+        assert end < sum(map(bool, sizes)) or all(counts[stream] for stream, size in enumerate(sizes) if size)
+    with pytest.raises(IndexError):
+        spread.at(total)
+
+
+def test_some_tasks_of_a_union_are_of_all_its_sources():
+    union = Union.of([Letters("a" * 400), Letters("b" * 200), Letters("c" * 3)])
+    assert Counter(task.prompt for task in union.draw(100)) == {"a": 66, "b": 33, "c": 1}
 
 
 def test_a_mixture_is_declared_in_config():
@@ -225,7 +244,8 @@ def test_in_each_epoch_of_a_union_every_source_goes_through_its_own_epoch(source
     own = [
         [source.at(epoch * size + at).prompt for at in range(size)] for source, size in zip(sources, sizes, strict=True)
     ]
-    assert [task.prompt for task in drawn] == [prompt for prompts in own for prompt in prompts]
+    places = [(union.place(task.idx)[0], task.prompt) for task in drawn]
+    assert [[prompt for place, prompt in places if place == number] for number in range(len(sources))] == own
     assert sorted(task.idx for task in drawn) == list(range(count))
     if epoch == 0:
         assert [task.prompt for task in union.draw()] == [task.prompt for task in drawn]

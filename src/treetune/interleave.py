@@ -1,6 +1,7 @@
-"""How several streams are mixed by weight: a pure function from an index to (stream, index in that stream).
+"""How several streams are mixed: a pure function from an index to (stream, index in that stream).
 
-    Interleave([3, 1]).at(7)   ->   (0, 5): the eighth draw is the sixth of stream 0
+    Interleave([3, 1]).at(7)   ->   (0, 5): endless ones by weight; the eighth draw is the sixth of stream 0
+    Spread([3, 2]).at(3)       ->   (1, 1): finite ones by their sizes, each item once
 
 Draw i falls on the point i * step mod 2**32, and each stream owns a stretch of that circle as long as its
 weight. Such a sequence is spread as evenly as one can be, so every batch has close to the right shares; and how often a
@@ -62,6 +63,40 @@ class Interleave:
             + _floor_sum(index, _CIRCLE, _STEP, self._offset)
             - _floor_sum(index, _CIRCLE, _STEP, self._offset + _CIRCLE - end)
         )
+
+
+class Spread:
+    """Item j of a stream of n stands at j / n, and all items come in the order of where they stand. So every stretch
+    from the beginning has each stream in proportion, and the first items of all streams come first."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._total = sum(sizes)
+
+    def at(self, index: int) -> tuple[int, int]:
+        """The stream of the item at `index`, and which of that stream's items it is."""
+        for stream, size in enumerate(self._sizes):
+            if not size:
+                continue
+            # The item is at most as many places behind its share as there are streams.
+            last = index * size // self._total
+            first = max(0, (index - 2 * len(self._sizes)) * size // self._total)
+            for within in range(min(last, size - 1), first - 1, -1):
+                before = self._before(stream, within)
+                if before == index:
+                    return stream, within
+                if before < index:
+                    break
+        raise IndexError(index)
+
+    def _before(self, stream: int, within: int) -> int:
+        """How many items stand before this one; of those at the same place, the ones of earlier streams do."""
+        size = self._sizes[stream]
+        before = 0
+        for number, other in enumerate(self._sizes):
+            whole, rest = divmod(within * other, size)
+            before += whole + bool(rest or (number < stream and other))
+        return before
 
 
 def _floor_sum(n: int, m: int, a: int, b: int) -> int:

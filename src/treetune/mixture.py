@@ -19,7 +19,7 @@ import msgspec
 from treetune import order
 from treetune.environment import Environment
 from treetune.errors import ConfigError, TasksetError, UsageError
-from treetune.interleave import Interleave
+from treetune.interleave import Interleave, Spread
 from treetune.task import Task
 from treetune.taskset import ConfigT, Taskset, TasksetConfig
 from treetune.trace import Trace
@@ -139,7 +139,7 @@ class Mixture(_Sources[MixtureConfig]):
 
 
 class Union(_Sources[UnionConfig]):
-    """Several finite tasksets as one, every task once."""
+    """Several finite tasksets as one, every task once; the first of them are some of each, in proportion."""
 
     def __init__(self, config: UnionConfig | None = None) -> None:
         super().__init__(config or UnionConfig())
@@ -157,7 +157,9 @@ class Union(_Sources[UnionConfig]):
         if endless:
             raise UsageError(f"{', '.join(endless)} never ends", remedy="use a mixture, with a weight for each source")
         self.sources = sources
-        self._ends = list(accumulate(source._count() or 0 for source in sources))
+        self._sizes = [source._count() or 0 for source in sources]
+        self._ends = list(accumulate(self._sizes))
+        self._spread = Spread(self._sizes)
 
     def count(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -165,27 +167,25 @@ class Union(_Sources[UnionConfig]):
     def place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.count():
             raise TasksetError(f"{self.name} has no task {index}", remedy="its sources may have changed")
-        number, start, _ = self._stretch(index)
-        return number, index - start
+        number = bisect_right(self._ends, index)
+        return number, index - self._start(number)
 
     def position_at(self, index: int, count: int | None) -> int:
-        """In each epoch the sources follow each other, each in the order that it has alone; a shuffle of the union
-        itself mixes them all."""
+        """In each epoch the sources come in proportion, so that the first hundred tasks are some of each; each source
+        in the order that it has alone. A shuffle of the union itself mixes them all."""
         if self.order_seed is not None or self.in_load_order:
             return super().position_at(index, count)
         epoch, offset = divmod(index, self.count())
-        number, start, size = self._stretch(offset)
-        return start + self.sources[number].position_at(epoch * size + offset - start, size)
+        number, within = self._spread.at(offset)
+        size = self._sizes[number]
+        return self._start(number) + self.sources[number].position_at(epoch * size + within, size)
 
     @property
     def in_load_order(self) -> bool:
-        return self.order_seed is None and all(source.in_load_order for source in self.sources)
+        return self.order_seed is None and len(self.sources) == 1 and self.sources[0].in_load_order
 
-    def _stretch(self, index: int) -> tuple[int, int, int]:
-        """The source whose tasks are at `index`, where they begin, and how many they are."""
-        number = bisect_right(self._ends, index)
-        start = self._ends[number - 1] if number else 0
-        return number, start, self._ends[number] - start
+    def _start(self, number: int) -> int:
+        return self._ends[number - 1] if number else 0
 
 
 def _shuffled(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
