@@ -457,8 +457,31 @@ def test_several_tasks_are_evaluated_as_a_union_or_by_weight(source, tmp_path):
     mixture = load_taskset(str(tmp_path / "w.yaml"), split="train")
     drawn = [task.data_source for task in mixture.select_tasks(40)]
     assert abs(drawn.count("b") - 30) <= 2
-    with pytest.raises(ConfigError, match="--split"):
-        load_taskset(str(tmp_path / "w.yaml"))
+    # The only list needs no --split; a list that is not there is told by the names of those that are.
+    assert load_taskset(str(tmp_path / "w.yaml")).weights == [1, 3]
+    with pytest.raises(ConfigError, match=r"--split: there is no list 'val'; use train$"):
+        load_taskset(str(tmp_path / "w.yaml"), split="val")
+
+
+def test_some_tasks_of_a_list_are_of_all_its_tasks_in_proportion(source, tmp_path, treetune):
+    nodes = [
+        source(
+            [{"q": f"{name}{n}"} for n in range(size)],
+            f"{name}.jsonl",
+            prompt_template="{q}",
+            ground_truth="q",
+            data_source=name,
+        )
+        for name, size in {"a": 40, "b": 20, "c": 20, "d": 2}.items()
+    ]
+    (tmp_path / "tasks.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create({"train_tasks": nodes})))
+    run = treetune("eval", "tasks.yaml", "-n", "41", "-m", "scripted:gold", "--json")
+    found = {name: source["tasks"] for name, source in run.json["data_sources"].items()}
+    assert found == {"a": 20, "b": 10, "c": 10, "d": 1}
+    shown = treetune("eval", "tasks.yaml", "-n", "41", "-m", "scripted:gold")
+    lines = [line.split() for line in shown.out.splitlines()]
+    at = lines.index(["source", "tasks", "rollouts", "mean", "reward"])
+    assert lines[at + 1 : at + 5] == [[name, str(n), str(n), "1.0000"] for name, n in found.items()]
 
 
 # The cache

@@ -19,11 +19,14 @@ from treetune.taskset import Taskset
 _LIST = re.compile(r"(train|val)_tasks\b")
 
 
-def read_target(target: str, overrides: Mapping[str, str] | None = None, split: str = "val") -> dict[str, Any]:
+def read_target(
+    target: str, overrides: Mapping[str, str] | None = None, split: str | None = None, usual: str = "val"
+) -> dict[str, Any]:
     """The config a target stands for, with the overrides in it: a mapping with a `taskset` node.
 
-    Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; several entries form a mixture by
-    their weights, or a union where none has one. Files that a YAML file names are looked for beside it first.
+    Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; without it the `usual` one is
+    taken, or the only one. Several entries form a mixture by their weights, or a union where none has one. Files that
+    a YAML file names are looked for beside it first.
     """
     overrides = overrides or {}
     of_lists = {key: raw for key, raw in overrides.items() if _LIST.match(key)}
@@ -32,7 +35,8 @@ def read_target(target: str, overrides: Mapping[str, str] | None = None, split: 
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
-            return with_overrides({"taskset": _declared_node(data, target, split, of_lists)}, rest, source=target)
+            node = _declared_node(data, target, split, usual, of_lists)
+            return with_overrides({"taskset": node}, rest, source=target)
         data["taskset"] = located(data["taskset"], [Path(target).expanduser().resolve().parent])
     if of_lists:
         faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
@@ -40,7 +44,9 @@ def read_target(target: str, overrides: Mapping[str, str] | None = None, split: 
     return with_overrides(data, rest, source=target)
 
 
-def _declared_node(data: dict[str, Any], target: str, split: str, overrides: Mapping[str, str]) -> dict[str, Any]:
+def _declared_node(
+    data: dict[str, Any], target: str, split: str | None, usual: str, overrides: Mapping[str, str]
+) -> dict[str, Any]:
     from treetune.datasets.declared import declares_tasks, located_nodes
 
     if not declares_tasks(data):
@@ -48,10 +54,11 @@ def _declared_node(data: dict[str, Any], target: str, split: str, overrides: Map
             [("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")], source=target
         )
     lists = located_nodes(data, overrides, target)
-    if f"{split}_tasks" not in lists:
-        raise ConfigError(
-            [(f"{split}_tasks", f"is not in it; pick another list with --split: {', '.join(lists)}")], source=target
-        )
+    names = [name.removesuffix("_tasks") for name in lists]
+    if split is None:
+        split = usual if usual in names else names[0]
+    if split not in names:
+        raise ConfigError([("--split", f"there is no list {split!r}; use {' or '.join(names)}")], source=target)
     if unused := [key for key in overrides if not key.startswith(f"{split}_tasks")]:
         faults = [(key, f"sets a key of the other list, and {split}_tasks is used; see --split") for key in unused]
         raise ConfigError(faults, source="the overrides")
@@ -70,7 +77,9 @@ def _declared_node(data: dict[str, Any], target: str, split: str, overrides: Map
     return {"id": "mixture" if weighted else "union", "sources": nodes}
 
 
-def load_taskset(target: str, overrides: Mapping[str, str] | None = None, split: str = "val") -> Taskset[Any, Any]:
+def load_taskset(
+    target: str, overrides: Mapping[str, str] | None = None, split: str | None = None
+) -> Taskset[Any, Any]:
     data = read_target(target, overrides, split)
     return build_taskset(data["taskset"], path="taskset", raw=overrides or {}, source=target)
 

@@ -35,7 +35,9 @@ def eval_command(
     pass_threshold: Annotated[
         float | None, typer.Option(help="The reward from which a rollout counts as solved (1.0).")
     ] = None,
-    split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
+    split: Annotated[
+        str | None, typer.Option(help="Of a config with train_tasks and val_tasks: which list (val, or the only one).")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in -o: only what is missing or failed.")] = False,
     write_pass_rate: Annotated[

@@ -72,7 +72,10 @@ def serve_command(
             envvar="TREETUNE_ADVERTISE", help="The http address to register, where others see it under another one."
         ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "train",
+    split: Annotated[
+        str | None,
+        typer.Option(help="Of a config with train_tasks and val_tasks: which list (train, or the only one)."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")] = False,
 ) -> int:
     """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
@@ -96,7 +99,7 @@ def serve_command(
     from treetune.target import build_taskset, read_target
 
     overrides = read_overrides(context, (*TASKS, "limits", "endpoint"))
-    data = read_target(target, overrides, split)
+    data = read_target(target, overrides, split, "train")
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
     names = model or ([str(data["model"])] if data.get("model") else [])

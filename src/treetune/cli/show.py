@@ -11,7 +11,9 @@ def show_command(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
     num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks.")] = 5,
-    split: Annotated[str, typer.Option(help="Of a config with train_tasks and val_tasks: which list.")] = "val",
+    split: Annotated[
+        str | None, typer.Option(help="Of a config with train_tasks and val_tasks: which list (val, or the only one).")
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer folder or name: render and count prompts (extra `local`).")
     ] = None,

@@ -23,7 +23,7 @@ def validate_command(
     ] = None,
     max_concurrent: Annotated[int | None, typer.Option("-c", "--max-concurrent", help="Checks at once (64).")] = None,
     split: Annotated[
-        str | None, typer.Option(help="Of a config with train_tasks and val_tasks: which list (val).")
+        str | None, typer.Option(help="Of a config with train_tasks and val_tasks: which list (val, or the only one).")
     ] = None,
     gold: Annotated[
         bool | None,
@@ -94,7 +94,7 @@ def validate_command(
     given += [("--max-prompt-length", max_prompt_length), ("--fix", fix), ("--force", force)]
     if wrong := [name for name, value in given if value]:
         raise UsageError(f"{', '.join(wrong)}: only files have that, and {targets[0]} is a taskset")
-    return _validate_taskset(context, targets[0], num_tasks, max_concurrent, split or "val", gold, output, resume, json)
+    return _validate_taskset(context, targets[0], num_tasks, max_concurrent, split, gold, output, resume, json)
 
 
 def _validate_taskset(
@@ -102,7 +102,7 @@ def _validate_taskset(
     target: str,
     num_tasks: int | None,
     max_concurrent: int | None,
-    split: str,
+    split: str | None,
     gold: bool | None,
     output: Path | None,
     resume: bool,

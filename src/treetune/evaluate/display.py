@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Any, Protocol, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -125,7 +125,8 @@ def rollout_line(trace: Trace) -> Text:
     )
 
 
-def summary_table(summary: Summary) -> Table:
+def summary_table(summary: Summary) -> RenderableType:
+    """A run's figures; below them, where there are several sources, a table with a line for each."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
 
     def row(name: str, value: Any) -> None:
@@ -140,10 +141,17 @@ def summary_table(summary: Summary) -> Table:
     row("outcomes", "  ".join(f"{name}: {count}" for name, count in summary.outcomes.items()))
     for name, value in summary.metrics.items():
         row(name, f"{value:.4f}")
-    if len(summary.data_sources) > 1:
-        for name, source in summary.data_sources.items():
-            reward = "-" if source.mean_reward is None else f"{source.mean_reward:.4f}"
-            row(name, f"{reward} over {source.rollouts} rollouts of {source.tasks} tasks")
     if summary.completion_tokens:
         row("tokens", f"{summary.prompt_tokens} in, {summary.completion_tokens} out")
+    return Group(table, "", _source_table(summary)) if len(summary.data_sources) > 1 else table
+
+
+def _source_table(summary: Summary) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("source")
+    for heading in ("tasks", "rollouts", "mean reward"):
+        table.add_column(heading, justify="right")
+    for name, source in summary.data_sources.items():
+        reward = "-" if source.mean_reward is None else f"{source.mean_reward:.4f}"
+        table.add_row(Text(name), f"{source.tasks:,}", f"{source.rollouts:,}", reward)
     return table
