@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import os
@@ -21,7 +22,7 @@ from hub import Hub, make_gsm8k
 from treetune import Environment, Task
 from treetune.contract import Contract, Kind, Stored
 from treetune.datasets.schema import JSON_FIELDS
-from treetune.errors import EmptyTasksetError, StorageError, TasksetError, TreetuneError, UsageError
+from treetune.errors import EmptyTasksetError, StorageError, TreetuneError, UsageError
 from treetune.formats import FORMATS, detect, read_rows, read_tables, read_tasks, write_tasks
 from treetune.formats.values import pruned
 from treetune.plugins import environments
@@ -78,7 +79,7 @@ AWKWARD = [
 leaves = (
     st.sampled_from(AWKWARD) | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 )
-KEYS = ["a", "b", "a.b", "", "uid", "env_class", "scorer", "treetune", "prompt_json", "style", "index", "prompt", "é"]
+KEYS = ["a", "b", "a.b", "", "uid", "env_class", "scorer", "treetune", "row_json", "style", "index", "prompt", "é"]
 keys = st.sampled_from(KEYS) | st.text(max_size=3)
 values = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
@@ -135,7 +136,8 @@ def test_a_row_in_memory_gives_its_task_in_every_format(task):
     for format in FORMATS.values():
         row = format.row_of(task)
         assert exact(format.task_of(row)) == exact(task)
-        assert row["extra_info"]["uid"] == task.uid
+        own = task.extra_info.get("uid")
+        assert row["extra_info"]["uid"] == (task.uid if own is None else own)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -202,7 +204,7 @@ def test_verl_rows_have_text_truths_and_say_how_they_are_scored():
     assert row["extra_info"]["scorer"] == "rule"
     row = FORMATS["verl"].row_of(Task(prompt="?", env_class="gsm8k"))
     assert row["extra_info"]["scorer"] == "env:gsm8k"
-    assert json.loads(row["extra_info"]["prompt_json"]) == row["prompt"]
+    assert json.loads(row["extra_info"]["row_json"])["prompt"] == row["prompt"]
     assert row["reward_model"]["style"] == "rule"
 
 
@@ -526,10 +528,40 @@ def test_a_built_file_gives_tasks_with_the_uids_it_was_built_with(tmp_path, form
     assert [row["extra_info"]["uid"] for row in read_rows(path)] == [task.uid for task in built]
 
 
-def test_a_task_with_fields_of_its_own_is_refused_rather_than_cut(tmp_path: Path) -> None:
-    class Rounds(Task, frozen=True, kw_only=True):
-        rounds: int = 3
+class Rounds(Task, frozen=True, kw_only=True):
+    rounds: int = 3
+    limits: dict[str, Any] | None = None
 
-    with pytest.raises(TasksetError, match="Rounds has fields that rows do not: rounds"):
-        write_tasks([Rounds(prompt="?")], tmp_path / "a.jsonl", "skyrl")
-    assert list(tmp_path.iterdir()) == []
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_fields_of_a_subclass_travel_with_its_task(tmp_path: Path, format: str, kind: str) -> None:
+    given = [Rounds(prompt="?", rounds=2), Rounds(prompt="!", limits={"a": [1, 1.0, "x"]})]
+    write_tasks(given, tmp_path / f"a.{kind}", format)
+    write_tasks(read_tasks(tmp_path / f"a.{kind}"), tmp_path / f"b.{kind}", "verl")
+    back = list(read_tasks(tmp_path / f"b.{kind}"))
+    assert [(task.rounds, task.limits) for task in back] == [(task.rounds, task.limits) for task in given]
+    assert [task.uid for task in back] == [task.uid for task in given]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_date_is_its_iso_text_in_every_file(tmp_path: Path, kind: str) -> None:
+    day, hour = datetime.date(2024, 5, 1), datetime.datetime(2024, 5, 1, 12, 30)
+    write_tasks([Task(prompt="?", extra_info={"day": day, "hours": [hour]})], tmp_path / f"rows.{kind}", "verl")
+    (task,) = read_tasks(tmp_path / f"rows.{kind}")
+    assert task.extra_info == {"day": "2024-05-01", "hours": ["2024-05-01T12:30:00"]}
+
+
+@pytest.mark.parametrize("uid", ["mine", 7, "d41d8cd98f00b204e9800998ecf8427e"])
+def test_a_uid_of_the_users_own_survives_every_format_and_file(tmp_path: Path, uid: Any) -> None:
+    spec = {"method": "rule", "ground_truth": "5"}
+    given = [Task(prompt=text, reward_spec=spec, extra_info={"uid": uid}) for text in "ab"]
+    chained = tmp_path / "in.jsonl"
+    write_tasks(given, chained, "verl")
+    for number, (format, kind) in enumerate([("skyrl", "parquet"), ("trl", "json"), ("verl", "parquet")]):
+        out = tmp_path / f"{number}.{kind}"
+        write_tasks(read_tasks(chained), out, format)
+        chained = out
+        assert [row["extra_info"]["uid"] for row in read_rows(out)] == [uid, uid]
+    assert [task.extra_info for task in read_tasks(chained)] == [{"uid": uid}] * 2
+    assert [task.uid for task in read_tasks(chained)] == [task.uid for task in given]

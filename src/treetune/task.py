@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.canonical import digest
+from treetune.uid import uid_of
 
 Message = dict[str, Any]
 """A chat message: `role`, `content`, and whatever else the chat format knows (`name`, `tool_calls`)."""
@@ -60,19 +60,29 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by
         uid also counts occurrences.
         """
-        content = {name: getattr(self, name) for name in own_fields(type(self))}
-        return digest({**content, **problem(self.messages, self.env_class, self.reward_spec)})
+        return uid_of(self.messages, self.env_class, self.reward_spec, own_values(self))
 
 
-def problem(messages: list[Message], env_class: str | None, reward_spec: dict[str, Any]) -> dict[str, Any]:
-    """What a plain task's uid is the digest of."""
-    content: dict[str, Any] = {"prompt": messages, "reward_spec": reward_spec}
-    if env_class is not None:
-        content["env_class"] = env_class
-    return content
+class ForeignTask(Task, frozen=True, kw_only=True):
+    """A task whose class is not known here: what its subclass adds is in `own`, and read as an attribute."""
+
+    own: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.own[name]
+        except KeyError:
+            raise AttributeError(f"the task has no {name!r}") from None
 
 
 @lru_cache(maxsize=1024)
 def own_fields(task_type: type[Task]) -> tuple[str, ...]:
     """The fields that a subclass adds."""
     return tuple(name for name in task_type.__struct_fields__ if name not in Task.__struct_fields__)
+
+
+def own_values(task: Task) -> dict[str, Any]:
+    """What a task has beyond the fields of every task."""
+    if isinstance(task, ForeignTask):
+        return task.own
+    return {name: getattr(task, name) for name in own_fields(type(task))}

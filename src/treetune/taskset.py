@@ -355,8 +355,9 @@ class Taskset(Generic[TaskT, ConfigT]):
                 remedy=declared if isinstance(task, Task) else "give Task(prompt=...) objects",
             )
         try:
-            # A struct does not check its fields when it is made. Here it must hold what its record on disk will hold.
-            _decoder(self.task_type).decode(_encoder.encode(task))
+            # A struct does not check its fields when it is made. From here on it holds what its record holds, wherever
+            # it is played: a date in `extra_info` is its text.
+            task = _decoder(self.task_type).decode(_encoder.encode(task))  # type: ignore[assignment]
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
             raise TasksetError(
                 f"{self.name}: task {position} cannot be saved as JSON and read back: {error}",

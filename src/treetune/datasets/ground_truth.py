@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from treetune.datasets.config import GroundTruthConfig
 from treetune.errors import ConfigError, did_you_mean
+
+_TIMES = (datetime.date, datetime.time, datetime.timedelta)
 
 
 class GroundTruth:
@@ -57,4 +62,4 @@ def stored(value: Any) -> Any:
         return None
     if isinstance(value, str | list | dict):
         return value
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return msgspec.to_builtins(value) if isinstance(value, _TIMES) else str(value)

@@ -8,38 +8,44 @@ Template tasks are built column by column; a taskset that overrides `_make_map_f
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from treetune.canonical import canonical
 from treetune.datasets.columns import constant, inferred, keys_of, lacks_roles, messages_column, prompts, struct
 from treetune.datasets.ground_truth import GroundTruth, stored
-from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform, json_array
+from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.source import Batch
-from treetune.datasets.taskset import RULE
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, did_you_mean
+from treetune.formats.note import MARK, ROW, RULE, unseen
 from treetune.formats.values import uncollected
-from treetune.formats.verl import PROMPT, reward_spec
-from treetune.task import problem
+from treetune.formats.verl import reward_spec
+from treetune.uid import uid_of, uids_of_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from treetune.datasets.taskset import DatasetTaskset
 
-RESERVED = ("index", "uid", "scorer", "env_class", PROMPT)
+RESERVED = ("index", "scorer", "env_class", ROW, MARK)
 """Keys of `extra_info` that Treetune itself fills in."""
 
 _FINISHED = ("data_source", "prompt", "reward_model", "extra_info", "env_class")
 
 Row = dict[str, Any]
+
+
+class _Built(NamedTuple):
+    table: pa.Table
+    numbers: list[int]
+    """Which rows of the batch these are."""
+    uids: list[str]
+    """Of their tasks. A row may carry one of the user's own."""
 
 
 class RowDropped(Exception):
@@ -88,14 +94,15 @@ class RowBuilder:
         if not indices:
             return None, dropped
         if self._by_column and not isinstance(batch, list):
-            built, numbers = self._columns(batch, indices, dropped)
+            built = self._columns(batch, indices, dropped)
         else:
             with uncollected():
-                built, numbers = self._rows(_pylist(batch), indices, dropped)
-        if built is not None and self._filter is not None and self._filter_late:
-            rows = _pylist(_taken(batch, numbers))
-            built = self._filtered_late(rows, [indices[number] for number in numbers], built, dropped)
-        return built, dropped
+                built = self._rows(_pylist(batch), indices, dropped)
+        if built is None:
+            return None, dropped
+        if self._filter is not None and self._filter_late:
+            return self._filtered_late(batch, indices, built, dropped), dropped
+        return built.table, dropped
 
     def _keeps(self, row: Row, index: int) -> bool:
         assert self._filter is not None
@@ -104,26 +111,22 @@ class RowBuilder:
         except Exception as error:
             raise TasksetError(f"the filter failed on row {index}: {type(error).__name__}: {error}") from error
 
-    def _filtered_late(
-        self, rows: list[Row], indices: list[int], built: pa.Table, dropped: Counter[str]
-    ) -> pa.Table | None:
+    def _filtered_late(self, batch: Batch, indices: list[int], built: _Built, dropped: Counter[str]) -> pa.Table | None:
         """By pass rate, which is known by uid and so only once a row is made."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         mask = []
-        uids = pc.struct_field(built["extra_info"].combine_chunks(), "uid").to_pylist()
-        for row, index, uid in zip(rows, indices, uids, strict=True):
+        rows = _pylist(_taken(batch, built.numbers))
+        for row, number, uid in zip(rows, built.numbers, built.uids, strict=True):
             rate = self._pass_rates.get(uid)
-            keep = rate is not None and self._keeps({**row, "pass_rate": rate}, index)
+            keep = rate is not None and self._keeps({**row, "pass_rate": rate}, indices[number])
             mask.append(keep)
             if not keep:
                 dropped["no pass rate" if rate is None else "filter"] += 1
-        built = built.filter(pa.array(mask, pa.bool_()))
-        return built if built.num_rows else None
+        table = built.table.filter(pa.array(mask, pa.bool_()))
+        return table if table.num_rows else None
 
-    def _columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> tuple[pa.Table | None, list[int]]:
-        """Built columns, and which rows of the table they are of."""
+    def _columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> _Built | None:
         import pyarrow as pa
 
         config = self.taskset.config
@@ -137,7 +140,7 @@ class RowBuilder:
                 table, indices = table.take(pa.array(kept, pa.int64())), [indices[number] for number in kept]
                 truths = [truths[number] for number in kept]
                 if not truths:
-                    return None, []
+                    return None
         (batch,) = table.combine_chunks().to_batches()
         contents = self._template.render(batch)
         columns: dict[str, pa.Array] = {
@@ -151,44 +154,26 @@ class RowBuilder:
                 [constant(config.reward_method, table.num_rows), inferred(truths, "reward_model.ground_truth", [])],
                 ["style", "ground_truth"],
             )
+        uids = uids_of_texts(contents.to_pylist(), truths, config.system_prompt, config.env_class, config.reward_method)
         extra = {
             "index": pa.array(indices, pa.int64()),
-            "uid": pa.array(self._uids(contents.to_pylist(), truths), pa.string()),
+            "uid": pa.array(uids, pa.string()),
             "scorer": constant(self.taskset.scorer, table.num_rows),
         }
         if config.env_class is not None:
             extra["env_class"] = constant(config.env_class, table.num_rows)
         if self.taskset.scorer not in (None, RULE):
-            extra[PROMPT] = json_array(columns["prompt"].to_pylist())
+            reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
+            around = {"ability": config.ability, "reward_model": reward}
+            extra[ROW] = pa.array([unseen({"prompt": prompt, **around}) for prompt in columns["prompt"].to_pylist()])
         for field in config.extra_fields:
             extra[field] = conform(table[field], canonical_type(table[field].type))
+            if field == "uid":
+                extra[field] = _filled(extra[field], uids)
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
-        return pa.table(columns), kept
+        return _Built(pa.table(columns), kept, uids)
 
-    def _uids(self, contents: list[str], truths: list[Any] | None) -> list[str]:
-        """`Task.uid` of each row, by putting together the canonical JSON it hashes."""
-        config = self.taskset.config
-        encode, blake = msgspec.json.Encoder(order="sorted").encode, hashlib.blake2b
-        head = b"{"
-        if config.env_class is not None:
-            head += b'"env_class":' + encode(config.env_class) + b","
-        head += b'"prompt":['
-        if config.system_prompt is not None:
-            head += b'{"content":' + encode(config.system_prompt) + b',"role":"system"},'
-        head += b'{"content":'
-        middle = b',"role":"user"}],"reward_spec":{'
-        if truths is None:
-            return [blake(head + encode(text) + middle + b"}}", digest_size=16).hexdigest() for text in contents]
-        middle += b'"ground_truth":'
-        tail = b',"method":' + encode(config.reward_method) + b"}}"
-        encoded = [encode(truth) if isinstance(truth, str) else canonical(truth) for truth in truths]
-        return [
-            blake(head + encode(text) + middle + truth + tail, digest_size=16).hexdigest()
-            for text, truth in zip(contents, encoded, strict=True)
-        ]
-
-    def _rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> tuple[pa.Table | None, list[int]]:
-        """Built rows, and which of the source they are of."""
+    def _rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> _Built | None:
         rows: list[Row] = []
         kept: list[int] = []
         make_row = self._make_row
@@ -219,13 +204,16 @@ class RowBuilder:
                     continue
             rows.append(made)
             kept.append(number)
-        return (self._table(rows, [indices[number] for number in kept]) if rows else None), kept
+        if not rows:
+            return None
+        table, uids = self._table(rows, [indices[number] for number in kept])
+        return _Built(table, kept, uids)
 
-    def _table(self, rows: list[Row], indices: list[int]) -> pa.Table:
+    def _table(self, rows: list[Row], indices: list[int]) -> tuple[pa.Table, list[str]]:
         """Made rows as canonical columns, with everything that a canonical row has.
 
         Column by column: putting each row together and taking it apart again would cost as much as making it. A key
-        whose values are of mixed types becomes JSON, and the table says which.
+        whose values are of mixed types becomes JSON, and the table says which. Also the uid of each row's task.
         """
         import pyarrow as pa
 
@@ -245,6 +233,7 @@ class RowBuilder:
             [str(row.get("data_source", config.data_source)) for row in rows], pa.string()
         )
         specs: list[dict[str, Any]] = [{}] * len(rows)
+        rewards: list[dict[str, Any] | None] = [None] * len(rows)
         if "reward_model" in names:
             rewards = [self._reward(row.get("reward_model")) for row in rows]
             specs = [_spec(reward) for reward in rewards]
@@ -265,20 +254,32 @@ class RowBuilder:
             ]
         if any(environments):
             extra["env_class"] = environments
-        extra["uid"] = _uids(rows, environments, specs)
+        uids = [
+            uid_of(row["prompt"], env_class, spec)
+            for row, env_class, spec in zip(rows, environments, specs, strict=True)
+        ]
+        extra["uid"] = uids
         own = self.taskset.scorer
         extra["scorer"] = [
-            f"env:{env_class}" if env_class is not None else None if own == RULE and not spec else own
+            f"env:{env_class}" if env_class is not None else None if own == RULE and "ground_truth" not in spec else own
             for env_class, spec in zip(environments, specs, strict=True)
         ]
         if any(scorer not in (None, RULE) for scorer in extra["scorer"]):
-            extra[PROMPT] = json_array(row["prompt"] for row in rows).to_pylist()
+            shared = {"env_class", *_FINISHED} - {"prompt", "reward_model"}
+            extra[ROW] = [
+                unseen({**{key: _plain(row[key]) for key in row if key not in shared}, "reward_model": reward})
+                for row, reward in zip(rows, rewards, strict=True)
+            ]
         extra.update({key: [_plain(info.get(key)) for info in given] for key in keys if key not in RESERVED})
+        if "uid" in keys:
+            extra["uid"] = [
+                info.get("uid") if info.get("uid") is not None else uid for info, uid in zip(given, uids, strict=True)
+            ]
         arrays = [inferred(values, f"extra_info.{key}", mixed) for key, values in extra.items()]
         columns["extra_info"] = pa.StructArray.from_arrays(arrays, list(extra))
         ordered = dict.fromkeys(["data_source", "prompt", *names, "extra_info"])
         table = pa.table({name: columns[name] for name in ordered if name in columns})
-        return table.replace_schema_metadata({JSON_FIELDS: msgspec.json.encode(mixed)} if mixed else None)
+        return table.replace_schema_metadata({JSON_FIELDS: msgspec.json.encode(mixed)} if mixed else None), uids
 
     def _reward(self, reward: Any) -> dict[str, Any] | None:
         if not reward or "ground_truth" not in reward:
@@ -321,17 +322,13 @@ def _index(value: Any, position: int) -> int:
         raise TasksetError(f"row {position} has the index {value!r}, which is no whole number") from None
 
 
-def _uids(rows: list[Row], environments: list[str | None], specs: list[dict[str, Any]]) -> list[str]:
-    """`Task.uid` of each row; spelled out, because there are many."""
-    encode, blake = msgspec.json.Encoder(order="sorted").encode, hashlib.blake2b
-    uids = []
-    for row, env_class, spec in zip(rows, environments, specs, strict=True):
-        content = problem(row["prompt"], env_class, spec)
-        encoded = encode(content)
-        if b"null" in encoded:
-            encoded = canonical(content)
-        uids.append(blake(encoded, digest_size=16).hexdigest())
-    return uids
+def _filled(own: pa.Array, uids: list[str]) -> pa.Array:
+    """The user's own uids, and where there is none the task's."""
+    if not own.null_count:
+        return own
+    return inferred(
+        [uid if mine is None else mine for mine, uid in zip(own.to_pylist(), uids, strict=True)], "extra_info.uid", []
+    )
 
 
 def _spec(reward: dict[str, Any] | None) -> dict[str, Any]:

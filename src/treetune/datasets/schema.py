@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treetune.errors import TasksetError
+from treetune.formats.values import iso_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +29,8 @@ def canonical_type(type_: pa.DataType) -> pa.DataType:
     if types.is_dictionary(type_):
         return canonical_type(type_.value_type)
     if types.is_large_string(type_) or types.is_string_view(type_) or types.is_decimal(type_):
+        return pa.string()
+    if types.is_temporal(type_):  # as ISO text, which is what every trainer and every wire can hold
         return pa.string()
     if types.is_integer(type_):
         return pa.int64()
@@ -80,6 +83,8 @@ def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
         values = conform(array.flatten(), type_.value_type)
         offsets = pc.subtract(array.offsets, array.offsets[0]) if not array.null_count else _offsets(array)
         return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pc.is_null(array))
+    if pa.types.is_string(type_) and pa.types.is_temporal(array.type):
+        return pa.array(iso_texts(array), pa.string())
     if pa.types.is_string(type_) and not _is_text(array.type) and not pa.types.is_decimal(array.type):
         return json_array(array.to_pylist())
     return array.cast(type_)

@@ -22,6 +22,7 @@ from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_d
 from treetune.datasets.config import DatasetConfig, Format, filter_file
 from treetune.datasets.content import content_hash, local_sources
 from treetune.errors import ConfigError
+from treetune.formats.note import RULE
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -33,14 +34,11 @@ if TYPE_CHECKING:
     from treetune.datasets.source import Source
     from treetune.formats.parquet_rows import ParquetRows
 
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2
 """Part of every cache key: raise it when the same config begins to give other rows."""
 
 FILE_FORMATS = ("json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder")
 """Names that `load_dataset` takes for kinds of files rather than for a dataset."""
-
-RULE = "rule"
-"""The scorer of rows with a ground truth whose taskset has no `reward` of its own."""
 
 
 class DatasetTaskset(Taskset[Task, DatasetConfig]):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import msgspec
 
 from treetune.datasets.schema import JSON_FIELDS, SPLIT, conform, json_array, refuse_mixed_truths, unified
+from treetune.formats.note import MARK
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +38,8 @@ class GrowingParquet:
         table = table.replace_schema_metadata(None)
         schema, json_fields = self.schema, frozenset(self.json_fields)
         self.json_fields |= already
-        self.schema = table.schema if schema is None else self._widened(schema, table.schema)
+        wider = table.schema if schema is None else self._widened(schema, table.schema)
+        self.schema = _with_mark(wider) if self.json_fields else wider
         if schema is not None and (self.schema != schema or self.json_fields != json_fields):
             self._rewrite(json_fields)
         self._put(table, already)
@@ -106,7 +108,7 @@ class GrowingParquet:
         import pyarrow.parquet as pq
 
         assert self.schema is not None
-        table = _with_json(table, self.json_fields - already_json)
+        table = _marked(_with_json(table, self.json_fields - already_json), self.json_fields)
         arrays = [
             conform(table[field.name], field.type)
             if field.name in table.column_names
@@ -144,3 +146,28 @@ def _with_json(table: pa.Table, paths: set[str]) -> pa.Table:
             column = json_array(column.to_pylist())
         table = table.set_column(table.column_names.index(name), name, column)
     return table
+
+
+def _with_mark(schema: pa.Schema) -> pa.Schema:
+    """A schema whose rows say themselves which of their values are JSON text: trainers do not see the metadata."""
+    import pyarrow as pa
+
+    place = schema.get_field_index("extra_info")
+    if place < 0 or not pa.types.is_struct(schema.field(place).type):
+        return schema
+    fields = {field.name: field.type for field in schema.field(place).type}
+    return schema.set(place, pa.field("extra_info", pa.struct([*{**fields, MARK: pa.string()}.items()])))
+
+
+def _marked(table: pa.Table, json_fields: set[str]) -> pa.Table:
+    import pyarrow as pa
+
+    if not json_fields or "extra_info" not in table.column_names:
+        return table
+    column = conform(table["extra_info"], table.schema.field("extra_info").type)
+    if not pa.types.is_struct(column.type):
+        return table
+    children = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
+    children[MARK] = pa.repeat(pa.scalar(msgspec.json.encode(sorted(json_fields)).decode(), pa.string()), len(column))
+    marked = pa.StructArray.from_arrays(list(children.values()), list(children), mask=column.is_null())
+    return table.set_column(table.column_names.index("extra_info"), "extra_info", marked)

@@ -17,26 +17,21 @@ from treetune.task import Task
 
 
 class RowOf(Protocol):
-    def __call__(self, task: Task, *, text_truth: bool = False) -> dict[str, Any]: ...
+    def __call__(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> dict[str, Any]: ...
 
 
 class Format(NamedTuple):
     name: str
     row_of: RowOf
-    """With `text_truth` a ground truth that is no text is stored as text, for a column that holds text elsewhere."""
+    """With `text_truth` a ground truth that is no text is stored as text, for a column that holds text elsewhere.
+    `scorer` says how the row is scored; without it, what follows from the task."""
     task_of: Callable[[Mapping[str, Any]], Task]
     task_of_pruned: Callable[[Mapping[str, Any]], Task]
     """The same for a row that has no nulls, such as `read_rows` gives."""
 
 
-def _verl_task(row: Mapping[str, Any]) -> Task:
-    from treetune.formats.values import pruned
-
-    return verl.task_of_pruned(pruned(row))
-
-
 FORMATS = {
-    "verl": Format("verl", verl.row_of, _verl_task, verl.task_of_pruned),
+    "verl": Format("verl", verl.row_of, verl.task_of, verl.task_of_pruned),
     "skyrl": Format("skyrl", skyrl.row_of, skyrl.task_of, skyrl.task_of_pruned),
     "trl": Format("trl", trl.row_of, trl.task_of, trl.task_of_pruned),
 }

@@ -65,12 +65,14 @@ def _skyrl_by_contract(table: pa.Table) -> pa.Table:
     import msgspec
 
     from treetune.datasets.schema import JSON_FIELDS
+    from treetune.formats.note import parsed
     from treetune.formats.parquet import table_of
     from treetune.formats.skyrl import row_of
-    from treetune.formats.verl import task_of
+    from treetune.formats.values import pruned
+    from treetune.formats.verl import task_of_pruned
 
     mixed: list[str] = msgspec.json.decode((table.schema.metadata or {}).get(JSON_FIELDS, b"[]"))
-    return table_of([row_of(task_of(row, mixed)) for row in table.to_pylist()])
+    return table_of([row_of(task_of_pruned(parsed(pruned(row), mixed))) for row in table.to_pylist()])
 
 
 def _trl(table: pa.Table) -> pa.Table:

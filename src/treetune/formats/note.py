@@ -3,25 +3,36 @@
     row = {..., "reward_spec": {"ground_truth": "42"}, "extra_info": {"uid": "...", "treetune": '{"ground_truth":42}'}}
 
 So every format keeps every task: a ground truth that was encoded, a prompt that was plain text, a key whose name
-Treetune needs for itself. Most rows need no note. What follows from the row (`uid`, `scorer`, `prompt_json`) is written
-for trainers and left out again on reading.
+Treetune needs for itself, the fields of a subclass. Most rows need no note. What follows from the row (`uid`, `scorer`,
+`row_json`, `treetune_json`) is written for trainers and left out again on reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from treetune.errors import TasksetError
 from treetune.formats.values import json_text, json_value, pruned
-from treetune.task import Task, own_fields
+from treetune.task import ForeignTask, Task, own_values
 
 KEY = "treetune"
 
-PROMPT = "prompt_json"
-"""The key of `extra_info` with the prompt as JSON, for rows whose scorer may want it: verl passes no prompt on."""
+ROW = "row_json"
+"""The key of `extra_info` with the other columns as JSON, for rows whose scorer may want them: verl passes only
+`data_source`, the ground truth and `extra_info` on."""
+
+MARK = "treetune_json"
+"""The key of `extra_info` that lists the dotted paths whose values are JSON text. Trainers do not see what a file's
+metadata says."""
+
+RULE = "rule"
+"""The scorer that compares the answer with the ground truth."""
+
+SCORED = "scored"
+"""The environment of rows that have none: one answer, which the row's scorer scores. No task names it."""
 
 SHARED = ("data_source", "prompt", "ability", "extra_info")
 """The columns that every format has."""
@@ -29,7 +40,7 @@ SHARED = ("data_source", "prompt", "ability", "extra_info")
 COLUMNS = frozenset((*SHARED, "env_class", "reward_spec", "reward_model", "ground_truth"))
 """The columns of all formats; any other column is the user's own."""
 
-_OWN = frozenset(("uid", "env_class", "scorer", PROMPT, KEY, ""))
+_OWN = frozenset(("env_class", "scorer", ROW, MARK, KEY, ""))
 """Keys of `extra_info` that have a meaning here (and one that no parquet path can name)."""
 
 _HEX = frozenset("0123456789abcdef")
@@ -42,11 +53,15 @@ class Parts(msgspec.Struct):
     columns: dict[str, Any]
     """The user's own columns."""
     note: dict[str, Any]
+    scorer: str | None
 
     def row(self, task: Task, columns: Mapping[str, Any], further: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The row of a format's own columns, where they are not None, further keys of `extra_info`, and what every
-        row has."""
-        extra = {"uid": task.uid, **(further or {}), **self.extra}
+        row has. A uid of the user's own stays."""
+        extra = {} if self.extra.get("uid") is not None else {"uid": task.uid}
+        extra |= {**(further or {}), **self.extra}
+        if self.scorer is not None:
+            extra["scorer"] = self.scorer
         if self.note:
             extra[KEY] = json_text(self.note)
         row = {"data_source": task.data_source, "prompt": task.messages, **columns, "ability": task.ability}
@@ -61,12 +76,12 @@ class Parts(msgspec.Struct):
         return stored
 
 
-def parts_of(task: Task) -> Parts:
-    if own := own_fields(type(task)):
-        raise TasksetError(
-            f"{type(task).__name__} has fields that rows do not: {', '.join(own)}", remedy="put them into extra_info"
-        )
-    parts = Parts(dict(task.extra_info), {}, {})
+def parts_of(task: Task, scorer: str | None = None) -> Parts:
+    """`scorer` says how the row is scored, unless the task says so itself; without it, what follows from the task."""
+    parts = Parts(dict(task.extra_info), {}, {}, scorer or scorer_of(task))
+    if own := own_values(task):
+        # As text in the note's text, so that a field that is None stays one.
+        parts.note["fields"] = msgspec.json.encode(own).decode()
     if not isinstance(task.prompt, list):
         parts.note["prompt"] = "none" if task.prompt is None else "text"
     extra = parts.extra
@@ -77,7 +92,9 @@ def parts_of(task: Task) -> Parts:
         del extra[KEY]
         parts.columns = {name: extra.pop(name) for name in memory["columns"] if name in extra}
         extra.update(memory["hidden"])
-    kept = {key: extra.pop(key) for key in _OWN & extra.keys() if key != "scorer" or not _special(task, extra[key])}
+    if _special(task, extra.get("scorer")):
+        parts.scorer = extra.pop("scorer")
+    kept = {key: extra.pop(key) for key in _OWN & extra.keys()}
     if kept:
         parts.note["extra_info"] = kept
     return parts
@@ -95,10 +112,8 @@ def task_from(
     note = _note(extra)
     inner = extra.pop("env_class", None)
     env_class = inner if env_class is None else env_class
-    if _is_uid(extra.get("uid")):
-        del extra["uid"]
     if not whole or "scorer" in extra:
-        extra.pop(PROMPT, None)
+        extra.pop(ROW, None)
     others = [name for name in row if name not in own and name not in note.get("added", ())]
     if others:
         _beside(row, others, extra, whole)
@@ -110,14 +125,18 @@ def task_from(
         spec = {**note["reward_spec"], **truths}
     if "ground_truth" in note:
         spec["ground_truth"] = note["ground_truth"]
-    task = Task(
-        prompt=prompt,
-        data_source=str(row.get("data_source", "unknown")),
-        env_class=env_class,
-        reward_spec=spec,
-        ability=row.get("ability"),
-        extra_info=extra,
-    )
+    fields: dict[str, Any] = {
+        "prompt": prompt,
+        "data_source": str(row.get("data_source", "unknown")),
+        "env_class": None if env_class == SCORED else env_class,
+        "reward_spec": spec,
+        "ability": row.get("ability"),
+        "extra_info": extra,
+    }
+    task = ForeignTask(**fields, own=json_value(note["fields"])) if "fields" in note else Task(**fields)
+    # A uid of the user's own is a key like any other.
+    if _looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
+        del extra["uid"]
     if "scorer" in extra and not (whole and _special(task, extra["scorer"])):
         del extra["scorer"]
     extra.update(note.get("extra_info", {}))
@@ -128,7 +147,38 @@ def scorer_of(task: Task) -> str | None:
     """How a row is scored from itself alone, where that follows from the row."""
     if task.env_class is not None:
         return f"env:{task.env_class}"
-    return "rule" if task.ground_truth is not None else None
+    return RULE if task.ground_truth is not None else None
+
+
+def unseen(row: Mapping[str, Any]) -> str:
+    """The columns of a verl row that its reward functions are not given, as JSON."""
+    columns = {name: value for name, value in row.items() if name not in ("data_source", "extra_info")}
+    if (reward := columns.get("reward_model")) is not None:
+        # Its place is kept, so that the keys are in one order wherever the task is read.
+        columns["reward_model"] = {key: "" if key == "ground_truth" else value for key, value in reward.items()}
+    return json_text(columns)
+
+
+def restored(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
+    """A row whose values that are JSON text are what they were; of those paths only that begin with `under`."""
+    extra = row.get("extra_info")
+    if not isinstance(extra, dict) or not isinstance(extra.get(MARK), str):
+        return dict(row)
+    copy = {name: dict(value) if isinstance(value, dict) else value for name, value in row.items()}
+    return parsed(copy, [path for path in json_value(extra[MARK]) if path.startswith(under)])
+
+
+def parsed(row: dict[str, Any], json_fields: Sequence[str]) -> dict[str, Any]:
+    """`row` with the values at these dotted paths parsed: they are JSON text."""
+    for path in json_fields:
+        name, _, key = path.partition(".")
+        place, last = (row.get(name), key) if key else (row, name)
+        if isinstance(place, dict) and isinstance(place.get(last), str):
+            place[last] = pruned(json_value(place[last]))
+    extra = row.get("extra_info")
+    if isinstance(extra, dict):
+        extra.pop(MARK, None)
+    return row
 
 
 def text(truth: Any) -> Any:
@@ -172,7 +222,7 @@ def _beside(row: Mapping[str, Any], others: list[str], extra: dict[str, Any], wh
     extra.update({name: row[name] for name in others})
 
 
-def _is_uid(value: Any) -> bool:
+def _looks_like_uid(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 32 and _HEX.issuperset(value)
 
 

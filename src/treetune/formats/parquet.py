@@ -98,6 +98,8 @@ def _exact(values: list[Any], path: str, json_fields: list[str], refused: tuple[
 
     try:
         array = pa.array(values)
+        if _has_times(array.type):
+            array = pa.array(python_values(array))
         if _storable(array.type) and (_certain(array.type) or _same(values, array)):
             return array
     except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
@@ -111,6 +113,12 @@ def _exact(values: list[Any], path: str, json_fields: list[str], refused: tuple[
 def _storable(kind: pa.DataType) -> bool:
     """Whether parquet can hold it: no mapping without keys."""
     return all(map(_storable, _children(kind))) and str(kind) != "struct<>"
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_temporal(kind) or any(map(_has_times, _children(kind)))
 
 
 def _certain(kind: pa.DataType) -> bool:

@@ -21,8 +21,8 @@ import msgspec
 
 from treetune.errors import StorageError
 from treetune.formats.batch import Row
+from treetune.formats.note import parsed
 from treetune.formats.values import rows_of
-from treetune.formats.verl import parsed
 
 if TYPE_CHECKING:
     import pyarrow as pa

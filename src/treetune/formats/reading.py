@@ -17,9 +17,9 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.formats.batch import BATCH, Batch, ReadError, Row
 from treetune.formats.format import Format, detect, named
 from treetune.formats.json_files import json_batches
+from treetune.formats.note import parsed
 from treetune.formats.sources import File, HubName, Kind, Sources, find
 from treetune.formats.values import json_value, pruned, rows_of, uncollected
-from treetune.formats.verl import parsed
 from treetune.task import Task
 
 if TYPE_CHECKING:

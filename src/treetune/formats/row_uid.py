@@ -6,8 +6,8 @@ from treetune.canonical import digest
 from treetune.errors import TreetuneError, UsageError
 from treetune.formats.batch import Row
 from treetune.formats.format import FORMATS, detect
-from treetune.formats.note import KEY
-from treetune.task import problem
+from treetune.formats.note import KEY, SCORED
+from treetune.uid import uid_of as task_uid
 
 
 def uid_of(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_class") -> str:
@@ -17,8 +17,9 @@ def uid_of(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_class
     if isinstance(given, str | int) and not isinstance(given, bool) and given != "":
         return str(given)
     prompt, env_class, spec = row.get(prompt_key), row.get(env_class_key), row.get("reward_spec")
-    if isinstance(prompt, list) and isinstance(env_class, str) and isinstance(spec, dict) and KEY not in extra:
-        return digest(problem(prompt, env_class, spec))  # the task's, without making one
+    plain = isinstance(env_class, str) and env_class != SCORED and KEY not in extra
+    if plain and isinstance(prompt, list) and isinstance(spec, dict):
+        return task_uid(prompt, env_class, spec)  # without making the task
     named = {name: value for name, value in row.items() if name not in (prompt_key, env_class_key)}
     named |= {name: value for name, value in (("prompt", prompt), ("env_class", env_class)) if value is not None}
     try:

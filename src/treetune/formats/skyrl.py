@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from treetune.contract import Contract, contract_of
-from treetune.formats.note import COLUMNS, SHARED, parts_of, spec_of, task_from
+from treetune.formats.note import COLUMNS, SCORED, SHARED, parts_of, restored, scorer_of, spec_of, task_from
 from treetune.formats.values import pruned
 from treetune.formats.verl import reward_spec
 from treetune.task import Task
@@ -26,8 +26,10 @@ _SQL_DATA = ("spider", "bird", "synsql")
 """What text2sql calls `data`: the collection whose databases are meant."""
 
 
-def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
-    parts = parts_of(task)
+def row_of(task: Task, *, text_truth: bool = False, scorer: str | None = None) -> dict[str, Any]:
+    parts = parts_of(task, scorer)
+    if parts.scorer == scorer_of(task) and task.env_class is not None:
+        parts.scorer = None  # the column says it
     contract = _contract(task.env_class)
     spec = {key: value for key, value in task.reward_spec.items() if value is not None}
     if "" in spec:
@@ -37,7 +39,7 @@ def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
         truth = spec["ground_truth"]
         stored = contract.encode(truth, task) if contract is not None else truth
         spec["ground_truth"] = parts.truth(truth, stored, text_truth)
-    columns: dict[str, Any] = {"env_class": task.env_class, "reward_spec": spec or None}
+    columns: dict[str, Any] = {"env_class": _environment_of(task, parts.scorer), "reward_spec": spec or None}
     added = {name: value for name, value in _needed(task, contract).items() if name not in parts.columns}
     if contract is not None and contract.column == "reward_model" and spec:
         added["reward_model"] = {("style" if key == "method" else key): value for key, value in spec.items()}
@@ -47,7 +49,7 @@ def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
-    return task_of_pruned(pruned(row))
+    return task_of_pruned(restored(pruned(row)))
 
 
 def task_of_pruned(row: Mapping[str, Any]) -> Task:
@@ -56,6 +58,11 @@ def task_of_pruned(row: Mapping[str, Any]) -> Task:
             row, reward_spec(spec_of(row, "reward_model")), (*_OWN, "reward_model"), row.get("env_class"), whole=True
         )
     return task_from(row, spec_of(row, "reward_spec"), _OWN, row.get("env_class"), whole=True)
+
+
+def _environment_of(task: Task, scorer: str | None) -> str | None:
+    """SkyRL plays every row in an environment: one that only asks for an answer, where the task has none."""
+    return SCORED if task.env_class is None and scorer is not None else task.env_class
 
 
 def _needed(task: Task, contract: Contract | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treetune.formats.note import SHARED, parts_of, task_from
+from treetune.formats.note import SHARED, parts_of, restored, task_from
 from treetune.formats.values import pruned
 from treetune.task import Task
 
@@ -14,8 +14,8 @@ _USUAL = {"method": "rule"}
 """What a reward specification says beside its ground truth, unless a row says otherwise."""
 
 
-def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
-    parts = parts_of(task)
+def row_of(task: Task, *, text_truth: bool = False, scorer: str | None = None) -> dict[str, Any]:
+    parts = parts_of(task, scorer)
     spec = {key: value for key, value in task.reward_spec.items() if value is not None}
     truth = spec.pop("ground_truth", None)
     if truth is not None:
@@ -29,7 +29,7 @@ def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
-    return task_of_pruned(pruned(row))
+    return task_of_pruned(restored(pruned(row)))
 
 
 def task_of_pruned(row: Mapping[str, Any]) -> Task:

@@ -1,7 +1,7 @@
 """Values exactly as they were written, whatever file they come from.
 
 Parquet fills the missing keys of a mapping with nulls, JSON leaves them out: here a key whose value is null is absent.
-Nulls inside lists stay. Integers of any size and floats keep their exact value.
+Nulls inside lists stay. Integers of any size and floats keep their exact value. A date or a time is its ISO text.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def python_values(array: pa.Array) -> list[Any]:
         return lists
     if pa.types.is_dictionary(kind):
         return python_values(array.dictionary_decode())
+    if pa.types.is_temporal(kind):
+        return iso_texts(array)
     if isinstance(kind, pa.BaseExtensionType):
         stored = python_values(array.storage)
         # How the `datasets` library writes columns of mixed types.
@@ -82,6 +84,16 @@ def python_values(array: pa.Array) -> list[Any]:
         return [pruned(value) for value in array.to_pylist(maps_as_pydicts="strict")]
     values: list[Any] = array.to_pylist()
     return values
+
+
+def iso_texts(times: pa.Array) -> list[str | None]:
+    """Dates, times and durations as JSON has them."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Python has microseconds
+        times = times.cast(pa.timestamp("us", times.type.tz), safe=False)
+    texts: list[str | None] = msgspec.to_builtins(times.to_pylist())
+    return texts
 
 
 def rows_of(names: list[str], arrays: list[Any], count: int) -> list[Any]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from treetune.formats.note import PROMPT, SHARED, parts_of, scorer_of, spec_of, task_from, text
-from treetune.formats.values import json_text, json_value, pruned
+from treetune.formats.note import ROW, RULE, SHARED, parsed, parts_of, restored, spec_of, task_from, text, unseen
+from treetune.formats.values import json_value, pruned
 from treetune.task import Task
 
-__all__ = ["PROMPT", "parsed", "reward_spec", "row_of", "task_of", "task_of_pruned"]
+__all__ = ["parsed", "reward_spec", "row_of", "task_of", "task_of_pruned", "task_to_score"]
 
 _OWN = (*SHARED, "reward_model")
 
 
-def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
+def row_of(task: Task, *, text_truth: bool = False, scorer: str | None = None) -> dict[str, Any]:
     """The row of a task. Numbers are stored as text, which is what verl's scorers compare with, and every row has a
     `reward_model`, for verl looks into it."""
-    parts = parts_of(task)
+    parts = parts_of(task, scorer)
     reward: dict[str, Any] = {"style": "rule", "ground_truth": None}
     spec = {key: value for key, value in task.reward_spec.items() if value is not None}
     if spec:
@@ -28,36 +28,36 @@ def row_of(task: Task, *, text_truth: bool = False) -> dict[str, Any]:
             stored = text(truth) if isinstance(truth, bool | int | float) else truth
             reward = {"ground_truth": parts.truth(truth, stored, text_truth)}
             reward |= {("style" if key == "method" else key): value for key, value in spec.items() if key}
-    scorer = parts.extra.get("scorer") or scorer_of(task)
-    prompt = json_text(task.messages) if scorer not in (None, "rule") else None
-    further = {"env_class": task.env_class, "scorer": scorer, PROMPT: prompt}
-    return parts.row(
-        task, {"reward_model": reward}, {key: value for key, value in further.items() if value is not None}
+    row = parts.row(
+        task, {"reward_model": reward}, {"env_class": task.env_class} if task.env_class is not None else None
     )
+    if parts.scorer not in (None, RULE):
+        row["extra_info"][ROW] = unseen(row)
+    return row
 
 
-def task_of(row: Mapping[str, Any], json_fields: Sequence[str] = ()) -> Task:
-    """The task of a row; nulls that only fill up a column are gone, and JSON text is what it was."""
-    return task_of_pruned(parsed(pruned(row), json_fields), whole=False)
+def task_of(row: Mapping[str, Any]) -> Task:
+    """The task of a row as a file has it; nulls that only fill up a column are gone, and JSON text is what it was."""
+    return task_of_pruned(restored(pruned(row)))
 
 
 def task_of_pruned(row: Mapping[str, Any], *, whole: bool = True) -> Task:
     return task_from(row, reward_spec(spec_of(row, "reward_model")), _OWN, whole=whole)
 
 
+def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Task:
+    """The task of a row as verl gives it to reward functions: without most of its columns."""
+    extra = pruned(extra_info)
+    row = json_value(extra.pop(ROW, None) or "{}")
+    reward = {**row.get("reward_model", {}), "ground_truth": ground_truth}
+    row |= {"data_source": data_source, "extra_info": extra, "reward_model": pruned(reward)}
+    # The other columns were never anything but JSON.
+    return task_of_pruned(restored(row, "extra_info."), whole=False)
+
+
 def reward_spec(reward_model: Mapping[str, Any] | None) -> dict[str, Any]:
     """verl's `reward_model` as a task's `reward_spec`: its `style` is our `method`."""
-    if not reward_model or reward_model.get("ground_truth") is None:
-        return {}
-    spec = {("method" if key == "style" else key): value for key, value in reward_model.items()}
-    return {key: value for key, value in spec.items() if value is not None}
-
-
-def parsed(row: dict[str, Any], json_fields: Sequence[str]) -> dict[str, Any]:
-    """`row` with the values at these dotted paths parsed: they are JSON text."""
-    for path in json_fields:
-        name, _, key = path.partition(".")
-        place, last = (row.get(name), key) if key else (row, name)
-        if isinstance(place, dict) and isinstance(place.get(last), str):
-            place[last] = pruned(json_value(place[last]))
-    return row
+    spec = {
+        ("method" if key == "style" else key): value for key, value in (reward_model or {}).items() if value is not None
+    }
+    return {} if spec == {"method": "rule"} else spec  # what a row without a reward is filled up with

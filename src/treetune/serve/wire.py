@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from treetune.canonical import digest
 from treetune.environment import Observation
 from treetune.errors import TasksetError, TreetuneError, UsageError
 from treetune.host import Health, Info
@@ -22,7 +21,7 @@ from treetune.rollout import Limits
 from treetune.serve.codec import pack, unpack, unpack_plain
 from treetune.serve.errors import KINDS, BadRequest, ServeError
 from treetune.streams import State
-from treetune.task import Task, problem
+from treetune.task import ForeignTask, Task
 from treetune.trace import Trace
 
 KIND, SEAL = "$kind", "$seal"
@@ -179,23 +178,11 @@ def raise_failure(response: Response | HealthResponse | InfoResponse) -> None:
 # Tasks and traces, which keep what a subclass adds
 
 
-class WireTask(Task, frozen=True, kw_only=True):
-    """A task whose class the receiver does not have: what its subclass adds is in `own`, and read as an attribute."""
+class WireTask(ForeignTask, frozen=True, kw_only=True):
+    """A task as a client has it, with the seal of the server that gave it."""
 
     kind: str = "Task"
     seal: bytes = b""
-    own: dict[str, Any] = {}
-
-    @property
-    def uid(self) -> str:
-        """The same that the task has where its class is known."""
-        return digest({**self.own, **problem(self.messages, self.env_class, self.reward_spec)})
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.own[name]
-        except KeyError:
-            raise AttributeError(f"{self.kind} has no {name!r}") from None
 
 
 class WireTrace(Trace, kw_only=True):

@@ -14,8 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 from treetune.datasets.resolve import resolve_tasks_into_config
-from treetune.datasets.taskset import RULE
 from treetune.errors import MissingExtraError, TasksetError
+from treetune.formats.note import RULE
+from treetune.formats.verl import task_to_score as _task
 
 
 def run_with_tasks(config: Any) -> Any:
@@ -42,16 +43,16 @@ def compute_score(
             f"a row of data_source {str(data_source)!r} does not say how it is scored",
             remedy="build it with Treetune, with ground_truth, env_class or a custom_cls that has reward()",
         )
-    if scorer == RULE and ground_truth is None:
+    task = _task(str(data_source), ground_truth, extra_info or {})
+    if scorer == RULE and task.ground_truth is None:
         raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
     if scorer == RULE:
         from treetune.datasets.rule import score
 
-        result = score(solution_str, ground_truth)
+        result = score(solution_str, task.ground_truth)
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
     from treetune.background import run
 
-    task = _task(str(data_source), ground_truth, dict(extra_info or {}))
     trace = run(_answered(scorer, task, solution_str))
     if not trace.outcome.scored:
         raise TasksetError(
@@ -59,21 +60,6 @@ def compute_score(
             f"{trace.failure.message if trace.failure else trace.outcome.value}"
         )
     return {"score": trace.reward, "acc": float(trace.passed()), "answer": trace.answer or ""}
-
-
-def _task(data_source: str, ground_truth: Any, extra: dict[str, Any]) -> Any:
-    import msgspec
-
-    from treetune.formats.verl import PROMPT, task_of
-
-    return task_of(
-        {
-            "data_source": data_source,
-            "prompt": msgspec.json.decode(extra.pop(PROMPT, None) or b"[]"),
-            "reward_model": {"ground_truth": ground_truth},
-            "extra_info": extra,
-        }
-    )
 
 
 async def _answered(scorer: str, task: Any, answer: str) -> Any:

@@ -15,12 +15,12 @@ import numpy as np
 from treetune.errors import TreetuneError, UsageError
 from treetune.formats.batch import Batch, Row
 from treetune.formats.json_files import json_batches
+from treetune.formats.note import parsed
 from treetune.formats.reading import hub_batches, json_fields_of
 from treetune.formats.sources import File, HubName, Kind
 from treetune.formats.validation.arrays import taken
 from treetune.formats.validation.report import Report
 from treetune.formats.values import pruned, rows_of, uncollected
-from treetune.formats.verl import parsed
 
 if TYPE_CHECKING:
     import pyarrow as pa

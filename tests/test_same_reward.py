@@ -1,0 +1,151 @@
+"""One task has one reward: in eval, and from its row, as each trainer gives it to what scores it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from treetune import Task
+from treetune.policies.scripted import Replay
+from treetune.policy import Completion
+from treetune.rollout import run_rollout
+from treetune.target import build_taskset
+from treetune.taskset import Taskset
+from treetune.trainers.verl import compute_score
+
+# A reward that tells 1 from 1.0, True and "1", and sees every field.
+SEEN = """
+import json
+
+from treetune import Environment, Step
+from treetune_verl.tasks import Task
+
+
+def seen(task):
+    extra = {key: value for key, value in task.extra_info.items() if key != "max_turns"}
+    return json.dumps([task.prompt, task.data_source, task.ability, task.reward_spec, extra], sort_keys=True)
+
+
+class Plain(Task):
+    def gold(self, task):
+        return seen(task)
+
+    def reward(self, task, answer):
+        return float(answer == seen(task))
+
+
+class Wide(Plain):
+    def _make_map_fn(self):
+        make_row = super()._make_map_fn()
+
+        def wider(row, index):
+            made = make_row(row, index)
+            reward = {"style": "model", "ground_truth": row["truth"], "rubric": [index, "x"], "weight": 0.5}
+            columns = {"level": index, "tests": [{"in": str(index), "out": None}], "mix": [1, "1", [1.0]][index % 3]}
+            return {**made, "ability": ["math", "code"][index % 2], "reward_model": reward, **columns}
+
+        return wider
+
+
+class Look(Environment):
+    @classmethod
+    def gold(cls, task):
+        return seen(task)
+
+    def step(self, action):
+        return Step(reward=float(action.text == seen(self.task)), done=True)
+"""
+
+COLUMNS: dict[str, list[Any]] = {
+    "whole": [1, -(2**40), 0],
+    "fraction": [1.0, 0.1, -2.5e300],
+    "flag": [True, False, True],
+    "nothing": [None, None, None],
+    "sometimes": [None, "x", None],
+    "text": ["1", "", '"quoted"'],
+    "list": [[1, 2], [], [3]],
+    "mapping": [{"a": 1}, {"b": [None, "c"]}, {"a": 2, "b": None}],
+    "mixed": [1, "hard", [1, 2]],
+    "mixed_text": ["1", 1, '"1"'],
+    "date": ["2024-05-01", "1999-12-31", "2024-02-29"],
+    "unicode": ["é𝒳\u2028", "名前", "\U0001f600"],
+    "truth": ["1", "two", "3.0"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "seen.py").write_text(SEEN)
+    rows = [{name: values[number] for name, values in COLUMNS.items()} for number in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def dataset(folder: Path, **keys: Any) -> dict[str, Any]:
+    source = {"args": ["json"], "kwargs": {"data_files": str(folder / "rows.jsonl"), "split": "train"}}
+    return {
+        "loading_params": source,
+        "prompt_template": "{text} {unicode}",
+        "system_prompt": "Look.",
+        "data_source": "looks",
+        "extra_fields": list(COLUMNS),
+        **keys,
+    }
+
+
+KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "rule": lambda folder: dataset(folder, id="dataset", ground_truth="truth", ability="math"),
+    "custom_cls": lambda folder: dataset(
+        folder, custom_cls={"path": str(folder / "seen.py"), "name": "Plain"}, ground_truth="truth", ability="math"
+    ),
+    "custom_cls with columns of its own": lambda folder: dataset(
+        folder, custom_cls={"path": str(folder / "seen.py"), "name": "Wide"}
+    ),
+    "environment": lambda folder: dataset(
+        folder, id="dataset", ground_truth="truth", ability="math", env_class=f"{folder}/seen.py:Look"
+    ),
+}
+
+
+def rewards_in_eval(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
+    async def play() -> list[float]:
+        tasks = taskset.select_tasks()
+        assert len(tasks) == len(answers)
+        traces = [
+            await run_rollout(taskset, task, Replay([Completion(text=answer)]))
+            for task, answer in zip(tasks, answers, strict=True)
+        ]
+        assert all(trace.outcome.scored for trace in traces)
+        return [trace.reward for trace in traces]
+
+    return asyncio.run(play())
+
+
+def golds_of(taskset: Taskset[Any, Any]) -> list[str]:
+    tasks: list[Task] = taskset.select_tasks()
+    return [taskset.gold(task) for task in tasks]
+
+
+def rewards_in_verl(path: Path, answers: list[str]) -> list[float]:
+    """As its reward manager asks for them."""
+    rows = pq.read_table(path).to_pylist()
+    return [
+        compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"], row["extra_info"])["score"]
+        for row, answer in zip(rows, answers, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_reward_of_its_task_in_eval(folder, kind):
+    taskset = build_taskset(KINDS[kind](folder))
+    golds = golds_of(taskset)
+    for answers, expected in ((golds, [1.0] * 3), ([f"not {gold}, 17" for gold in golds], [0.0] * 3)):
+        assert rewards_in_eval(taskset, answers) == expected
+        assert rewards_in_verl(taskset.get_parquet_path(), answers) == expected
