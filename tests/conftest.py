@@ -1,18 +1,18 @@
-"""Shared by all tests: the data folder, and the command line in a process of its own."""
+"""Shared by all tests: the data folder and the command line."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
+
+import command_line
+from command_line import Result
 
 settings.register_profile("treetune", deadline=None)
 settings.load_profile("treetune")
@@ -23,30 +23,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parent.parent
 
 
-class Result:
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def treetune(tmp_path: Path) -> Callable[..., Result]:
+    """Runs `treetune ARGUMENTS` in a fresh folder, as a user would; in this process."""
 
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
+    def run(*arguments: object, **environment: str) -> Result:
+        return command_line.run(tmp_path, [str(argument) for argument in arguments], environment)
+
+    return run
 
 
 @pytest.fixture
-def treetune(tmp_path: Path) -> Callable[..., Result]:
-    """Runs `treetune ARGUMENTS` in a fresh folder, as a user would."""
+def treetune_process(tmp_path: Path) -> Callable[..., Result]:
+    """The same in a process of its own, for what can only be seen there."""
 
-    def run(*arguments: str | Path, timeout: float = 60, **environment: str) -> Result:
-        return Result(
-            subprocess.run(
-                [sys.executable, "-m", "treetune", *map(str, arguments)],
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                env={**os.environ, "COLUMNS": "200", **environment},
-            )
-        )
+    def run(*arguments: object, timeout: float = 60, **environment: str) -> Result:
+        return command_line.run_process(tmp_path, [str(argument) for argument in arguments], environment, timeout)
 
     return run
 
@@ -59,13 +51,13 @@ def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if (data / "gsm8k" / "train.jsonl").exists():
         return data / "gsm8k"
     folder = tmp_path_factory.mktemp("gsm8k")
-    for split, count in {"train": 200, "test": 50}.items():
+    for split, numbers in {"train": range(200), "test": range(200, 250)}.items():
         rows = [
             {
                 "question": f"Ann has {n} pears and buys {n + 2} more. How many?",
                 "answer": f"{n}+{n + 2}\n#### {2 * n + 2}",
             }
-            for n in range(count)
+            for n in numbers
         ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

@@ -213,7 +213,7 @@ def test_init_makes_a_working_project_of_any_name(treetune, tmp_path, name):
     assert done.returncode == 0
 
 
-def test_a_torch_that_crashes_at_the_very_end_does_not_spoil_a_good_run(treetune, tmp_path):
+def test_a_torch_that_crashes_at_the_very_end_does_not_spoil_a_good_run(treetune_process, tmp_path):
     """A stand-in: the real one does so once in a while."""
     (tmp_path / "torch.py").write_text(
         "import atexit, os\n"
@@ -229,10 +229,10 @@ def test_a_torch_that_crashes_at_the_very_end_does_not_spoil_a_good_run(treetune
         "    def load_tasks(self): yield Task(prompt='a')\n"
         "    def reward(self, task, answer): return 1.0\n"
     )
-    done = treetune("eval", "sets.py:One", "-m", "scripted:echo", "-o", "run", PYTHONPATH=str(tmp_path))
+    done = treetune_process("eval", "sets.py:One", "-m", "scripted:echo", "-o", "run", PYTHONPATH=str(tmp_path))
     assert done.code == 0
     assert done.out.endswith("put away\n")
-    assert treetune("show", "sets.py:None", PYTHONPATH=str(tmp_path)).code == 2
+    assert treetune_process("show", "sets.py:None", PYTHONPATH=str(tmp_path)).code == 2
 
 
 @pytest.mark.parametrize("name", ['a"""b', "a/b", "Größe"])

@@ -365,13 +365,14 @@ def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(monke
     refuse_unservable(Boxed())
 
 
-def test_a_stuck_environment_does_not_keep_the_program_from_ending(treetune, tmp_path):
+def test_a_stuck_environment_does_not_keep_the_program_from_ending(treetune_process, tmp_path):
     (tmp_path / "stuck.py").write_text(
         "import time\nfrom treetune import Task, Taskset\nclass Stuck(Taskset):\n"
         "    def load_tasks(self): return [Task(prompt='a')]\n"
         "    def reward(self, task, answer): time.sleep(3600)\n"
     )
-    result = treetune("eval", "stuck.py:Stuck", "-m", "scripted:echo", "--limits.timeout", 0.3, "--json", timeout=20)
+    arguments = ["eval", "stuck.py:Stuck", "-m", "scripted:echo", "--limits.timeout", 0.3, "--json"]
+    result = treetune_process(*arguments, timeout=20)
     assert result.code == 1
     assert result.json["outcomes"] == {"timeout": 1}
     assert result.json["mean_reward"] is None

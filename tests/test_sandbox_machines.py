@@ -232,7 +232,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, tool):
 def test_debian_is_built_and_samples_are_played_on_it(treetune, taskset, tmp_path):
     if not shutil.which("mmdebstrap"):
         pytest.skip("mmdebstrap is not installed")
-    result = treetune("sandbox", "build", "debian", "--json", timeout=540)
+    result = treetune("sandbox", "build", "debian", "--json")
     if result.code != 0 and re.search("resolve|fetch|connect", result.err, re.I):
         pytest.skip(f"Debian's packages cannot be had here: {result.err[-300:]}")
     assert result.code == 0, result.err

@@ -29,6 +29,7 @@ from treetune.sandbox.causes import explained
 from treetune.sandbox.execution import GONE_SECONDS, KILLED
 from treetune.sandbox.filesystem import is_passable
 from treetune.sandbox.protocol import DEFAULT_LIMITS, Ended, Result, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.shell_root import folder_root
 from treetune.sandbox.shell_start import MARSHAL, Start, Started, spawn
 from treetune.sandbox.streams import readable
 
@@ -110,6 +111,8 @@ class Shell:
     ) -> Self:
         """A fresh sandbox in bubblewrap, or `SandboxUnavailable` with cause and remedy. `rootfs`: a folder with a
         system of its own, as `treetune sandbox build` makes it."""
+        if rootfs is not None:
+            folder_root(os.path.abspath(rootfs))  # a folder that is none is told before the machine is looked at
         if start is None:
             from treetune.sandbox.shell_probe import require_shell
 
