@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,22 +11,32 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
+BLOCK = re.compile(r"^(?:[^\n]*`([^`\n]+)`:\n\n)?```(\w+)\n(.*?)^```", re.S | re.M)
+"""A block, its kind, and the file that the line before it names, as in "`rows.jsonl`:"."""
 LINK = re.compile(r"\]\((?!http)([^)#]+)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_its_examples_run(page, treetune, tmp_path, monkeypatch):
+    """What a reader copies: the whole block, as it stands, into the file that is named."""
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
-    for kind, body in BLOCK.findall(page.read_text()):
-        if named := re.match(r"# file: (\S+)\n", body):
-            # JSON has no comments: the line that names the file is not part of it.
-            (tmp_path / named[1]).write_text(body if named[1].endswith((".py", ".yaml")) else body.partition("\n")[2])
+    for caption, kind, body in BLOCK.findall(page.read_text()):
+        named = re.match(r"# file: (\S+)\n", body)
+        if name := named[1] if named else caption:
+            (tmp_path / name).write_text(body)
         if kind == "console":
             for line in body.splitlines():
                 assert line.startswith("$ treetune "), line
                 result = treetune(*shlex.split(line)[2:])
                 assert result.code == 0, f"{line}\n{result.out}{result.err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_json_lines_hold_nothing_but_json(page):
+    for caption, kind, body in BLOCK.findall(page.read_text()):
+        if kind == "jsonl":
+            assert caption.endswith(".jsonl"), f"no line before it names the file: {body}"
+            assert all(isinstance(json.loads(line), dict) for line in body.splitlines())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
