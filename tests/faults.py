@@ -144,7 +144,7 @@ FAULTS: dict[str, Callable[[Path], Made]] = {
     "null-max-turns": _turns,
     "extra-info-not-a-mapping": lambda path: lines(path, rows(row(1, extra_info="easy"))),
     "missing-reward-spec": lambda path: parquet(path, rows(row(1, reward_spec=...))),
-    "reward-spec-not-a-mapping": lambda path: lines(path, rows(row(1, reward_spec="2"))),
+    "reward-spec-not-a-mapping": lambda path: lines(path, rows(row(1, reward_spec=2))),
     "missing-ground-truth": lambda path: parquet(path, rows(row(1, reward_spec={"method": "rule"}))),
     "ground-truth-type": lambda path: parquet(
         path, [row(number, reward_spec={"method": "rule", "ground_truth": number}) for number in range(4)]

@@ -36,14 +36,52 @@ def main() -> None:
         try:
             items = PromptDataset(paths, tokenizer, max_prompt_length=100_000, num_workers=1)
             step = "items"
+            written = [row for path in paths for row in rows_of(Path(path))]
             for number in range(len(items)):
                 messages, env_class, extras, _ = items[number]
+                compare(messages, env_class, extras, written[number])
                 step = "environment"
                 play(messages, env_class, extras, databases)
             results.append(None if len(items) else "no rows")
         except BaseException as error:
             results.append(f"{step}: {type(error).__name__}: {error}"[:300])
     Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+def rows_of(path: Path) -> list[Any]:
+    """What was written."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_table(path).to_pylist()  # type: ignore[no-any-return]
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return data if isinstance(data, list) else [data]
+
+
+def compare(messages: Any, env_class: Any, extras: dict[str, Any], written: dict[str, Any]) -> None:
+    """Raises where the loader gives something else than was written, but for nulls and whole floats."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError(f"the prompt is no list of messages: {messages!r:.80}")
+    loaded = {"prompt": messages, "env_class": env_class, **extras}
+    for key in loaded.keys() | written.keys():
+        if not same(loaded.get(key), written.get(key)):
+            raise ValueError(f"{key} is {loaded.get(key)!r:.80}, written was {written.get(key)!r:.80}")
+
+
+def same(one: Any, two: Any) -> bool:
+    if isinstance(one, dict) and isinstance(two, dict):
+        return all(same(one.get(key), two.get(key)) for key in one.keys() | two.keys())
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, bool) or isinstance(two, bool):
+        return one is two
+    if isinstance(one, int | float) and isinstance(two, int | float):
+        return one == two or (one != one and two != two)
+    return isinstance(two, type(one)) and one == two
 
 
 def play(messages: Any, env_class: str, extras: dict[str, Any], databases: Path) -> None:

@@ -237,7 +237,33 @@ def _change_cell(data: list[Row], rng: random.Random) -> list[Row]:
         place = below
 
 
+def _mix_contents(data: list[Row], rng: random.Random) -> list[Row]:
+    """Lists of parts as contents, in all rows or one; with text that is JSON of something else, or not."""
+    data = copy.deepcopy(data)
+    for row in data if rng.random() < 0.3 else [rng.choice(data)]:
+        for message in row["prompt"]:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+    if rng.random() < 0.3:
+        rng.choice(data)["prompt"][0]["content"] = rng.choice(["7", "null", "2024-01-01"])
+    return data
+
+
+def _change_note(data: list[Row], rng: random.Random) -> list[Row]:
+    """A key of `extra_info`, or a column, that no environment reads; in all rows or some."""
+    data, inside = copy.deepcopy(data), rng.random() < 0.6
+    values = rng.choice([NOTES, ["2024-01-01", "2024-01-02T10:30+01:00"], ["007", 7], ["a", 7], [{"a": "007"}]])
+    for row in data:
+        if rng.random() < 0.9:
+            (row["extra_info"] if inside else row)["note"] = rng.choice(values)
+    return data
+
+
+NOTES: list[Any] = [*VALUES, float("nan"), {"day": "2024-01-01"}, {"day": "2024-01-01", "n": 1}, ["2024-01-01"], "null"]
+
 ON_ROWS = [
+    _mix_contents,
+    _change_note,
+    _change_note,
     _swap_columns,
     _drop_column,
     _drop_key,
@@ -443,7 +469,16 @@ def _sometimes(row: Row) -> None:
         row["extra_info"]["more"] = 1
 
 
+def _turns_beside(row: Row) -> None:
+    row["max_turns"] = 3
+
+
+def _turns_inside(row: Row) -> None:
+    row["extra_info"]["max_turns"] = 3
+
+
 ALONE = [
+    _turns_beside, _turns_inside,
     _same, _text_index, _whole_level, _named_message, _null_key, _date, _empty_list, _tags, _without_key, _deeper,
     _sometimes,
 ]  # fmt: skip
@@ -457,7 +492,7 @@ def together(folder: Path, count: int, seed: int = 0) -> list[list[Path]]:
         group = []
         for part in range(rng.choice([2, 2, 3])):
             path = folder / f"together-{number}-{part}{rng.choice(['.parquet', '.parquet', '.jsonl', '.json'])}"
-            data = rows(rng, "gsm8k")
+            data = rows(rng, rng.choice(["gsm8k", "gsm8k_multi_turn", "several"]))
             change = rng.choice(ALONE)
             for row in data:
                 change(row)

@@ -20,6 +20,7 @@ from treetune import Environment, Step
 from treetune.cli.app import run as main
 from treetune.errors import UsageError
 from treetune.formats import read_tasks, validate_dataset
+from treetune.formats.parquet import table_of
 from treetune.formats.validation import RULES, Report, json_types, validate
 from treetune.formats.validation.lengths import Lengths
 from treetune.formats.validation.prompts import key_of
@@ -33,6 +34,9 @@ OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-re
 """Rules that need a tokenizer or an environment: tested apart."""
 
 WHOLE_FILE = {"unreadable", "no-rows", "unknown-ending", "unsupported-type", "type-differs", "late-types"}
+
+OF_COLUMNS = {*WHOLE_FILE, "null-max-turns", "reread-dates", "mixed-types"}
+"""Rules that need many rows of a kind."""
 
 
 def told(*files: str | Path, **options: Any) -> dict[str, list[int]]:
@@ -88,13 +92,13 @@ def test_each_fault_is_told_once_with_its_rows(rule: str, tmp_path: Path) -> Non
 def test_all_faults_of_rows_in_one_file_come_each_once(tmp_path: Path) -> None:
     bad, expected = [], {}
     for rule in faults.FAULTS:
-        for file in faults.files(rule, tmp_path) if rule not in (*WHOLE_FILE, "null-max-turns", "reread-dates") else ():
+        for file in faults.files(rule, tmp_path) if rule not in OF_COLUMNS else ():
             for one in read_lenient(file):
                 bad.append(one)
     path = faults.lines(tmp_path / "all", bad)
     report = validate(str(path))
     found = {finding.rule for finding in report.findings}
-    missing = (faults.FAULTS.keys() - WHOLE_FILE - {"null-max-turns", "reread-dates", "train-val-overlap"}) - found
+    missing = (faults.FAULTS.keys() - OF_COLUMNS - {"train-val-overlap"}) - found
     assert not missing
     assert len(report.findings) == len(found), "one finding for a rule and a file"
     expected = {finding.rule: finding.count for finding in report.findings}
@@ -232,15 +236,15 @@ def test_the_screen_passes_over_no_faulty_row_of_any_environment(
     look = Screened(batch, check).look
     pruned = [_without_nulls(row) for row in rows]
     assert not [row for number, row in enumerate(pruned) if list(check(row)) and not look[number]]
-    at_all, seen = Turns(schema), Turns(schema)
+    by_row, by_column = Turns(), Turns()
+    by_column.take_batch(batch, range(len(rows)), check)
     for number, row in enumerate(pruned):
-        at_all.take(row, number, check)
-        if look[number]:
-            seen.take(row, number, check)
-    one, other = Report(), Report()
-    at_all.tell(one, "a", "row")
-    seen.tell(other, "a", "row")
-    assert one == other
+        by_row.take(row, number, check)
+    for column, inside in ((True, True), (False, True)):
+        one, other = Report(), Report()
+        by_row.tell(one, "a", "row", column=column, inside=inside)
+        by_column.tell(other, "a", "row", column=column, inside=inside)
+        assert one == other
 
 
 OTHER_SCHEMA = pa.schema(
@@ -360,6 +364,59 @@ def test_the_screen_proves_natural_rows_of_an_environment(env_class: str) -> Non
     for rule, row in FAULTY:
         if row["env_class"] == env_class:
             assert Screened(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl")).look.all(), (rule, row)
+
+
+@pytest.mark.parametrize("write", [faults.lines, faults.parquet])
+def test_turns_that_only_another_file_has_are_null_here(write: Any, tmp_path: Path) -> None:
+    def made(name: str, *rows: Any) -> Path:
+        return write(tmp_path / name, list(rows))  # type: ignore[no-any-return]
+
+    several = {"env_class": "gsm8k_multi_turn"}
+    first = 1 if write is faults.lines else 0
+    without = made("without", faults.row(1), faults.row(2, **several))
+    assert told(without) == {}
+    for other in (faults.row(3, max_turns=3), faults.row(4, max_turns=None)):
+        having = made(f"having-{other['max_turns']}", other)
+        assert told(without, having) == told(having, without) == {"null-max-turns": [first + 1]}
+        assert told(without, validation=str(having)) == {}, "they are loaded apart"
+    inside = made("inside", faults.row(5, extra_info={"index": 1, "split": "a", "max_turns": 3}, **several))
+    assert told(without, inside) == {"null-max-turns": [first + 1]}
+    one_turn = made("one turn", faults.row(6))
+    assert told(one_turn, inside) == {}
+
+
+def test_mappings_that_differ_in_json_are_given_no_nulls(tmp_path: Path) -> None:
+    several = {"env_class": "gsm8k_multi_turn"}
+    one = [faults.row(0, extra_info={"max_turns": 3}, **several), faults.row(1, extra_info={"a": 1}, **several)]
+    two = [faults.row(2, extra_info={"b": 3}, **several), faults.row(3, extra_info={"a": 1}, **several)]
+    assert told(faults.lines(tmp_path / "one", one), faults.lines(tmp_path / "two", two)) == {}
+
+
+def test_prompts_that_no_parquet_column_holds_are_judged_as_a_trainer_sees_them(tmp_path: Path) -> None:
+    data = [faults.row(0), faults.row(1, prompt=faults.user([{"type": "text", "text": "1 + 1?"}]))]
+    assert told(faults.lines(tmp_path / "lines", data)) == {}, "`datasets` keeps JSON lines as they are"
+    path = tmp_path / "rows.parquet"
+    pq.write_table(table_of(data), path)
+    assert told(path) == {"prompt-not-messages": [0, 1]}
+    assert [task.messages for task in read_tasks(path)] == [row["prompt"] for row in data]
+
+
+def test_what_the_loader_changes_is_told_wherever_it_stands(tmp_path: Path) -> None:
+    def of(*values: Any) -> dict[str, list[int]]:
+        rows = [faults.row(number, extra_info={"value": value}) for number, value in enumerate(values)]
+        found = told(faults.lines(tmp_path / "inside", rows))
+        beside = [faults.row(number, value=value) for number, value in enumerate(values)]
+        assert told(faults.lines(tmp_path / "beside", beside)) == found
+        return found
+
+    assert of("2024-01-01", "2024-01-02T10:30:00+01:00") == {"reread-dates": [1, 2]}
+    assert of({"day": ["2024-01-01"]}) == {"reread-dates": [1]}
+    assert of("2024-01-01", "tomorrow") == of("2023-02-29", "2024-13-01") == {}
+    assert of({"day": "2024-01-01"}, {"day": "2024-01-02", "hour": 7}) == {}, "kept as JSON: the mappings differ"
+    assert of("007", 7) == of("007", {"a": 1}) == {"mixed-types": [1]}
+    assert of("a", 7) == of("2024-01-01", 7) == of({"a": "007"}, {"a": 7, "b": 1}) == {}
+    assert of(float("nan"), 7) == {}
+    assert of(float("nan"), "a") == of({"a": float("inf")}, {}) == {"mixed-types": [1]}
 
 
 def test_parts_of_contents(tmp_path: Path) -> None:

@@ -53,3 +53,36 @@ def bytes_of(text: pa.Array) -> memoryview:
     """The text of all values, one after another."""
     buffer = text.buffers()[2] if len(text) else None
     return memoryview(buffer) if buffer is not None else memoryview(b"")
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """A column by its name, its values plain."""
+    import pyarrow as pa
+
+    number = batch.schema.get_field_index(name)
+    if number < 0:
+        return None
+    column = batch.column(number)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def field_of(array: pa.Array, name: str) -> pa.Array | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not is_struct(array.type) or array.type.get_field_index(name) < 0:
+        return None
+    field = pc.struct_field(array, name) if array.null_count else array.field(name)
+    return field.dictionary_decode() if pa.types.is_dictionary(field.type) else field
+
+
+def is_struct(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_struct(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

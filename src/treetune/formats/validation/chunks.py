@@ -42,8 +42,11 @@ class Chunk(NamedTuple):
     table: pa.RecordBatch | None = None
     json_fields: Sequence[str] = ()
 
-    def rows_at(self, positions: np.ndarray[Any, Any]) -> list[Row]:
-        """Some of the rows, as Python values without nulls."""
+    def rows_at(self, positions: np.ndarray[Any, Any], *, as_written: bool = False) -> list[Row]:
+        """Some of the rows, as Python values without nulls.
+
+        As trainers see them: what no parquet column holds is JSON text. `as_written`: as Treetune reads them.
+        """
         if self.rows is not None:
             return [self.rows[position] for position in positions]
         if self.table is None or not len(positions):
@@ -51,7 +54,7 @@ class Chunk(NamedTuple):
         some = self.table if len(positions) == self.table.num_rows else taken(self.table, positions)
         with uncollected():
             rows = rows_of(some.schema.names, some.columns, some.num_rows)
-            return [parsed(row, self.json_fields) for row in rows] if self.json_fields else rows
+            return [parsed(row, self.json_fields) for row in rows] if as_written and self.json_fields else rows
 
 
 def name_of(source: File | HubName) -> str:
@@ -65,7 +68,7 @@ def readable_batches(sources: Iterable[File | HubName]) -> Iterator[Batch]:
     """The rows of all sources that can be read; what cannot is told by `validate`."""
     for source in sources:
         for chunk in chunks_of(source, Report(), quick=False):
-            rows = chunk.rows_at(np.arange(len(chunk.numbers)))
+            rows = chunk.rows_at(np.arange(len(chunk.numbers)), as_written=True)
             yield Batch(chunk.file, chunk.unit, chunk.numbers, rows)
 
 

@@ -42,7 +42,7 @@ RULES = {
         "the same column types in all files, or the loader refuses them together", "write the files together", True
     ),
     "mixed-types": _error(
-        "one type in a column: `datasets` parses text beside numbers again, so that 007 becomes 7",
+        "one type in a column of JSON: `datasets` parses text beside other types again, so that 007 becomes 7",
         "write it with one type, or as parquet",
         True,
     ),
@@ -86,7 +86,7 @@ RULES = {
     "wrong-value": _error("a value that the environment knows", "correct it"),
     "bad-max-turns": _error("a whole number from 1", "correct it, or leave it out"),
     "null-max-turns": _error(
-        "max_turns in every row of the file, or in none: a null breaks the environment", "fill it in", True
+        "max_turns in every row of the files, or in none: a null breaks the environment", "fill it in", True
     ),
     "extra-info-not-a-mapping": _warning("a mapping", "put the value under a key"),
     # The reward

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treetune.contract import Contract, Kind, Stored
-from treetune.formats.validation.arrays import Mask, bytes_of, codes_of, mask_of, offsets_of, taken
+from treetune.formats.validation.arrays import (
+    Mask,
+    bytes_of,
+    codes_of,
+    column_of,
+    field_of,
+    is_struct,
+    is_text,
+    mask_of,
+    offsets_of,
+    taken,
+)
 from treetune.formats.validation.prompts import Keys, keys_of
 from treetune.formats.validation.row import SPECIAL, RowCheck
 from treetune.formats.validation.rules import ROLES
@@ -36,21 +47,21 @@ class Screened:
     def _prompts(self, batch: pa.RecordBatch, check: RowCheck) -> None:
         import pyarrow as pa
 
-        column = _column(batch, "prompt")
+        column = column_of(batch, "prompt")
         if column is None or not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
             self.look[:] = True
             return
         messages, starts = column.values, offsets_of(column).astype(np.int64)
-        role = _field(messages, "role")
-        content = _field(messages, "content")
-        if role is None or not _is_text(role.type) or column.null_count or messages.null_count:
+        role = field_of(messages, "role")
+        content = field_of(messages, "content")
+        if role is None or not is_text(role.type) or column.null_count or messages.null_count:
             self.look[:] = True
             return
         numbers, names = codes_of(role)
         sound = np.array([*(name in ROLES for name in names), False])[numbers]  # -1 is the last
         user = np.array([*(name == "user" for name in names), False])[numbers]
         if check.contents:
-            if content is None or not _is_text(content.type) or content.null_count:
+            if content is None or not is_text(content.type) or content.null_count:
                 self.look[:] = True
                 return
             content = content.cast(pa.string()) if pa.types.is_string_view(content.type) else content
@@ -64,12 +75,12 @@ class Screened:
             self.look |= numbers[last] == names.index("assistant")
 
     def _rewards(self, batch: pa.RecordBatch, check: RowCheck) -> None:
-        environments = _column(batch, "env_class")
-        if environments is None or not _is_text(environments.type):
+        environments = column_of(batch, "env_class")
+        if environments is None or not is_text(environments.type):
             self.look[:] = True
             return
-        extra = _column(batch, "extra_info")
-        if extra is not None and not _is_struct(extra.type):
+        extra = column_of(batch, "extra_info")
+        if extra is not None and not is_struct(extra.type):
             self.look[:] = True
             return
         numbers, names = codes_of(environments)
@@ -84,9 +95,9 @@ class Screened:
 
 def _rewarded(batch: pa.RecordBatch, contract: Contract | None) -> Mask:
     """Which rows are surely rewarded as the environment reads them."""
-    spec = _column(batch, "reward_spec")
+    spec = column_of(batch, "reward_spec")
     if contract is None:
-        truth = _field(spec, "ground_truth") if spec is not None else None
+        truth = field_of(spec, "ground_truth") if spec is not None else None
         return mask_of(truth.is_valid()) if truth is not None else np.zeros(batch.num_rows, np.bool_)
     return _truthful(batch, contract) & _complete(batch, contract) & _counted(batch, contract)
 
@@ -96,21 +107,21 @@ def _truthful(batch: pa.RecordBatch, contract: Contract) -> Mask:
     import pyarrow.compute as pc
 
     nothing: Mask = np.zeros(batch.num_rows, np.bool_)
-    holder, spec = _column(batch, contract.column), _column(batch, "reward_spec")
-    truth = _field(holder, "ground_truth") if holder is not None else None
+    holder, spec = column_of(batch, contract.column), column_of(batch, "reward_spec")
+    truth = field_of(holder, "ground_truth") if holder is not None else None
     if truth is None:
         return nothing
     if contract.stored is Stored.TARGET:
-        target = _field(truth, "target")
+        target = field_of(truth, "target")
         return _targets(target) if target is not None else nothing
     plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
-    if not _is_text(truth.type) or not (plain or contract.stored is Stored.TEXT):
+    if not is_text(truth.type) or not (plain or contract.stored is Stored.TEXT):
         return nothing
     sure = mask_of(truth.is_valid()) & ~_blank(truth)
     if contract.pattern is not None:
         sure &= mask_of(pc.match_substring_regex(truth, rf"^(?:{contract.pattern})$"))
     if contract.column != "reward_spec" and spec is not None:
-        other = _field(spec, "ground_truth")
+        other = field_of(spec, "ground_truth")
         sure &= mask_of(pc.equal(truth, other)) if other is not None and other.type == truth.type else False
     return sure
 
@@ -119,9 +130,9 @@ def _targets(target: pa.Array) -> Mask:
     """Which are a text, or a list of texts, none of them blank."""
     import pyarrow as pa
 
-    if _is_text(target.type):
+    if is_text(target.type):
         return mask_of(target.is_valid()) & ~_blank(target)
-    if not pa.types.is_list(target.type) or not _is_text(target.type.value_type):
+    if not pa.types.is_list(target.type) or not is_text(target.type.value_type):
         return np.zeros(len(target), np.bool_)
     bad = ~mask_of(target.values.is_valid()) | _blank(target.values)
     starts = offsets_of(target).astype(np.int64)
@@ -133,30 +144,31 @@ def _complete(batch: pa.RecordBatch, contract: Contract) -> Mask:
     """Which rows have the columns that the environment reads; only those are sure that are text, or a mapping."""
     sure: Mask = np.ones(batch.num_rows, np.bool_)
     for key in contract.needs.keys() | contract.choices.keys():
-        column = _column(batch, key)
+        column = column_of(batch, key)
         if column is None:
             return np.zeros(batch.num_rows, np.bool_)
         sure &= mask_of(column.is_valid())
-        if _is_text(column.type):
+        if is_text(column.type):
             sure &= ~_blank(column)
             if key in contract.choices:
                 numbers, names = codes_of(column)
                 sure &= np.array([*(name in contract.choices[key] for name in names), False])[numbers]
-        elif not _is_struct(column.type):
+        elif not is_struct(column.type):
             return np.zeros(batch.num_rows, np.bool_)
     return sure
 
 
 def _counted(batch: pa.RecordBatch, contract: Contract) -> Mask:
-    """Which rows have a whole number of turns wherever the file has a place for it."""
+    """Which rows have a whole number of turns, or none, which `Turns` looks after."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     sure: Mask = np.ones(batch.num_rows, np.bool_)
-    extra = _column(batch, "extra_info")
-    for turns in (_column(batch, "max_turns"), _field(extra, "max_turns") if extra is not None else None):
-        if contract.max_turns > 1 and turns is not None:
-            sure &= mask_of(pc.greater_equal(turns, 1)) if pa.types.is_integer(turns.type) else False
+    extra = column_of(batch, "extra_info")
+    for turns in (column_of(batch, "max_turns"), field_of(extra, "max_turns") if extra is not None else None):
+        if contract.max_turns > 1 and turns is not None and not pa.types.is_null(turns.type):
+            whole = mask_of(pc.greater_equal(turns, 1)) if pa.types.is_integer(turns.type) else False
+            sure &= whole | ~mask_of(turns.is_valid())
     return sure
 
 
@@ -212,36 +224,3 @@ def _counts(mask: Mask, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """How many messages of each prompt."""
     total = np.concatenate(([0], np.cumsum(mask)))
     return np.asarray(total[starts[1:]] - total[starts[:-1]])
-
-
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """A column by its name, its values plain."""
-    import pyarrow as pa
-
-    number = batch.schema.get_field_index(name)
-    if number < 0:
-        return None
-    column = batch.column(number)
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _field(array: pa.Array, name: str) -> pa.Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not _is_struct(array.type) or array.type.get_field_index(name) < 0:
-        return None
-    field = pc.struct_field(array, name) if array.null_count else array.field(name)
-    return field.dictionary_decode() if pa.types.is_dictionary(field.type) else field
-
-
-def _is_struct(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_struct(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -6,7 +6,9 @@ has two types: null fits all but a mapping in a later file, and a mapping may la
 
 from __future__ import annotations
 
+import math
 import re
+from calendar import monthrange
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +26,13 @@ _KINDS: dict[type, str] = {
     str: "text", int: "integer", float: "float", bool: "boolean", list: "list", dict: "mapping",
 }  # fmt: skip
 _FEATURES = {"text": "string", "integer": "int64", "float": "double", "boolean": "bool"}
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d)?)?Z?)?")
-"""What Arrow's JSON reader takes for a date."""
+_DATE = re.compile(
+    r"(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+    r"([T ]([01]\d|2[0-3])(:[0-5]\d(:[0-5]\d)?)?(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)?)?",
+    re.ASCII,
+)
+"""What Arrow's JSON reader takes for a date, if the month has that day."""
 _UNSUPPORTED = "unsupported"
-_OF_TRUTH = ("reward_spec.ground_truth", "reward_model.ground_truth", "ground_truth", "env_class")
 
 
 class Places:
@@ -47,11 +52,17 @@ class Places:
             if self.count <= SHOWN:
                 self.first.append(row)
 
+    def add_many(self, numbers: Sequence[int], mask: Any) -> None:
+        """The rows at the places of a mask."""
+        places = mask.nonzero()[0]
+        self.first += [numbers[int(place)] for place in places[: SHOWN - len(self.first)]]
+        self.count += len(places)
+
 
 class Shape:
     """The types of one place in the rows of a JSON file, and of the places below it."""
 
-    __slots__ = ("counts", "dates", "first", "items", "keys", "large", "nulls", "parsable", "text")
+    __slots__ = ("counts", "dates", "first", "items", "keys", "large", "nan", "nulls", "parsable", "text")
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -65,6 +76,8 @@ class Shape:
         self.large = Places()
         self.parsable = Places()
         """Rows whose text is JSON of something else, such as 7 or true."""
+        self.nan = Places()
+        """Rows with a number that JSON cannot spell."""
 
     def take(self, value: Any, row: int) -> None:
         if self.first is None:
@@ -86,11 +99,13 @@ class Shape:
                 self.items.take(item, row)
         elif kind == "text":
             self.text.add(row)
-            self.dates = self.dates and _DATE.fullmatch(value) is not None
+            self.dates = self.dates and _is_date(value)
             if _parsable(value):
                 self.parsable.add(row)
         elif kind == "integer" and not -(2**63) <= value < 2**63:
             self.large.add(row)
+        elif kind == "float" and not math.isfinite(value):
+            self.nan.add(row)
 
     def feature(self) -> Feature:
         """As `datasets` reads it."""
@@ -109,29 +124,42 @@ class Shape:
             return [self.items.feature() if self.items is not None else "null"]
         return "timestamp[s]" if kind == "text" and self.dates else _FEATURES[kind]
 
-    def faults(self, path: str = "") -> Iterator[tuple[str, str, str, Places]]:
-        """The rules that are broken here and below: rule, path, what was found, rows."""
+    def faults(self, path: str = "", *, kept: bool = False) -> Iterator[tuple[str, str, Places]]:
+        """The rules that are broken here and below: rule, what was found, rows.
+
+        `kept`: `datasets` keeps this as JSON, because what it is part of has no one type. Then text stays as it is.
+        """
         kinds = self.counts.keys()
-        if "text" in kinds and len(kinds) > 1 and self.parsable.count:
+        as_json = kept or (bool(path) and self.feature() == "json")
+        if "text" in kinds and len(kinds) > 1 and not kept and self.parsable.count:
             others = ", ".join(sorted(kinds - {"text"}))
-            yield "mixed-types", path, f"{path} is text here, {others} in other rows", self.parsable
-        if kinds == {"text"} and self.dates:
-            yield "reread-dates", path, f"{path} is a date in every row", self.text
+            yield "mixed-types", f"{path} is text here, {others} in other rows", self.parsable
+        if as_json and self.nan.count:
+            yield "mixed-types", f"{path} is NaN or infinite here, which becomes null beside other types", self.nan
+        if kinds == {"text"} and self.dates and not kept:
+            yield "reread-dates", f"{path} is a date in every row", self.text
         if self.large.count:
-            yield "big-integers", path, f"{path} is an integer over 64 bits", self.large
+            yield "big-integers", f"{path} is an integer over 64 bits", self.large
         for key, shape in self.keys.items():
-            yield from shape.faults(f"{path}.{key}" if path else key)
+            yield from shape.faults(f"{path}.{key}" if path else key, kept=as_json)
         if self.items is not None:
-            yield from self.items.faults(f"{path}[]")
+            yield from self.items.faults(f"{path}[]", kept=as_json)
+
+
+def _is_date(text: str) -> bool:
+    match = _DATE.fullmatch(text)
+    return match is not None and int(match[3]) <= monthrange(int(match[1]) or 2000, int(match[2]))[1]
 
 
 def _parsable(text: str) -> bool:
     """Whether `datasets`, which parses text in a mixed column again, would make something else of it."""
-    return text[:1] in _BEGIN and _LITERAL.fullmatch(text.strip()) is not None
+    return text[:1] in _BEGIN and _LITERAL.fullmatch(text.strip(" \t\r\n")) is not None
 
 
-_BEGIN = frozenset('-0123456789tfnN{["I \t\n')
-_LITERAL = re.compile(r"-?\d[\d.eE+-]*|true|false|null|NaN|-?Infinity|\{.*\}|\[.*\]|\".*\"", re.DOTALL)
+_BEGIN = frozenset('-0123456789tfnN{["I \t\r\n')
+_LITERAL = re.compile(
+    r"-?\d*(\.\d*)?([eE][+-]?\d*)?|true|false|null|NaN|-?Infinity|\{.*\}|\[.*\]|\".*\"", re.DOTALL | re.ASCII
+)
 
 
 def shape_of(rows: Sequence[Row], numbers: Any, shape: Shape) -> None:
@@ -141,13 +169,11 @@ def shape_of(rows: Sequence[Row], numbers: Any, shape: Shape) -> None:
 
 
 def report_shape(shape: Shape, file: str, unit: str, report: Report) -> None:
-    """Tell what `datasets` would change in what matters: ground truths, environments and contents; and integers that it
-    fails on anywhere."""
+    """Tell what `datasets` would change, and the integers that it fails on."""
     told: dict[str, tuple[str, set[int], int]] = {}
-    for rule, path, found, rows in shape.faults():
-        if rule == "big-integers" or path in _OF_TRUTH or path.startswith(("prompt", *_OF_TRUTH[:2])):
-            first, numbers, count = told.get(rule, (found, set(), 0))
-            told[rule] = (first, numbers.union(rows.first), max(count, rows.count))
+    for rule, found, rows in shape.faults():
+        first, numbers, count = told.get(rule, (found, set(), 0))
+        told[rule] = (first, numbers.union(rows.first), max(count, rows.count))
     for rule, (found, numbers, count) in told.items():
         report.add(rule, file, found, sorted(numbers)[:SHOWN], unit, count=max(count, len(numbers)))
 

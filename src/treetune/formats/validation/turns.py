@@ -1,15 +1,20 @@
-"""Rows without `max_turns` where their file has a place for it: loaders give them a null, and `int(None)` fails.
+"""Rows without `max_turns` where their file, or one that is loaded with it, has a place for it: loaders give them a
+null, and `int(None)` fails.
 
-turns = Turns(schema)            # of a parquet file; None of JSON, whose rows tell
-turns.take(row, number, check)
-turns.tell(report, file, unit)
+    turns = Turns()                       # of one file
+    turns.take(row, number, check)        # a row of JSON, with its nulls
+    turns.take_batch(batch, numbers, check)     # many rows of parquet
+    turns.tell(report, file, unit, column=True, inside=False)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from treetune.formats.validation.arrays import Mask, codes_of, column_of, field_of, is_struct, is_text, mask_of
 from treetune.formats.validation.report import Report
 from treetune.formats.validation.row import MAKE_NUMBERS, RowCheck
 from treetune.formats.validation.shape import Places
@@ -19,38 +24,61 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    def __init__(self, schema: pa.Schema | None) -> None:
-        self._top = _has(schema, "max_turns")
-        self._inside = _has(_type(schema, "extra_info"), "max_turns")
+    def __init__(self) -> None:
         self._without = Places()
+        """Rows without a `max_turns` of their own, in an environment of several turns."""
         self._without_inside = Places()
+        """Those whose `extra_info`, which their environment reads too, has none either."""
+        self._null_inside = Places()
+        """Those of JSON in whose `extra_info` a null is written."""
 
     def take(self, row: Mapping[str, Any], number: int, check: RowCheck) -> None:
-        """A row, of JSON with its nulls."""
-        self._top = self._top or "max_turns" in row
         env_class = row.get("env_class")
-        contract = check.contract(env_class) if isinstance(env_class, str) and env_class in check.known else None
-        if check.format != "skyrl" or contract is None or contract.max_turns == 1 or row.get("max_turns") is not None:
+        if not isinstance(env_class, str) or not _several(env_class, check) or row.get("max_turns") is not None:
             return
         self._without.add(number)
         extra = row.get("extra_info")
-        if env_class not in MAKE_NUMBERS or not isinstance(extra, dict) or extra.get("max_turns") is not None:
-            return
-        # A mapping of JSON lacks the key where a row does: `datasets` puts no null there.
-        if self._inside or "max_turns" in extra:
+        if env_class in MAKE_NUMBERS and isinstance(extra, dict) and extra.get("max_turns") is None:
             self._without_inside.add(number)
+            if "max_turns" in extra:
+                self._null_inside.add(number)
 
-    def tell(self, report: Report, file: str, unit: str) -> None:
-        place, rows = ("max_turns", self._without) if self._top else ("extra_info.max_turns", self._without_inside)
+    def take_batch(self, batch: pa.RecordBatch, numbers: Sequence[int], check: RowCheck) -> None:
+        """The same for rows of parquet, whole columns at a time."""
+        environments = column_of(batch, "env_class")
+        if environments is None or not is_text(environments.type):
+            return
+        codes, names = codes_of(environments)
+        several = [_several(name, check) for name in names]
+        if not any(several):
+            return
+        without = np.array([*several, False])[codes] & ~_given(column_of(batch, "max_turns"), batch.num_rows)
+        self._without.add_many(numbers, without)
+        extra = column_of(batch, "extra_info")
+        if extra is not None and is_struct(extra.type):
+            reads = np.array([*(name in MAKE_NUMBERS for name in names), False])[codes]
+            inside = ~_given(field_of(extra, "max_turns"), batch.num_rows) & mask_of(extra.is_valid())
+            self._without_inside.add_many(numbers, without & reads & inside)
+
+    def tell(self, report: Report, file: str, unit: str, *, column: bool, inside: bool) -> None:
+        """`column`: whether the files that are loaded together have a column `max_turns`. `inside`: whether all their
+        `extra_info` have that key; JSON whose mappings differ has it only where it is written."""
+        if column:
+            place, rows = "max_turns", self._without
+        else:
+            place, rows = "extra_info.max_turns", self._without_inside if inside else self._null_inside
         if rows.count:
-            found = f"{place} is null here, for the file has it"
+            found = f"{place} is null here, for other rows have it"
             report.add("null-max-turns", file, found, rows.first, unit, count=rows.count)
 
 
-def _type(schema: pa.Schema | None, name: str) -> Any:
-    return schema.field(name).type if _has(schema, name) and schema is not None else None
+def _several(env_class: str | None, check: RowCheck) -> bool:
+    """Whether SkyRL plays an environment of this name for several turns."""
+    if check.format != "skyrl" or env_class is None or env_class not in check.known:
+        return False
+    contract = check.contract(env_class)
+    return contract is not None and contract.max_turns > 1
 
 
-def _has(kind: Any, name: str) -> bool:
-    """Whether a schema or a mapping's type has a field of this name."""
-    return hasattr(kind, "get_field_index") and bool(kind.get_field_index(name) >= 0)
+def _given(column: pa.Array | None, count: int) -> Mask:
+    return mask_of(column.is_valid()) if column is not None else np.zeros(count, np.bool_)

@@ -100,6 +100,7 @@ class _Run:
         self.on_rows = on_rows
         self.repeats = Repeats()
         self.features: dict[str, dict[str, Feature]] = {}
+        self.turns: dict[str, tuple[Turns, str]] = {}
 
     def file(self, source: File | HubName) -> None:
         name, report = name_of(source), self.report
@@ -109,7 +110,7 @@ class _Run:
         types = JsonTypes(source)
         check: RowCheck | None = None
         unit = "row"
-        turns = Turns(schema)
+        turns = Turns()
         for chunk in chunks_of(source, report, quick=self.quick):
             unit = chunk.unit
             if check is None:
@@ -125,7 +126,7 @@ class _Run:
         if types.features:
             types.tell(report)
             self.features[name] = types.features
-        turns.tell(report, name, unit)
+        self.turns[name] = turns, unit
 
     def compare(self, files: Sequence[str]) -> None:
         """Whether the loader puts files together. It reads those for training and those for validation apart."""
@@ -139,6 +140,11 @@ class _Run:
             elif feature:
                 before = merged(before, feature)
                 fitting.append(name)
+        column = any("max_turns" in self.features.get(name, {}) for name in files)
+        for name in files:
+            inside = _has_turns(before if name in fitting else self.features.get(name, {}))
+            turns, unit = self.turns[name]
+            turns.tell(self.report, name, unit, column=column, inside=inside)
 
     def _ending(self, source: File | HubName, check: RowCheck) -> None:
         if check.format == "skyrl" and isinstance(source, File) and source.path.suffix.lower() not in ENDINGS:
@@ -159,7 +165,10 @@ class _Run:
             number = chunk.numbers[int(position)]
             for rule, found in check(row):
                 self.report.add(rule, chunk.file, found, (number,), chunk.unit)
-            turns.take(chunk.given[int(position)] if chunk.given else row, number, check)
+            if chunk.given:
+                turns.take(chunk.given[int(position)], number, check)
+        if chunk.table is not None:
+            turns.take_batch(chunk.table, chunk.numbers, check)
         if keys is None and not self.quick:
             every = rows if len(rows) == len(chunk.numbers) else chunk.rows_at(np.arange(len(chunk.numbers)))
             keys = np.array([key_of(row.get("prompt")) for row in every], np.uint64)
@@ -183,6 +192,11 @@ class _Run:
         if fault := _metadata_fault(schema.metadata or {}):
             self.report.add("unsupported-type", str(path), fault)
         return schema
+
+
+def _has_turns(features: dict[str, Feature]) -> bool:
+    extra = features.get("extra_info")
+    return isinstance(extra, dict) and "max_turns" in extra
 
 
 def _columns(chunk: Chunk) -> list[str]:
