@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from treetune.tokens import ChatTokens, Tokens
+from treetune.chat_tokens import ChatTokens
+from treetune.tokens import Tokens
 
 PIECES = [
     "yes",
@@ -55,10 +56,12 @@ answers = st.builds(
     ends=st.booleans(),
 )
 observations = st.lists(st.tuples(st.sampled_from(["user", "user", "tool"]), texts), min_size=1, max_size=2)
+# What a caller does to the conversation between two turns, and whether it says which message it made of an answer.
+changes = st.sampled_from(["", "", "", "", "history", "answer", "parts"])
 conversations = st.tuples(
     st.none() | texts,  # what the system says
     texts,
-    st.lists(st.tuples(answers, observations), min_size=1, max_size=4),
+    st.lists(st.tuples(answers, observations, changes, st.booleans()), min_size=1, max_size=4),
 )
 
 
@@ -97,22 +100,24 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, 
     assert prompt.ids == tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False, **arguments
     )
-    for number, (answer, observation) in enumerate(turns):
+    for number, (answer, observation, change, told) in enumerate(turns):
         completion = tokens_of(tokenizer, answer)
+        text = tokenizer.decode(completion, skip_special_tokens=True)
+        said = {"role": "assistant", "content": text}
         # A number of its own for each token shows that none is moved.
         logprobs = [-(len(sampled) + at + 1) / 7 for at in range(len(completion))]
-        tokens.add_turn(prompt.ids, completion, logprobs, [number] * len(completion), realigned=prompt.realigned)
+        tokens.add_turn(prompt, completion, logprobs, [number] * len(completion), said if told else None)
         sampled += completion
         # The record is what the model was given and what it said, and nothing else.
         so_far = tokens.sequences[-1].ids
         assert so_far == prompt.ids + completion
         assert [sequence.breaks_history for sequence in tokens.sequences] == [False] + [True] * breaks
 
-        text = tokenizer.decode(completion, skip_special_tokens=True)
         at = len(messages)
-        messages = [*messages, {"role": "assistant", "content": text}]
+        messages = [*messages, said]
         messages += shown(tokenizer, messages, observation)
-        prompt = chat.next_prompt(messages, tokens, answer=at)
+        messages, changed = rewritten(messages, change, at)
+        prompt = chat.next_prompt(in_parts(messages) if change == "parts" else messages, tokens)
         continues = prompt.ids[: len(so_far)] == so_far
         template = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **arguments)
         if not prompt.realigned:
@@ -122,7 +127,11 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, 
             assert continues
             assert not prompt.realigned
         assert continues or not prompt.realigned
-        assert continues or rewrites == "split"
+        assert continues or rewrites == "split" or changed
+        if changed:  # then the model sees what the caller says, and not what was said before
+            given = tokens.last.prompt.text + tokenizer.decode(completion) if tokens.last else ""
+            assert template.startswith(given) if continues else prompt.ids == encoded(tokenizer, template)
+            seen["changed"] += 1
         breaks += not continues and number + 1 < len(turns)
         seen["realigned" if prompt.realigned else "exact" if continues else "breaks"] += 1
 
@@ -134,6 +143,21 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, 
     told = [value for sequence in tokens.sequences for value in sequence.logprobs if value]
     assert told == [-(at + 1) / 7 for at in range(len(sampled))]
     return tokens
+
+
+def rewritten(messages: list[dict[str, str]], change: str, answer: int) -> tuple[list[dict[str, str]], bool]:
+    """The conversation as a caller tells it, and whether that is another one."""
+    if change == "history":
+        return [{**messages[0], "content": messages[0]["content"] + "?"}, *messages[1:]], True
+    text = messages[answer]["content"]
+    if change == "answer" and text[: len(text) // 2].strip() != text.strip():
+        cut = {**messages[answer], "content": text[: len(text) // 2]}
+        return [*messages[:answer], cut, *messages[answer + 1 :]], True
+    return messages, False
+
+
+def in_parts(messages: list[dict[str, str]]) -> list[dict[str, Any]]:
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
@@ -154,7 +178,7 @@ def naive_drifts(tokenizer: Any, conversation: Any, arguments: dict[str, Any]) -
     turns = conversation[-1]
     messages = opened(tokenizer, conversation)
     so_far: list[int] = []
-    for answer, observation in turns:
+    for answer, observation, *_ in turns:
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **arguments)
         if prompt[: len(so_far)] != so_far:
             return True
@@ -187,6 +211,30 @@ def check(tokenizer: Any, rewrites: str, arguments: dict[str, Any], examples: in
     return seen
 
 
+SPELLINGS = [
+    '{"name": "find", "arguments": {"what": "caf\u00e9", "most": 3}}',
+    '{"name":"find","arguments":{"what":"caf\\u00e9","most":3}}',
+    '{"arguments": {"most": 3,  "what": "caf\u00e9"}, "name": "find"}',
+    '{\n  "name": "find",\n  "arguments": {\n    "what": "caf\u00e9",\n    "most": 3\n  }\n}',
+]
+"""Ways to write one tool call; a template writes it in a way of its own."""
+
+
+def play_calls(tokenizer: Any, before: str, as_text: bool, told: bool, changed: bool = False) -> Tokens:
+    """A conversation of tool calls, each as a model spells it; a parser has made messages of them."""
+    chat, tokens = ChatTokens(tokenizer), Tokens()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Where?"}]
+    for spelling in [*SPELLINGS, SPELLINGS[0]]:
+        prompt = chat.next_prompt(messages, tokens)
+        completion = [*encoded(tokenizer, f"{before}<tool_call>\n{spelling}\n</tool_call>"), tokenizer.eos_token_id]
+        arguments: Any = {"what": "tea" if changed else "café", "most": 3}
+        function = {"name": "find", "arguments": json.dumps(arguments) if as_text else arguments}
+        said = {"role": "assistant", "content": before, "tool_calls": [{"type": "function", "function": function}]}
+        tokens.add_turn(prompt, completion, message=said if told else None)
+        messages += [said, {"role": "tool", "content": "There."}]
+    return tokens
+
+
 if __name__ == "__main__":
     import real_tokenizers
 
@@ -198,4 +246,10 @@ if __name__ == "__main__":
             for rewrites in ("split", "keep"):
                 key = f"{name}{' ' + json.dumps(arguments) if arguments else ''} {rewrites}"
                 report[key] = check(tokenizer, rewrites, arguments, examples)
+                if name.startswith("qwen") and not arguments:
+                    played = [
+                        play_calls(tokenizer, before, as_text, told)
+                        for before in ("", "I look.") for as_text in (True, False) for told in (True, False)
+                    ]  # fmt: skip
+                    report[key]["calls split"] = sum(len(tokens.sequences) - 1 for tokens in played)
     print(json.dumps(report))

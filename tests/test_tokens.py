@@ -13,8 +13,9 @@ from hypothesis import given
 
 import chats
 import venvs
+from treetune.chat_tokens import ChatTokens
 from treetune.errors import PolicyError, UsageError
-from treetune.tokens import ChatTokens, Tokens
+from treetune.tokens import Tokens
 
 Message = dict[str, str]
 
@@ -98,8 +99,10 @@ def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
     for key, seen in report.items():
         counts = Counter(seen)
         assert counts["naive drifts"] > 50, key
+        assert counts["changed"] > 50, key
+        assert counts["calls split"] == 0, key
         if key.endswith("keep"):
-            assert counts["breaks"] == 0, key
+            assert counts["breaks"] <= counts["changed"], key
         if key.startswith(("deepseek", "qwen3 {")):
             # Their prompts end in a thought that the history does not keep.
             assert counts["breaks" if key.endswith("split") else "realigned"] > 300, key
@@ -131,7 +134,7 @@ def played(template, *turns, rewrites="split", question="Q"):
     prompt = chat.prompt(messages)
     for answer, observation in turns:
         completion = tokenizer(answer)["input_ids"]
-        tokens.add_turn(prompt.ids, completion, realigned=prompt.realigned)
+        tokens.add_turn(prompt, completion)
         text = tokenizer.decode(completion, skip_special_tokens=True)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observation}]
         prompt = chat.next_prompt(messages, tokens)
@@ -165,25 +168,132 @@ def test_a_message_that_was_changed_after_it_was_sampled_is_not_trained_on_as_if
     tokenizer = Letters(plain)
     chat, tokens = ChatTokens(tokenizer), Tokens()
     first = [{"role": "user", "content": "Q"}]
-    tokens.add_turn(chat.prompt(first).ids, tokenizer("long story<end>")["input_ids"])
+    tokens.add_turn(chat.prompt(first), tokenizer("long story<end>")["input_ids"])
     told = [*first, {"role": "assistant", "content": "short"}, {"role": "user", "content": "B"}]
     prompt = chat.next_prompt(told, tokens)
     assert tokenizer.decode(prompt.ids) == plain(told)
-    tokens.add_turn(prompt.ids, [5])
+    tokens.add_turn(prompt, [5])
     assert tokens.sequences[1].breaks_history
+
+
+@pytest.mark.parametrize("rewrites", ["split", "keep"])
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.__name__)
+def test_a_history_that_was_rewritten_is_what_the_model_sees(template, rewrites):
+    tokenizer = Letters(template)
+    chat, tokens = ChatTokens(tokenizer, rewrites=rewrites), Tokens()
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
+    tokens.add_turn(chat.next_prompt(messages, tokens), tokenizer("A<end>")["input_ids"])
+    messages += [{"role": "assistant", "content": "A"}, {"role": "user", "content": "B"}]
+    for changed in (
+        [{"role": "system", "content": "Z"}, *messages[1:]],
+        [messages[0], {"role": "user", "content": "Z"}, *messages[2:]],
+        messages[1:],
+        [{"role": "user", "content": "Z"}, *messages],
+        [messages[0], *messages[2:]],
+        messages[:1],
+    ):
+        prompt = chat.next_prompt(changed, tokens)
+        assert tokenizer.decode(prompt.ids) == template(changed)
+        assert not prompt.realigned
+    messages[1]["content"] = "Z"  # in its place
+    prompt = chat.next_prompt(messages, tokens)
+    assert tokenizer.decode(prompt.ids) == template(messages)
+    tokens.add_turn(prompt, [5])
+    assert [sequence.breaks_history for sequence in tokens.sequences] == [False, True]
+
+
+@pytest.mark.parametrize("rewrites", ["split", "keep"])
+@pytest.mark.parametrize("told", [True, False])
+def test_an_answer_that_its_caller_cut_short_goes_on_from_what_is_left(rewrites, told):
+    tokenizer = Letters(trims)
+    chat, tokens = ChatTokens(tokenizer, rewrites=rewrites), Tokens()
+    said = {"role": "assistant", "content": "long story"}
+    messages = [{"role": "user", "content": "Q"}]
+    prompt = chat.next_prompt(messages, tokens)
+    tokens.add_turn(prompt, tokenizer("long story<end>")["input_ids"], message=said if told else None)
+    messages += [{**said, "content": "long"}, {"role": "user", "content": "B"}]
+    prompt = chat.next_prompt(messages, tokens)
+    assert tokenizer.decode(prompt.ids) == trims(messages)
+    tokens.add_turn(prompt, [5])
+    assert tokens.sequences[1].breaks_history
+
+
+def test_an_answer_that_its_policy_cut_at_a_stop_string_keeps_its_tokens():
+    tokenizer = Letters(plain)
+    chat, tokens = ChatTokens(tokenizer), Tokens()
+    said = {"role": "assistant", "content": "yes"}
+    messages = [{"role": "user", "content": "Q"}]
+    tokens.add_turn(chat.next_prompt(messages, tokens), tokenizer("yes; no")["input_ids"], message=said)
+    messages += [said, {"role": "user", "content": "B"}]
+    prompt = chat.next_prompt(messages, tokens)
+    assert tokenizer.decode(prompt.ids) == plain(messages).replace("yes", "yes; no")
+    assert prompt.realigned
+
+
+def test_contents_in_parts_are_texts_where_the_template_knows_only_texts():
+    def adds(messages):
+        return "".join("<start>" + m["role"] + m["content"] + "<end>" for m in messages) + "<start>assistant\n"
+
+    def knows_parts(messages):
+        def written(content):
+            return content if isinstance(content, str) else "".join("[" + part["text"] + "]" for part in content)
+
+        return adds([{**m, "content": written(m["content"]).replace("[", "").replace("]", "")} for m in messages])
+
+    two = [{"role": "user", "content": [{"type": "text", "text": "Q"}, {"type": "text", "text": "R"}]}]
+    for template, text in ((plain, "Q\nR"), (adds, "Q\nR"), (knows_parts, "QR")):
+        tokenizer = Letters(template)
+        expected = template([{"role": "user", "content": text}])
+        assert tokenizer.decode(ChatTokens(tokenizer).prompt(two).ids) == expected
+
+
+def calls_tools(messages: list[Any]) -> str:
+    def written(message: Any) -> str:
+        calls = [call["function"] for call in message.get("tool_calls") or []]
+        if any(isinstance(call["arguments"], str) for call in calls):
+            raise TypeError("arguments are a mapping")
+        shown = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
+        return "\n".join([message["content"]] * bool(message["content"]) + shown)
+
+    return plain([{**message, "content": written(message)} for message in messages])
+
+
+@pytest.mark.parametrize("before", ["", "I look."])
+@pytest.mark.parametrize("as_text", [True, False])
+@pytest.mark.parametrize("told", [True, False])
+def test_tool_calls_keep_the_tokens_that_they_were_sampled_as(before, as_text, told):
+    (sequence,) = chats.play_calls(Letters(calls_tools), before, as_text, told).sequences
+    text = Letters(plain).decode(sequence.ids)
+    assert [text.count(spelling) for spelling in chats.SPELLINGS] == [2, 1, 1, 1]
+    assert sequence.realigned == (4 if before else 3)  # one is as the template writes it
+
+
+def test_tool_calls_that_are_not_the_ones_that_were_sampled_begin_a_new_sequence():
+    tokens = chats.play_calls(Letters(calls_tools), "", as_text=True, told=False, changed=True)
+    assert len(tokens.sequences) == 5
+
+
+def test_a_template_that_takes_arguments_only_as_text_gets_text():
+    def text_only(messages: list[Any]) -> str:
+        calls = ["".join(c["function"]["arguments"] + "" for c in m.get("tool_calls") or []) for m in messages]
+        return plain([{**m, "content": m["content"] + call} for m, call in zip(messages, calls, strict=True)])
+
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert '{"a": 1}' in Letters(plain).decode(ChatTokens(Letters(text_only)).prompt(messages).ids)
 
 
 def test_messages_of_the_assistant_that_the_environment_adds_are_no_answers():
     tokenizer = Letters(plain)
     chat, tokens = ChatTokens(tokenizer, rewrites="keep"), Tokens()
     messages = [{"role": "user", "content": "Q"}]
-    tokens.add_turn(chat.prompt(messages).ids, tokenizer("A<end>")["input_ids"])
+    tokens.add_turn(chat.prompt(messages), tokenizer("A<end>")["input_ids"])
     messages += [
         {"role": "assistant", "content": "A"},
         {"role": "assistant", "content": "said for it"},
         {"role": "user", "content": "B"},
     ]
-    assert tokenizer.decode(chat.next_prompt(messages, tokens, answer=1).ids) == plain(messages)
+    assert tokenizer.decode(chat.next_prompt(messages, tokens).ids) == plain(messages)
 
 
 def test_a_tokenizer_without_a_text_between_messages_and_tokens_is_taken_at_its_tokens():
@@ -195,11 +305,11 @@ def test_a_tokenizer_without_a_text_between_messages_and_tokens_is_taken_at_its_
 
     chat, tokens = ChatTokens(Direct(plain)), Tokens()
     messages = [{"role": "user", "content": "Q"}]
-    tokens.add_turn(chat.prompt(messages).ids, [5, 6])
+    tokens.add_turn(chat.prompt(messages), [5, 6])
     messages += [{"role": "assistant", "content": "A"}, {"role": "user", "content": "B"}]
     prompt = chat.next_prompt(messages, tokens)
     assert prompt.ids == Direct(plain).apply_chat_template(messages)
-    tokens.add_turn(prompt.ids, [7])
+    tokens.add_turn(prompt, [7])
     assert [sequence.sampled for sequence in tokens.sequences] == [[5, 6], [7]]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from treetune.task import Message, Task
-from treetune.tokens import Tokens
+from treetune.tokens import Prompt, Tokens
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,8 +63,8 @@ class Completion(msgspec.Struct):
     """The exact tokens it sampled, end token included."""
     logprobs: list[float] | None = None
     """The model's own log-probability of each sampled token, before temperature and top-p."""
-    realigned: bool = False
-    """`prompt_ids` go on from the tokens sampled before, where the chat template would have written them otherwise."""
+    prompt: Prompt | None = None
+    """The same with its text, where a chat template was applied here: what the prompt of the next turn goes on from."""
 
     def as_message(self) -> Message:
         return self.message if self.message is not None else {"role": "assistant", "content": self.text}

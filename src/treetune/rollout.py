@@ -189,7 +189,10 @@ class Rollout:
         if completion.prompt_ids is not None and completion.completion_ids is not None:
             trace.tokens = trace.tokens or Tokens()
             trace.tokens.add_turn(
-                completion.prompt_ids, completion.completion_ids, completion.logprobs, realigned=completion.realigned
+                completion.prompt or completion.prompt_ids,
+                completion.completion_ids,
+                completion.logprobs,
+                message=completion.as_message(),
             )
         return completion
 

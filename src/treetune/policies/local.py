@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from treetune.chat_tokens import ChatTokens
 from treetune.errors import MissingExtraError, PolicyError, UsageError
 from treetune.offload import call
 from treetune.policy import Completion, Request, Sampling, Usage
 from treetune.task import Message
-from treetune.tokens import ChatTokens, Tokens
+from treetune.tokens import Tokens
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -101,7 +102,7 @@ class LocalPolicy:
             prompt_ids=prompt_ids,
             completion_ids=ids,
             logprobs=logprobs,
-            realigned=prompt.realigned,
+            prompt=prompt,
         )
 
     def _stopped(self, ids: list[int], stops: Sequence[str]) -> int | None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from treetune.chat_tokens import ChatTokens
 from treetune.environment import Action, Observation
 from treetune.task import Message
-from treetune.tokens import ChatTokens, Prompt, Tokens
+from treetune.tokens import Prompt, Tokens
 
 
 class Hooks:
@@ -41,15 +42,16 @@ class Conversation:
         self.tokens = Tokens()
         self._shown: list[Message] = []
         self._history: list[Message] = []
+        self._continues = False
 
     def show(self, observation: Observation) -> Prompt:
         history = self._history
         shown = {"type": observation.type, "content": observation.content}
-        # A hook may change the messages that it is given, and then tells another story too.
+        # A hook may change the messages that it is given: then the prompt tells another story, and is seen to.
         self._shown = self._hooks.format_observation_to_messages(shown, [dict(message) for message in history])
-        if not history or self._shown[: len(history)] != history:  # it begins, or a hook tells another story
-            return self._chat.prompt(self._shown)
-        return self._chat.next_prompt(self._shown, self.tokens, answer=len(history) - 1)
+        # The beginning of an answer may be written already; the last answer itself is none.
+        self._continues = len(self._shown) > len(history) and self._shown[-1].get("role") == "assistant"
+        return self._chat.next_prompt(self._shown, self.tokens, continues=self._continues)
 
     def take(
         self,
@@ -60,9 +62,11 @@ class Conversation:
         info: dict[str, Any],
     ) -> Action:
         """Notes what the model was given and said; gives the action for it."""
-        self.tokens.add_turn(prompt.ids, sampled, logprobs, versions, realigned=prompt.realigned)
         text = self._tokenizer.decode(sampled, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        self._history = [*self._shown, {"role": "assistant", "content": text}]
+        text = prompt.prefix + text
+        message = {"role": "assistant", "content": text}
+        self.tokens.add_turn(prompt, sampled, logprobs, versions, message)
+        self._history = [*(self._shown[:-1] if self._continues else self._shown), message]
         action = self._hooks.format_agent_output_to_action(text, info)
         if isinstance(action, dict) and set(action) == {"type", "content"}:
             return Action(action["type"], action["content"])

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from treetune import background
+from treetune.chat_tokens import ChatTokens
 from treetune.errors import UsageError
 from treetune.score import finite
 from treetune.serve.errors import ServeError
@@ -31,7 +32,6 @@ from treetune.serve.http_client import TaskServerClient
 from treetune.target import load_taskset
 from treetune.task import Message
 from treetune.taskset import Taskset
-from treetune.tokens import ChatTokens
 from treetune.trainers.conversation import Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
 from treetune.trainers.trl_game import Game

@@ -1,0 +1,235 @@
+"""Prompts in tokens that go on from the tokens that were sampled, whatever a chat template does to the conversation.
+
+    chat, tokens = ChatTokens(tokenizer), Tokens()
+    prompt = chat.next_prompt(messages, tokens)                      # each turn, also the first
+    tokens.add_turn(prompt, completion_ids, logprobs, message=answer)
+
+The rule: a prompt begins with the previous prompt plus the tokens that were sampled. Rendering the conversation anew
+and tokenising it breaks the rule, because a template may strip, drop or rewrite an answer, and because text does not
+tell as which tokens it was sampled. So `ChatTokens` tokenises only what the template adds after an answer. Where the
+template would have written the answer otherwise, the turn is marked `realigned`. Where the conversation does not begin
+with the text that was given before, or its answer is not the one that was sampled, a new sequence begins.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from treetune.chat_messages import flatten, is_said_by, is_shown_by, same, text_of, with_arguments
+from treetune.errors import UsageError, described
+from treetune.task import Message
+from treetune.tokens import LastTurn, Prompt, Tokens
+
+Rewrites = Literal["split", "keep"]
+"""What to do where a template rewrites an answer in the history, such as dropping its reasoning: `split` gives the
+model the template's own text, in a sequence of its own; `keep` goes on from the sampled tokens all the same."""
+
+
+class ChatTokens:
+    """A tokenizer with its chat template, ready for the model to go on: prompts in tokens."""
+
+    def __init__(
+        self, tokenizer: Any, arguments: Mapping[str, Any] | None = None, *, rewrites: Rewrites = "split"
+    ) -> None:
+        """`arguments` are the template's own: `tools`, `enable_thinking`."""
+        if rewrites not in ("split", "keep"):
+            raise UsageError(f"rewrites is 'split' or 'keep', not {rewrites!r}")
+        self._tokenizer = tokenizer
+        self._arguments = dict(arguments or {})
+        self._rewrites = rewrites
+        self._in_two_steps: bool | None = None
+        self._takes_parts: bool | None = None
+        self._arguments_as: type | None = None
+        self._mark = f"answer{secrets.token_hex(12)}"
+
+    def prompt(self, messages: Sequence[Message], *, continues: bool = False) -> Prompt:
+        """A conversation that begins. With `continues` its last message is the beginning of the answer."""
+        messages = self._spelled(messages)
+        if self._goes_in_two_steps(messages[:-1] if continues and len(messages) > 1 else messages):
+            return self._shown(messages, continues)
+        return Prompt(self._applied(messages, continues), prefix=_content(messages[-1]) if continues else "")
+
+    def next_prompt(self, messages: Sequence[Message], tokens: Tokens, *, continues: bool = False) -> Prompt:
+        """A conversation that goes on from `tokens`; one that begins where there are none yet."""
+        last = tokens.last
+        if last is None:
+            return self.prompt(messages, continues=continues)
+        messages = self._spelled(messages)
+        answer = _position(messages, last)
+        if answer is None or not self._goes_in_two_steps(messages[:answer]):
+            return self.prompt(messages, continues=continues)
+        prompt = self._shown(messages, continues, encode=False)
+        now, given = str(prompt.text), self._given(last)
+        so_far = tokens.sequences[-1]
+        sampled = self._decoded_apart(last.sampled)
+        # The text of what was given, and not a rendering of the messages that are said to have been: they may differ.
+        same_text = now.startswith(given) and now.startswith(sampled, len(given))
+        if same_text:
+            added: str | None = now[len(given) + len(sampled) :]
+        else:
+            added = self._added_after(messages, answer, given, now, last, continues)
+        if added is None:
+            return prompt._replace(ids=self._encoded(now))
+        ids, exact = self._encoded_apart(added)
+        return prompt._replace(ids=so_far.ids + ids, realigned=bool(so_far.realigned) or not (same_text and exact))
+
+    def _shown(self, messages: Sequence[Message], continues: bool, encode: bool = True) -> Prompt:
+        text = self._continued(messages) if continues else self._rendered(messages)
+        return Prompt(
+            self._encoded(text) if encode else [],
+            text=text,
+            shown=len(messages) - continues,
+            prefix=_content(messages[-1]) if continues else "",
+        )
+
+    def _given(self, last: LastTurn) -> str:
+        return last.prompt.text if last.prompt.text is not None else self._decoded(last.prompt.ids)
+
+    def _goes_in_two_steps(self, messages: Sequence[Message]) -> bool:
+        """Whether there is a text between messages and tokens: some tokenizers (mistral-common) have none."""
+        if self._in_two_steps is None:
+            self._in_two_steps = self._encoded(self._rendered(messages)) == self._applied(messages)
+        return self._in_two_steps
+
+    def _added_after(
+        self, messages: Sequence[Message], answer: int, given: str, now: str, last: LastTurn, continues: bool
+    ) -> str | None:
+        """What the template adds after an answer that it writes otherwise than it was sampled: found with a mark in the
+        answer's place. None where the conversation is another one, or the model shall see the template's own text."""
+        message, prefix = messages[answer], last.prompt.prefix
+        said = (prefix + self._decoded(last.sampled, skip_special_tokens=True)).strip()
+        if not (last.message is not None and same(message, last.message)) and not is_said_by(message, said):
+            return None
+        marked = [*messages[:answer], {"role": "assistant", "content": self._mark}, *messages[answer + 1 :]]
+        try:
+            opened = self._rendered(messages[:answer])
+            begun = opened
+            if prefix:
+                begun = self._continued([*messages[:answer], {"role": "assistant", "content": prefix}])
+            rendered = self._continued(marked) if continues else self._rendered(marked)
+        except UsageError:
+            return None
+        head, *tails = rendered.split(self._mark)
+        if begun != given or len(tails) != 1:
+            return None
+        tail = tails[0]
+        if self._rewrites == "split":
+            if head.rstrip() != opened.rstrip() or not (now.startswith(head) and now.endswith(tail)):
+                return None
+            shown = now[len(head) : len(now) - len(tail)].strip()
+            if shown != said and not is_shown_by(message, shown):
+                return None
+        end = self._end_text(last.sampled)
+        return tail.lstrip()[len(end) :] if end and tail.lstrip().startswith(end) else tail
+
+    def _end_text(self, sampled_ids: list[int]) -> str:
+        """The end token of an answer as text; nothing where it was cut off before one."""
+        special = sampled_ids and sampled_ids[-1] in self._tokenizer.all_special_ids
+        return self._decoded(sampled_ids[-1:]) if special else ""
+
+    # Messages, as the template takes them
+
+    def _spelled(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if all(isinstance(message.get("content"), str) and "tool_calls" not in message for message in messages):
+            return messages
+        if any(isinstance(message.get("content"), list) for message in messages) and self._takes_parts is None:
+            self._takes_parts = self._shows_parts()
+        if not self._takes_parts:
+            messages = [flatten(message) for message in messages]
+        if any(message.get("tool_calls") for message in messages):
+            if self._arguments_as is None:
+                self._arguments_as = self._kind_of_arguments(messages)
+            messages = [with_arguments(message, self._arguments_as) for message in messages]
+        return messages
+
+    def _kind_of_arguments(self, messages: Sequence[Message]) -> type:
+        """As what the template takes the arguments of tool calls: most write an object as JSON, some only know text."""
+        try:
+            self._rendered([with_arguments(message, dict) for message in messages])
+        except UsageError:
+            return str
+        return dict
+
+    def _shows_parts(self) -> bool:
+        """Whether the template writes parts of text as it writes the text itself; most know only texts."""
+        forms: list[Any] = [self._mark, [{"type": "text", "text": self._mark}]]
+        try:
+            text, parts = (self._rendered([{"role": "user", "content": form}]) for form in forms)
+        except UsageError:
+            return False
+        return text == parts
+
+    def _continued(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation up to the end of its last message, which is still being written."""
+        *others, last = messages
+        content = _content(last)
+        marked = [*others, {**last, "content": content + self._mark}]
+        text, *tails = self._rendered(marked, add_generation_prompt=False).split(self._mark)
+        if len(tails) != 1 or not text.endswith(content.lstrip()):
+            raise UsageError(
+                f"the chat template does not write the beginning of an answer as it is: {content!r:.80}",
+                remedy="leave out the assistant's message at the end of the prompt, or set tokenizer.chat_template",
+            )
+        return text
+
+    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
+        return str(self._apply(messages, tokenize=False, **options))
+
+    def _applied(self, messages: Sequence[Message], continues: bool = False) -> list[int]:
+        options = {"add_generation_prompt": False, "continue_final_message": True} if continues else {}
+        return list(map(int, self._apply(messages, tokenize=True, return_dict=False, **options)))
+
+    def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), **{"add_generation_prompt": True, **options}, **self._arguments
+            )
+        except Exception as error:
+            raise UsageError(
+                f"the chat template refuses the conversation: {described(error)}",
+                remedy="send messages in an order that it takes, or set tokenizer.chat_template",
+            ) from error
+
+    # Texts and tokens
+
+    def _encoded_apart(self, text: str) -> tuple[list[int], bool]:
+        """The tokens of a text that follows others, and whether they are what they would be there."""
+        ids = self._encoded(text)
+        if self._decoded_apart(ids) == text:
+            return ids, True
+        # Some tokenizers put a space before the first word of a text: so this one must not be the first.
+        anchor = self._tokenizer.all_special_tokens[0]
+        first, both = self._encoded(anchor), self._encoded(anchor + text)
+        follows = both[: len(first)] == first
+        return (both[len(first) :] if follows else ids), follows
+
+    def _decoded_apart(self, ids: list[int]) -> str:
+        """The text of tokens that follow others; some tokenizers drop the space that a text begins with."""
+        anchor: list[int] = self._tokenizer.all_special_ids[:1]
+        return self._decoded(anchor + ids)[len(self._decoded(anchor)) :]
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _decoded(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return str(
+            self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        )
+
+
+def _position(messages: Sequence[Message], last: LastTurn) -> int | None:
+    """Where in the conversation the last answer is; None where it has none there."""
+    at = last.prompt.shown
+    if last.prompt.text is None:  # only its tokens are known: it is the last one of the assistant's
+        at = max((at for at, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
+    return at if 0 <= at < len(messages) and messages[at].get("role") == "assistant" else None
+
+
+def _content(message: Message) -> str:
+    text = text_of(message.get("content"))
+    if message.get("role") != "assistant" or text is None:
+        raise UsageError("only a text of the assistant's can be the beginning of an answer")
+    return text
