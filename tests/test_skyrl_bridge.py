@@ -15,8 +15,11 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
@@ -35,7 +38,7 @@ from treetune.formats.skyrl import row_of
 from treetune.offload import call
 from treetune.plugins import environments
 from treetune.trainers import skyrl
-from treetune.trainers.skyrl_tasks import cli_overrides, shell_words
+from treetune.trainers.skyrl_tasks import UNSANDBOXED, _resolve, _specs, cli_overrides, shell_words
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 SRC = Path(__file__).parent.parent / "src"
@@ -564,8 +567,6 @@ def test_without_skyrl_it_says_so(gym, declared, monkeypatch):
 
 
 def test_the_entries_of_all_environments_that_rows_name_go_to_the_worker(gym, declared, tmp_path):
-    from treetune.trainers.skyrl_tasks import _resolve, _specs
-
     (tmp_path / "mine.py").write_text("from treetune import Environment\nclass Mine(Environment):\n    pass\n")
     tasks = [declared(env_class=name) for name in ("gsm8k", "aime", "mine.py:Mine", "skyrl:counting")]
     OmegaConf.save(OmegaConf.create({"train_tasks": tasks}), tmp_path / "tasks.yaml")
@@ -575,6 +576,113 @@ def test_the_entries_of_all_environments_that_rows_name_go_to_the_worker(gym, de
     assert specs["gsm8k"].entry_point == "skyrl_gym.envs.theirs:Gsm8k"
     assert specs["aime"].kwargs["environment"] == "aime"
     assert specs["mine.py:Mine"].kwargs == {"id": "mine.py:Mine", "environment": f"{tmp_path}/mine.py:Mine"}
+
+
+@pytest.fixture
+def sandboxed(monkeypatch):
+    """Whether or not this machine has one."""
+    found = SimpleNamespace(available=True, cause="no bubblewrap", remedy="install it")
+    monkeypatch.setattr("treetune.sandbox.probe", lambda: found)
+    return found
+
+
+def unsafe(gym: Any) -> None:
+    for id in UNSANDBOXED:
+        gym.register(id=id, entry_point="skyrl_gym.envs.theirs:Gsm8k")
+
+
+def test_what_runs_a_models_code_is_ours_unless_told_otherwise(gym, sandboxed):
+    unsafe(gym)
+    used = {id: id for id in (*UNSANDBOXED, "gsm8k", "skyrl:lcb")}
+    specs = _specs(used)
+    assert {id: specs[id].kwargs.get("environment") for id in used} == {
+        **{id: id for id in UNSANDBOXED},
+        "gsm8k": None,
+        "skyrl:lcb": None,
+    }
+    theirs = _specs(used, {"lcb": "skyrl:lcb"})
+    assert theirs["lcb"].entry_point is theirs["skyrl:lcb"].entry_point
+    assert theirs["lcb"].entry_point.__name__ == "Gsm8k", "though ours have taken its place"
+    assert _specs(used, replace=True)["gsm8k"].kwargs["environment"] == "gsm8k"
+    sandboxed.available = False
+    with pytest.raises(UsageError, match=r"no sandbox can start here[^|]*--env lcb=skyrl:lcb"):
+        _specs(used)
+
+
+def test_skyrl_gyms_own_can_be_kept(gym, sandboxed):
+    unsafe(gym)
+    kept = _specs({id: id for id in UNSANDBOXED}, replace=False)
+    assert {spec.entry_point for spec in kept.values()} == {"skyrl_gym.envs.theirs:Gsm8k"}
+
+
+@pytest.fixture
+def rows_of(tmp_path):
+    def write(name: str, *ids: str | None) -> str:
+        row = {"prompt": [{"role": "user", "content": "?"}], "reward_spec": {"ground_truth": "1"}}
+        rows = [{**row, "env_class": id} for id in ids]
+        path = tmp_path / name
+        if path.suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        else:
+            path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        return str(path)
+
+    return write
+
+
+def test_files_of_rows_are_trained_on_as_they_are(gym, rows_of, tmp_path):
+    files = [rows_of("a.parquet", "gsm8k"), rows_of("b.jsonl", "aime", None)]
+    held_out = rows_of("val.parquet", "gsm8k")
+    config = Config()
+    skyrl.resolve_tasks_into_config(config, files, val_tasks=held_out)
+    assert (config.data.train_data, config.data.val_data) == (files, [held_out])
+    assert set(_resolve(config, files, None, held_out, {})) == {"gsm8k", "aime"}
+    skyrl.resolve_tasks_into_config(config, tmp_path)
+    assert config.data.train_data == [*files, held_out]
+
+
+def test_rows_of_files_choose_no_code_that_was_not_named(gym, rows_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from treetune import Environment\nclass Mine(Environment):\n    pass\n")
+    file = rows_of("a.jsonl", "mine.py:Mine", "mine")
+    with pytest.raises(UsageError, match=r"the rows name code to run: mine\.py:Mine"):
+        skyrl.run_with_tasks({}, file)
+    given, rest = skyrl._take_environments(["--env", "mine.py:Mine", "a=b", "--env=mine=mine.py:Mine"])
+    assert rest == ["a=b"]
+    specs = _specs(_resolve({}, file, None, (), given), given)
+    assert {id: spec.kwargs["environment"] for id, spec in specs.items()} == {
+        "mine.py:Mine": f"{tmp_path}/mine.py:Mine",
+        "mine": f"{tmp_path}/mine.py:Mine",
+    }
+    with pytest.raises(UsageError, match="no row names other"):
+        _specs({"gsm8k": "gsm8k"}, {"other": "mine.py:Mine"})
+
+
+def test_files_that_skyrl_would_not_read_are_told(gym, rows_of, tmp_path):
+    Path(verl := tmp_path / "verl.jsonl").write_text('{"prompt": [], "reward_model": {"ground_truth": "1"}}\n')
+    other = rows_of("a.ndjson", "gsm8k")
+    for file, said in ((verl, "has rows of verl"), (other, "SkyRL does not read"), ("nobody/nothing", "no such file")):
+        with pytest.raises(UsageError, match=said):
+            skyrl.resolve_tasks_into_config({}, file)
+    with pytest.raises(UsageError, match="YAML has val_tasks of its own"):
+        skyrl.resolve_tasks_into_config({}, {"train_tasks": []}, val_tasks=other)
+
+
+def test_a_python_that_is_too_old_for_skyrl_is_told_in_one_line(monkeypatch, tmp_path, capsys):
+    package = tmp_path / "skyrl" / "train" / "entrypoints"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "main_base.py").write_text("raise RuntimeError('Please use another on Python < 3.12.\\n\\nMore')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "version_info", (3, 11, 9, "final", 0))
+    with pytest.raises(UsageError) as caught:
+        skyrl.run_with_tasks({}, "absent.parquet")
+    assert str(caught.value) == (
+        "SkyRL's trainer needs Python 3.12 or later, this is 3.11 (Please use another on Python < 3.12.)"
+    )
+    for name in [name for name in sys.modules if name.split(".")[0] == "skyrl"]:
+        del sys.modules[name]
 
 
 def test_the_overrides_to_paste_are_one_word_each_for_the_shell():
@@ -720,4 +828,4 @@ def test_what_is_wrong_is_told_when_the_hook_is_installed(packages, tmp_path):
 def test_the_command_line_wants_tasks(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         skyrl.main(["trainer.epochs=1"])
-    assert "tasks=FILE.yaml is missing" in str(caught.value)
+    assert "tasks=FILE is missing" in str(caught.value)

@@ -97,7 +97,9 @@ def class_of(name: str) -> tuple[Any, dict[str, Any]]:
         from skyrl_gym.envs.registration import load_env_creator, registry
     except ImportError as error:
         raise MissingExtraError.of("skyrl-gym", "skyrl") from error
-    spec = registry.get(name)
+    from treetune.trainers.skyrl_registry import theirs
+
+    spec = theirs(name)
     if spec is None and ":" not in name:
         raise UnknownNameError.of(
             "skyrl-gym environment", name, registry, remedy="one that is not registered is skyrl:module:Class"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _ADAPTER = "treetune.trainers.skyrl_env:TreetuneEnv"
 
+_theirs: dict[str, Any] = {}
+"""skyrl-gym's entries whose place ours have taken."""
+
 
 def register(
     environment: str | type[Environment] | None = None, *, id: str | None = None, replace: bool = False
@@ -35,7 +38,7 @@ def register(
         for name, origin in environments.names().items():
             if replace or name not in known or known[name].entry_point == _ADAPTER:
                 # An id that only this process knows would mean nothing in a worker that the entry is sent to.
-                known[name] = _entry(name, environments.resolve(name) if origin == "registered" else name)
+                _put(name, _entry(name, environments.resolve(name) if origin == "registered" else name))
         return [name for name in environments.names() if known[name].entry_point == _ADAPTER]
     named = environment if isinstance(environment, type) else absolute_spec(environment, [Path.cwd()])
     if id is None:
@@ -45,8 +48,21 @@ def register(
         raise UsageError(
             f"skyrl-gym has another environment {id!r} already", remedy="choose another id, or pass replace=True"
         )
-    known[id] = entry
+    _put(id, entry)
     return [id]
+
+
+def theirs(id: str) -> Any:
+    """skyrl-gym's own entry of an id, though ours may have its place; None where it has none."""
+    entry = registry().get(id)
+    return _theirs.get(id) if entry is not None and entry.entry_point == _ADAPTER else entry
+
+
+def _put(id: str, entry: Any) -> None:
+    known = registry()
+    if id in known and known[id].entry_point != _ADAPTER:
+        _theirs[id] = known[id]
+    known[id] = entry
 
 
 def registry() -> dict[str, Any]:
