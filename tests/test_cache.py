@@ -298,7 +298,7 @@ except Exception as error: print(type(error).__name__, error)
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "read-only").iterdir()}
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "TreetuneError cannot write to the cache folder" in done.stdout
+    assert "StorageError cannot write to the cache folder" in done.stdout
     assert "TREETUNE_TASK_CACHE_DIR" in done.stdout
     after = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "read-only").iterdir()}
     assert after.keys() == before.keys()

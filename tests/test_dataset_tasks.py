@@ -576,8 +576,8 @@ def test_a_build_that_is_killed_leaves_nothing_that_looks_finished(source, tmp_p
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"data_files": "/nowhere.jsonl", "split": "train"}, "load_dataset could not load"),
-        ({"data_files": "FILE", "split": "absent"}, "load_dataset could not load"),
+        ({"data_files": "/nowhere.jsonl", "split": "train"}, "no file is called '/nowhere.jsonl'"),
+        ({"data_files": "FILE", "split": "absent"}, "'json' could not be loaded: ValueError: Unknown split"),
     ],
 )
 def test_a_source_that_cannot_be_loaded_says_why(source, kwargs, said):

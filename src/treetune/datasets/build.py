@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from treetune.datasets.config import Format
+from treetune.datasets.row_faults import build_batch
 from treetune.datasets.rows import RowBuilder
 from treetune.datasets.source import Batch, Source
 from treetune.datasets.writer import GrowingParquet
-from treetune.errors import EmptyTasksetError, MissingExtraError
+from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
 from treetune.formats.layouts import laid_out
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def built_tables(
         return _on_ray(builder, work)
     if taskset.config.num_proc > 1:
         return _in_processes(builder, work, taskset.config.num_proc)
-    return (builder.build(batch, first) for batch, first in work)
+    return (build_batch(builder, batch, first) for batch, first in work)
 
 
 def _numbered(opened: Source, on_rows: Progress | None) -> Iterator[Work]:
@@ -151,24 +152,42 @@ def _remember(builder: RowBuilder) -> None:
     _builder = builder
 
 
-def _build(work: Work) -> Built:
+def _build(work: Work) -> Built | TreetuneError:
     assert _builder is not None
-    return _builder.build(*work)
+    try:
+        return build_batch(_builder, *work)
+    except TreetuneError as error:
+        if error.__cause__ is None:
+            return error  # raised, it would come with the traceback of this process
+        raise
+
+
+def _given(built: Built | TreetuneError) -> Built:
+    if isinstance(built, TreetuneError):
+        raise built
+    return built
 
 
 def _in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -> Iterator[Built]:
     from concurrent.futures import Future, ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     # Spawned: a fork of a process that has threads (pyarrow's, the library's) may hang.
     with ProcessPoolExecutor(count, get_context("spawn"), _remember, (builder,)) as pool:
-        waiting: deque[Future[Built]] = deque()
-        for item in work:
-            waiting.append(pool.submit(_build, item))
-            if len(waiting) > 2 * count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        waiting: deque[Future[Built | TreetuneError]] = deque()
+        try:
+            for item in work:
+                waiting.append(pool.submit(_build, item))
+                if len(waiting) > 2 * count:
+                    yield _given(waiting.popleft().result())
+            while waiting:
+                yield _given(waiting.popleft().result())
+        except BrokenProcessPool:
+            raise TasksetError(
+                f"one of the {count} processes that build rows ended abruptly: by its own code, or for its memory",
+                remedy="num_proc: 1 builds in this process, and shows where",
+            ) from None
 
 
 def _on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
@@ -191,4 +210,4 @@ def _on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
 
 
 def _build_there(builder: RowBuilder, batch: Batch, first: int) -> Built:
-    return builder.build(batch, first)
+    return build_batch(builder, batch, first)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import hashlib
 import os
 import sys
@@ -26,7 +27,7 @@ import msgspec
 
 from treetune.canonical import canonical
 from treetune.datasets.content import file_hash, write_atomically
-from treetune.errors import TreetuneError
+from treetune.errors import StorageError, TreetuneError
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -197,7 +198,10 @@ class Cache:
         with self._locked(key):
             if not force and (found := self.hit(key)) is not None:
                 return found, True
-            return self._build(key, build), False
+            try:
+                return self._build(key, build), False
+            except OSError as error:
+                raise self._unwritable(error) from None
 
     def entries(self) -> list[Entry]:
         """Everything there is, last used first. Files that are no build's are left out."""
@@ -337,14 +341,20 @@ class Cache:
                     warnings.warn(f"another process is building {self.path(key)}, waiting for it", stacklevel=4)
                     lock.acquire()
         except OSError as error:
-            raise TreetuneError(
-                f"cannot write to the cache folder {self.folder}: {error.strerror}",
-                remedy="pass --cache-dir, or set TREETUNE_TASK_CACHE_DIR, to a folder of your own",
-            ) from None
+            raise self._unwritable(error) from None
         try:
             yield lock.is_locked
         finally:
             lock.release()
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        folder = "pass --cache-dir, or set TREETUNE_TASK_CACHE_DIR, to a folder "
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        room = f"make room (`treetune cache prune --older-than 30`), or {folder}on another disk"
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return StorageError(
+            f"cannot write to the cache folder {self.folder}: {reason}", remedy=room if full else f"{folder}of your own"
+        )
 
     def _sidecar(self, key: str) -> Path:
         return self.folder / f"{key}.json"

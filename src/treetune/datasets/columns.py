@@ -37,7 +37,10 @@ def inferred(values: list[Any], path: str, mixed: list[str]) -> pa.Array:
         array = pa.array(values)
         if array.type != pa.struct([]):
             return conform(array, canonical_type(array.type))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        if path == "reward_model.ground_truth" and (isinstance(error, OverflowError) or "not in range" in str(error)):
+            problem = "a ground truth holds a whole number that does not fit in 64 bits"
+            raise TasksetError(problem, remedy="make it text") from None
         refuse_mixed_truths(path)
     mixed.append(path)
     return json_array(values)

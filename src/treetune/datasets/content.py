@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from treetune.datasets.config import LoadingParams
+from treetune.errors import ConfigError
+
 if TYPE_CHECKING:
     from io import BufferedReader
 
@@ -27,6 +30,9 @@ REMEMBERED_FROM = 1 << 20
 
 SETTLED_NS = 2_000_000_000
 """How long a file must have been left alone: within one tick of the clock two versions can carry one time."""
+
+FILE_FORMATS = ("json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder")
+"""Names that `load_dataset` takes for kinds of files rather than for a dataset, in every release."""
 
 FORMATS = frozenset(
     "arrow audiofolder conll csv eval fasta fastq genbank harbor hdf5 iceberg imagefolder json lance meshfolder mmcif "
@@ -88,6 +94,42 @@ def local_sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path]:
     elif not is_format and place.is_file():
         found.append(place)
     return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
+
+
+def loading_faults(params: LoadingParams) -> list[tuple[str, str]]:
+    """What `load_dataset` could not make sense of, whatever the files hold."""
+    kind, data_files = params.args[0], params.kwargs.get("data_files")
+    if not isinstance(kind, str) or not kind:
+        problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
+        return [("loading_params.args", problem)]
+    if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
+        return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
+    try:
+        patterns = file_patterns(params.args, params.kwargs)
+    except ConfigError as error:
+        return error.faults
+    return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []
+
+
+def names_hub(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether `load_dataset(*args, **kwargs)` would ask the hub: its name is neither a format nor here."""
+    path = str(args[0] if args else kwargs.get("path") or "")
+    return bool(path) and path not in FORMATS and "://" not in path and not Path(path).expanduser().exists()
+
+
+def file_patterns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """The names and globs in `data_files`."""
+    given = {**dict(zip(("path", "name", "data_dir", "data_files"), args, strict=False)), **kwargs}
+    return list(_patterns(given["data_files"])) if given.get("data_files") is not None else []
+
+
+def expand(pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path] | None:
+    """The files here that one of the `file_patterns` means; None where it does not lie here."""
+    if "://" in pattern or names_hub(args, kwargs):
+        return None
+    path = str(args[0]) if args else ""
+    folder = Path(kwargs.get("data_dir") or "").expanduser()
+    return _matches(pattern, folder if path in FORMATS else Path(path).expanduser() / folder)
 
 
 def _names_in(folder: Path) -> Iterator[str]:
@@ -158,9 +200,12 @@ def _patterns(data_files: Any) -> Iterator[str]:
     elif isinstance(data_files, Mapping):
         entry = set(data_files) == {"split", "path"}
         yield from _patterns(data_files["path"] if entry else list(data_files.values()))
-    else:
+    elif isinstance(data_files, Sequence):
         for item in data_files:
             yield from _patterns(item)
+    else:
+        shown = f"expected the name of a file, a list or a mapping of them, got {data_files!r}"
+        raise ConfigError([("loading_params.kwargs.data_files", shown)])
 
 
 def _matches(pattern: str, base: Path | None) -> list[Path]:

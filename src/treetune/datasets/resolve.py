@@ -15,6 +15,7 @@ from typing import Any
 
 from treetune.datasets.cache import Sidecar
 from treetune.datasets.config import filter_file
+from treetune.datasets.content import loading_faults
 from treetune.datasets.schema import clashes
 from treetune.datasets.taskset import DatasetTaskset, read_config
 from treetune.errors import ConfigError, TasksetError, TreetuneError, user_code
@@ -81,7 +82,12 @@ def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
     cls = task_class(node)
     read_config(cls, node)  # all its faults, before the class itself runs
     with user_code(f"making {cls.__name__}"):
-        return cls(node, cache_dir=cache_dir)
+        taskset = cls(node, cache_dir=cache_dir)
+    if not hasattr(taskset, "cache_dir"):
+        raise TasksetError(
+            f"{cls.__name__} was made without its config", remedy="call super().__init__(config, cache_dir) in __init__"
+        )
+    return taskset
 
 
 def task_class(node: Mapping[str, Any]) -> type[DatasetTaskset]:
@@ -231,6 +237,7 @@ def _entries(nodes: Any, path: str, faults: list[tuple[str, str]]) -> list[Any]:
 def _further_faults(taskset: DatasetTaskset, node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What no single key shows."""
     config = taskset.config
+    yield from loading_faults(config.loading_params)
     if "extra" in node:
         yield "extra", "is no key of its own: write the further keys beside the others"
     if config.max_prompt_length is not None and config.tokenizer is None:

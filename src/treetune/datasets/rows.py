@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from treetune.datasets.columns import constant, inferred, keys_of, lacks_roles, messages_column, prompts, struct
+from treetune.datasets.config import filter_file
 from treetune.datasets.ground_truth import GroundTruth, stored
 from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.source import Batch
 from treetune.datasets.template import Template
-from treetune.errors import ConfigError, TasksetError, TreetuneError, did_you_mean
+from treetune.errors import ConfigError, TasksetError, TreetuneError, described, did_you_mean, user_code
 from treetune.formats.note import MARK, ROW, RULE, unseen
 from treetune.formats.values import uncollected
 from treetune.formats.verl import reward_spec
@@ -78,7 +79,7 @@ class RowBuilder:
             self._template = template_of(taskset, self.columns)
             self._truth = GroundTruth(config.ground_truth, names) if config.ground_truth is not None else None
         # Also where columns are built: a source may turn out to give rows.
-        self._make_row = (lambda row, index: row) if made else accepting_index(taskset._make_map_fn())
+        self._make_row = (lambda row, index: row) if made else accepting_index(map_function_of(taskset))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self.taskset, self.columns, self._made)
@@ -109,7 +110,9 @@ class RowBuilder:
         try:
             return bool(self._filter(row))
         except Exception as error:
-            raise TasksetError(f"the filter failed on row {index}: {type(error).__name__}: {error}") from error
+            expression = filter_file(self.taskset.config.filter) is None  # its error says all there is to say
+            why = str(error) if expression else described(error)
+            raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 
     def _filtered_late(self, batch: Batch, indices: list[int], built: _Built, dropped: Counter[str]) -> pa.Table | None:
         """By pass rate, which is known by uid and so only once a row is made."""
@@ -366,6 +369,15 @@ _PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
 def _plain(value: Any) -> Any:
     """numpy's scalars and arrays as Python's."""
     return value if type(value) in _PLAIN or not hasattr(value, "tolist") else value.tolist()
+
+
+def map_function_of(taskset: DatasetTaskset) -> Callable[..., Any]:
+    whose = f"_make_map_fn() of {type(taskset).__name__}"
+    with user_code(whose):
+        function = taskset._make_map_fn()
+    if not callable(function):
+        raise TasksetError(f"{whose} gave {function!r:.80}, not a function", remedy="return a function of (row, index)")
+    return function
 
 
 def accepting_index(function: Callable[..., Any]) -> Callable[[Row, int], Any]:

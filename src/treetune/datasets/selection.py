@@ -21,7 +21,10 @@ def row_filter(
     if spec is None:
         return None, False
     if filter_file(spec) is not None:
-        return load_object(spec), with_pass_rate
+        function = load_object(spec)
+        if not callable(function):
+            raise ConfigError([("filter", f"{spec} is a {type(function).__name__}, not a function")])
+        return function, with_pass_rate
     names = [*columns, "pass_rate"] if with_pass_rate else columns
     parsed = Filter.parse(spec, names)
     # A column of that name is the dataset's own, unless rates were given.
@@ -35,5 +38,8 @@ def read_pass_rates(path: str) -> dict[str, float]:
         return {entry["uid"]: float(entry["pass_rate"]) for entry in map(msgspec.json.decode, lines)}
     except OSError as error:
         raise ConfigError([("pass_rates", f"cannot read {path}: {error.strerror}")]) from None
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError([("pass_rates", f"{path} is no pass-rate file: {error}")]) from None
+    except (KeyError, TypeError, ValueError):
+        problem = f'{path} is no pass-rate file: a line is not {{"uid": ..., "pass_rate": ...}}'
+        raise ConfigError([("pass_rates", problem)]) from None

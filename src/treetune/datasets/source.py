@@ -9,11 +9,15 @@ Whatever its size, only a batch of it is in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from treetune.datasets.config import LoadingParams
-from treetune.errors import TreetuneError, UsageError
+from treetune.datasets.content import names_hub
+from treetune.datasets.hub import offline_where_unreachable
+from treetune.datasets.source_faults import fault_of
+from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,8 +31,9 @@ ROWS = 10_000
 class Source:
     """An opened dataset."""
 
-    def __init__(self, dataset: Any, *, fresh: bool = False) -> None:
+    def __init__(self, dataset: Any, *, params: LoadingParams | None = None, fresh: bool = False) -> None:
         self._dataset = dataset
+        self._params = params
         # Straight from load_dataset; one that was transformed may list files it no longer equals.
         self._fresh = fresh
 
@@ -36,9 +41,13 @@ class Source:
     def columns(self) -> dict[str, pa.DataType]:
         features = self._dataset.features
         if features is None:  # a stream does not know its columns before its first rows
-            first = next(self._dataset.with_format("arrow").iter(batch_size=1))
-            return {field.name: field.type for field in first.schema}
-        return {field.name: field.type for field in features.arrow_schema}
+            first = next(self._told(self._dataset.with_format("arrow").iter(batch_size=1)), None)
+            schema = [] if first is None else first.schema
+        else:
+            schema = features.arrow_schema
+        if not len(schema):
+            raise EmptyTasksetError("the source has no rows", remedy="look at loading_params")
+        return {field.name: field.type for field in schema}
 
     @property
     def rows(self) -> int | None:
@@ -62,9 +71,21 @@ class Source:
         """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
         ones (the library keeps columns of mixed types as JSON)."""
         if self._decodes:
-            return self._rows()
+            return self._told(self._rows())
         files = self._whole_files()
-        return _rechunked(_streamed(files)) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
+        batches = _rechunked(_streamed(files)) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
+        return self._told(batches)
+
+    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same, with what fails on the way said as `open_source` says it."""
+        try:
+            yield from batches
+        except TreetuneError:
+            raise
+        except Exception as error:
+            if self._params is None:
+                raise TasksetError(f"the dataset of build_dataset() cannot be read: {described(error)}") from error
+            raise fault_of(self._params, error) from None
 
     def _rows(self) -> Iterator[list[dict[str, Any]]]:
         for batch in self._dataset.iter(batch_size=ROWS):
@@ -89,6 +110,21 @@ class Source:
         return files if sum(map(_count, files)) == self._dataset.num_rows else []
 
 
+def made_source(dataset: Any, whose: str) -> Source:
+    """What a `build_dataset` of a user's own gave."""
+    import datasets
+
+    if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+        return Source(dataset)
+    remedies = {
+        list: "return datasets.Dataset.from_list(rows)",
+        dict: "return datasets.Dataset.from_dict(columns)",
+        datasets.DatasetDict: 'return one of its splits, such as dataset["train"]',
+    }
+    remedy = remedies.get(type(dataset), "return a datasets.Dataset; or override _make_map_fn, which makes one row")
+    raise TasksetError(f"build_dataset() of {whose} gave a {type(dataset).__name__}, not a dataset", remedy=remedy)
+
+
 def open_source(params: LoadingParams, contents: str | None = None) -> Source:
     """Load what `loading_params` names; with no split given, the only one there is.
 
@@ -101,16 +137,16 @@ def open_source(params: LoadingParams, contents: str | None = None) -> Source:
     if contents is not None and "cache_dir" not in kwargs:
         kwargs["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / "treetune" / contents)
     were_disabled = datasets.are_progress_bars_disabled()
+    from_hub = names_hub(params.args, kwargs)
     try:
         datasets.disable_progress_bars()
-        dataset = datasets.load_dataset(*params.args, **kwargs)
-    except TreetuneError:
-        raise
-    except Exception as error:
-        raise TreetuneError(
-            f"load_dataset could not load {params.args[0]!r}: {type(error).__name__}: {error}",
-            remedy="check loading_params.args and loading_params.kwargs (name, split, data_files)",
-        ) from error
+        with offline_where_unreachable() if from_hub else nullcontext() as unreachable:
+            try:
+                dataset = datasets.load_dataset(*params.args, **kwargs)
+            except TreetuneError:
+                raise
+            except Exception as error:
+                raise fault_of(params, error, unreachable) from None
     finally:
         if not were_disabled:
             datasets.enable_progress_bars()
@@ -122,7 +158,7 @@ def open_source(params: LoadingParams, contents: str | None = None) -> Source:
                 f"{params.args[0]!r} has several splits: {', '.join(dataset)}", remedy="set loading_params.kwargs.split"
             )
         (dataset,) = dataset.values()
-    return Source(dataset, fresh=True)
+    return Source(dataset, params=params, fresh=True)
 
 
 def _streamed(files: list[str]) -> Iterator[pa.RecordBatch]:

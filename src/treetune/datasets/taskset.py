@@ -20,8 +20,8 @@ import msgspec
 from treetune.canonical import digest
 from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.datasets.config import DatasetConfig, Format, filter_file
-from treetune.datasets.content import content_hash, local_sources
-from treetune.errors import ConfigError
+from treetune.datasets.content import content_hash, loading_faults, local_sources
+from treetune.errors import ConfigError, StorageError, user_code
 from treetune.formats.note import RULE
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 BUILDER_VERSION = 2
 """Part of every cache key: raise it when the same config begins to give other rows."""
-
-FILE_FORMATS = ("json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder")
-"""Names that `load_dataset` takes for kinds of files rather than for a dataset."""
 
 
 class DatasetTaskset(Taskset[Task, DatasetConfig]):
@@ -121,9 +118,12 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     def _contents(self) -> dict[str, str]:
         """The local files that are read, each with a hash of its bytes."""
         params = self.config.loading_params
-        if params.args[0] in FILE_FORMATS and not {"data_files", "data_dir"} & params.kwargs.keys():
-            raise ConfigError([("loading_params.kwargs", f"{params.args[0]!r} needs data_files: which files to read")])
-        return {str(path): content_hash(path, self._memory) for path in local_sources(params.args, params.kwargs)}
+        if faults := loading_faults(params):
+            raise ConfigError(faults)
+        try:
+            return {str(path): content_hash(path, self._memory) for path in local_sources(params.args, params.kwargs)}
+        except OSError as error:
+            raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
 
     @property
     def _memory(self) -> Path:
@@ -148,9 +148,12 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
 
     def open_source(self) -> Source:
         """Where the rows come from: the dataset, or what an overridden `build_dataset` gives."""
-        from treetune.datasets.source import Source
+        if not self.overrides_build:
+            return self._loaded_source()
+        from treetune.datasets.source import made_source
 
-        return Source(self.build_dataset()) if self.overrides_build else self._loaded_source()
+        with user_code(f"build_dataset() of {type(self).__name__}"):
+            return made_source(self.build_dataset(), type(self).__name__)
 
     def _loaded_source(self) -> Source:
         from treetune.datasets.source import open_source
