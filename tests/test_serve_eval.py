@@ -50,7 +50,7 @@ def test_every_way_of_evaluating_gives_the_same(sets, treetune, name):
     here = treetune("eval", f"sets.py:{name}", "-m", "scripted:p=0.5", *options, "-o", "here")
     started = treetune("eval", f"sets.py:{name}", "-m", "scripted:p=0.5", *options, "--serve", "2", "-o", "started")
     with serve(sets, f"sets.py:{name}", "--zmq", "tcp://127.0.0.1:0", "-m", "scripted:p=0.5") as server:
-        there = treetune("eval", "--server", server.address, *options, "-o", "there")
+        there = treetune("eval", server.address, *options, "-o", "there")
     assert [result.code for result in (here, started, there)] == [0, 0, 0], (started.err, there.err)
     assert traces(sets / "here") == traces(sets / "started") == traces(sets / "there")
     tasks = 6 if name == "Endless" else 4
@@ -74,8 +74,8 @@ def test_an_evaluation_on_a_server_moves_no_cursor_and_is_resumed(sets, treetune
 
 def test_what_cannot_be_evaluated_on_a_server_is_told(sets, treetune):
     with serve(sets, "sets.py:Endless", "--zmq", "tcp://127.0.0.1:0", "-m", "scripted:gold") as server:
-        unbounded = treetune("eval", "--server", server.address)
-        other = treetune("eval", "--server", server.address, "-n", "2", "-m", "gpt-5")
+        unbounded = treetune("eval", server.address)
+        other = treetune("eval", server.address, "-n", "2", "-m", "gpt-5")
         both = treetune("eval", "arithmetic", "--server", server.address)
     assert [result.code for result in (unbounded, other, both)] == [2, 2, 2]
     assert "--num-tasks" in unbounded.err
@@ -86,8 +86,8 @@ def test_what_cannot_be_evaluated_on_a_server_is_told(sets, treetune):
 def test_the_servers_token_is_taken_from_the_environment(sets, treetune):
     options = ["sets.py:Colours", "--zmq", "tcp://127.0.0.1:0", "-m", "scripted:gold"]
     with serve(sets, *options, TREETUNE_TOKEN="abc") as server:
-        without = treetune("eval", "--server", server.address)
-        with_it = treetune("eval", "--server", server.address, "--json", TREETUNE_TOKEN="abc")
+        without = treetune("eval", server.address)
+        with_it = treetune("eval", server.address, "--json", TREETUNE_TOKEN="abc")
     assert without.code == 3
     assert "token" in without.err
     assert with_it.json["mean_reward"] == 1.0
@@ -97,10 +97,49 @@ def test_an_encrypted_servers_key_is_taken_from_the_environment(sets, treetune):
     options = ["sets.py:Colours", "--zmq", "tcp://127.0.0.1:0", "-m", "scripted:gold", "--curve-key", "key"]
     with serve(sets, *options) as server:
         key = server.report["server_key"]
-        with_it = treetune("eval", "--server", server.address, "--json", TREETUNE_SERVER_KEY=key)
+        with_it = treetune("eval", server.address, "--json", TREETUNE_SERVER_KEY=key)
         top = treetune("top", server.address, "--json", TREETUNE_SERVER_KEY=key)
     assert with_it.json["mean_reward"] == 1.0
     assert top.json["requests"]["run_rollout"] == 4
+
+
+def test_a_server_is_a_target_at_both_its_doors(sets, treetune):
+    doors = ["--zmq", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", "-m", "scripted:gold"]
+    here = treetune("eval", "sets.py:Colours", "-m", "scripted:echo", "--json")
+    with serve(sets, "sets.py:Colours", *doors) as server:
+        zmq, http = server.address, server.report["http"]
+        shown = [treetune("show", address, "-n", "3", "--json").json for address in (zmq, http)]
+        over_zmq = treetune("eval", zmq, "--json")
+        over_http = treetune("eval", http, "-m", "scripted:echo", "-r", "2", "--json", "-o", "run")
+        tops = [treetune("top", address, "--json").json for address in (zmq, http)]
+        once = treetune("top", http, "--once")
+        refused = {verb: treetune(verb, http) for verb in ("validate", "serve")}
+        twice = treetune("eval", http, "-m", "scripted:echo", "--serve", "1")
+        unknown = treetune("eval", http)
+    prompts = ["red", "green", "blue"]
+    assert [task["prompt"] for task in shown[0]["tasks"]] == prompts
+    assert [task["prompt"] for task in shown[1]["tasks"]] == [[{"role": "user", "content": name}] for name in prompts]
+    assert over_zmq.json["mean_reward"] == 1.0, over_zmq.err
+    # Over HTTP the policy is here: each colour says itself, as it does without a server.
+    assert (over_http.code, over_http.json["rollouts"], over_http.json["tasks"]) == (0, 8, 4), over_http.err
+    assert over_http.json["mean_reward"] == here.json["mean_reward"] == 1.0
+    assert len({uid for uid, *_ in traces(sets / "run")}) == 4
+    assert tops[0]["requests"]["http.step"] == tops[1]["requests"]["http.step"] == 8
+    assert (tops[1]["name"], tops[1]["outcomes"]) == ("Colours", {"completed": 4})
+    assert "http.step" in once.out
+    for verb, result in refused.items():
+        assert (result.code, f"`{verb}` needs the tasks themselves" in result.err) == (2, True), result.err
+    assert "is one already" in twice.err
+    assert "no model given" in unknown.err
+
+
+def test_a_server_that_is_none_is_told(treetune):
+    wrong = treetune("eval", "ftp://127.0.0.1:1", "-m", "scripted:echo")
+    absent = [
+        treetune(verb, "http://127.0.0.1:1", *further) for verb, *further in (["show"], ["eval", "-m", "scripted:echo"])
+    ]
+    assert (wrong.code, "it begins with tcp://" in wrong.err) == (2, True)
+    assert all(result.code == 3 and "is a task server running there?" in result.err for result in absent)
 
 
 def test_the_example_can_be_evaluated_with_workers(treetune):

@@ -1,4 +1,4 @@
-"""From what a user names to a taskset: an id, `config.yaml`, `file.py:Name`, `module:Name`, or a config node.
+"""From what a user names to a taskset: an id, `config.yaml`, `file.py:Name`, `module:Name`, or a server.
 
 taskset = load_taskset("arithmetic", {"taskset.level": "2"})
 taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
@@ -31,7 +31,7 @@ def read_target(
     overrides = overrides or {}
     of_lists = {key: raw for key, raw in overrides.items() if _LIST.match(key)}
     rest = {key: raw for key, raw in overrides.items() if key not in of_lists}
-    data: dict[str, Any] = {"taskset": {"id": target}}
+    data: dict[str, Any] = {"taskset": _node_of(target)}
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
@@ -42,6 +42,39 @@ def read_target(
         faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
         raise ConfigError(faults, source="the overrides")
     return with_overrides(data, rest, source=target)
+
+
+SERVERS = {
+    "tcp": "treetune.evaluate.served:Served",
+    "ipc": "treetune.evaluate.served:Served",
+    "http": "treetune.serve.http_taskset:ServedEpisodes",
+    "https": "treetune.serve.http_taskset:ServedEpisodes",
+}
+"""The taskset that stands for a server, by how its address begins."""
+
+
+def is_server(target: str) -> bool:
+    return "://" in target
+
+
+def refuse_server(target: str, verb: str) -> None:
+    """Raises where a verb that needs the tasks themselves is given the address of a server."""
+    if is_server(target):
+        raise UsageError(
+            f"{target} is a running server, and `{verb}` needs the tasks themselves",
+            remedy="name the taskset or the rows that it serves; show, eval, top and probe take a server",
+        )
+
+
+def _node_of(target: str) -> dict[str, Any]:
+    """The node of a target that is no YAML file."""
+    if is_server(target):
+        scheme = target.partition("://")[0]
+        if scheme not in SERVERS:
+            known = ", ".join(f"{name}://" for name in SERVERS)
+            raise UsageError(f"{target!r} is the address of no server", remedy=f"it begins with {known}")
+        return {"id": SERVERS[scheme], "address": target}
+    return {"id": target}
 
 
 def _declared_node(

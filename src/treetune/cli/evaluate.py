@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from treetune.cli.target import TARGET
+
 if TYPE_CHECKING:
     from treetune.evaluate.config import Evaluation
     from treetune.evaluate.summary import Summary
@@ -14,9 +16,7 @@ if TYPE_CHECKING:
 
 def eval_command(
     context: typer.Context,
-    target: Annotated[
-        str | None, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name; absent with --resume -o DIR.")
-    ] = None,
+    target: Annotated[str | None, typer.Argument(help=f"{TARGET} Absent with --resume -o DIR.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +44,7 @@ def eval_command(
         Path | None, typer.Option(help="Write the pass rate of each task, for `pass_rates` and `filter`.")
     ] = None,
     server: Annotated[
-        str | None, typer.Option(help="Evaluate on the `treetune serve` at this address, its own taskset and model.")
+        str | None, typer.Option(help="The same as the address as TARGET: evaluate on the server there.")
     ] = None,
     serve: Annotated[
         int | None, typer.Option(min=1, help="Start a server with so many workers, and evaluate on it.")
@@ -57,20 +57,25 @@ def eval_command(
     Keys of the config are set with dots: --taskset.level 2, --sampling.temperature 0.7, --limits.timeout 60,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
-    from treetune.cli.hosts import describe, info_of
+    import asyncio
+
+    from treetune.cli.hosts import describe, info_of, learn
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.errors import UsageError
     from treetune.evaluate.config import read_evaluation
-    from treetune.target import read_target
+    from treetune.target import is_server, read_target
 
     overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"))
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if server is not None:
-        if target is not None or serve is not None:
-            raise UsageError("--server brings its own taskset", remedy="leave out TARGET and --serve")
-        target = "treetune.evaluate.served:Served"
-        overrides["taskset.address"] = server
+        if target is not None:
+            raise UsageError("--server brings its own taskset", remedy="leave out TARGET")
+        if not is_server(server):
+            raise UsageError(f"cannot connect to {server!r}", remedy="write tcp://HOST:PORT or http://HOST:PORT")
+        target = server
+    if target is not None and serve is not None and is_server(target):
+        raise UsageError(f"--serve starts a server, and {target} is one already", remedy="leave out --serve")
     if target is None:
         if not resume or output is None:
             raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
@@ -94,6 +99,8 @@ def eval_command(
     evaluation = read_evaluation(data, overrides, source=target)
     if info is not None:
         describe(evaluation, info)
+    elif is_server(str(getattr(evaluation.taskset.config, "address", ""))):
+        asyncio.run(learn(evaluation.taskset))
     if dry_run and info is None:
         return _dry_run(evaluation, json)
     return _run(evaluation, output, resume, write_pass_rate, json, remote, serve)
@@ -130,7 +137,7 @@ def _run(
     import asyncio
     import shlex
 
-    from treetune.cli.hosts import host_for
+    from treetune.cli.hosts import ended, host_for
     from treetune.cli.output import console_for, print_json
     from treetune.evaluate.display import display_for, summary_table
     from treetune.evaluate.pass_rates import write_pass_rates
@@ -152,7 +159,7 @@ def _run(
 
     async def evaluate() -> Summary:
         done = runner.resume() if resume else 0
-        async with host_for(evaluation, remote, workers) as runner.host:
+        async with ended(taskset), host_for(evaluation, remote, workers) as runner.host:
             with display_for(console, evaluation, total_rollouts(evaluation), done) as display:
                 runner.on_trace = display.on_trace
                 try:

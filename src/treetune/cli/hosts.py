@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,3 +90,43 @@ async def host_for(evaluation: Evaluation, remote: str | None, workers: int | No
                 yield client
         finally:
             await server.close()
+
+
+async def drawn_there(taskset: Any, num_tasks: int) -> list[Any]:
+    """The first tasks of a server, without moving its cursor. Over HTTP the prompt is what an episode shows first."""
+    import msgspec
+
+    from treetune.errors import UsageError
+    from treetune.serve.client import EnvClient
+    from treetune.serve.http_taskset import ServedEpisodes
+
+    if isinstance(taskset, ServedEpisodes):
+        async with aclosing(taskset):
+            await taskset.learn()
+            tasks = taskset.select_tasks(num_tasks)
+            return [msgspec.structs.replace(task, prompt=(await taskset.opening(task)).messages()) for task in tasks]
+    async with EnvClient(taskset.config.address, **_access(), deadline=_DEADLINE) as client:
+        info = await client.info()
+        taskset.describe_as(info)
+        if not info.by_index:
+            raise UsageError(
+                f"{info.name} is only a generator: its server has no task at an index", remedy="show the taskset itself"
+            )
+        count = num_tasks if info.num_tasks is None else min(num_tasks, info.num_tasks)
+        return [await client.sample(index) for index in range(count)]
+
+
+@asynccontextmanager
+async def ended(taskset: Any) -> AsyncIterator[None]:
+    """Closes a taskset that has connections, when the work is done."""
+    try:
+        yield
+    finally:
+        if (close := getattr(taskset, "aclose", None)) is not None:
+            await close()
+
+
+async def learn(taskset: Any) -> None:
+    """Asks a task server what it serves."""
+    async with aclosing(taskset):
+        await taskset.learn()

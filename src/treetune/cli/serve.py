@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from treetune.cli.target import TASKS_TARGET
+
 if TYPE_CHECKING:
     from treetune.cli.register import Place
     from treetune.serve.http_server import HttpServer
@@ -17,7 +19,7 @@ _REPORT_SECONDS = 10.0
 
 def serve_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
+    target: Annotated[str, typer.Argument(help=TASKS_TARGET)],
     zmq: Annotated[
         str | None,
         typer.Option(
@@ -96,8 +98,9 @@ def serve_command(
     from treetune.serve.access import Access
     from treetune.serve.models import ModelsConfig
     from treetune.serve.server import EnvServer, ServerConfig
-    from treetune.target import build_taskset, read_target
+    from treetune.target import build_taskset, read_target, refuse_server
 
+    refuse_server(target, "serve")
     overrides = read_overrides(context, (*TASKS, "limits", "endpoint"))
     data = read_target(target, overrides, split, "train")
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from treetune.cli.target import TARGET
+
 
 def show_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help="An id, config.yaml, file.py:Name or module:Name.")],
+    target: Annotated[str, typer.Argument(help=TARGET)],
     num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks.")] = 5,
     split: Annotated[
         str | None, typer.Option(help="Of a config with train_tasks and val_tasks: which list (val, or the only one).")
@@ -35,8 +37,7 @@ def show_command(
     refuse_unknown_keys(data, target)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     render = _renderer(tokenizer) if tokenizer else None
-    tasks = taskset.select_tasks(num_tasks)
-    golds = asyncio.run(_golds(taskset, tasks))
+    tasks, golds = asyncio.run(_drawn(taskset, num_tasks))
     shown = [_entry(task, gold, render) for task, gold in zip(tasks, golds, strict=True)]
     if json:
         return print_json({"taskset": taskset.name, "infinite": taskset.INFINITE, "tasks": shown})
@@ -52,6 +53,18 @@ def show_command(
             if entry[name] not in (None, {}, []):
                 console.print(Padding(Text.assemble((f"{name}: ", "dim"), _plain(entry[name])), (0, 0, 0, 2)))
     return None
+
+
+async def _drawn(taskset: Any, num_tasks: int) -> tuple[list[Any], list[Any]]:
+    """The first tasks and their gold answers, which a server keeps to itself."""
+    from treetune.cli.hosts import drawn_there
+    from treetune.target import is_server
+
+    if is_server(getattr(taskset.config, "address", "")):
+        tasks = await drawn_there(taskset, num_tasks)
+        return tasks, [None] * len(tasks)
+    tasks = taskset.select_tasks(num_tasks)
+    return tasks, await _golds(taskset, tasks)
 
 
 async def _golds(taskset: Any, tasks: list[Any]) -> list[Any]:

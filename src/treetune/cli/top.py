@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def top_command(
-    address: Annotated[str, typer.Argument(help="The address of a `treetune serve`, such as tcp://127.0.0.1:5555.")],
+    address: Annotated[
+        str, typer.Argument(help="The address of a `treetune serve`: tcp://127.0.0.1:5555, http://127.0.0.1:5000.")
+    ],
     token: Annotated[str | None, typer.Option(envvar="TREETUNE_TOKEN", help="The server's token.")] = None,
     server_key: Annotated[
         str | None, typer.Option(envvar="TREETUNE_SERVER_KEY", help="The public key of an encrypted server.")
@@ -25,13 +29,12 @@ def top_command(
     import asyncio
 
     from treetune.cli.output import console_for, print_json
-    from treetune.serve.client import EnvClient
 
     console = console_for(json)
 
     async def watch() -> None:
-        async with EnvClient(address, token=token, server_key=server_key, deadline=deadline) as client:
-            before = await client.stats()
+        async with _figures_of(address, token, server_key, deadline) as look:
+            before = await look()
             if json:
                 print_json(before)
                 return
@@ -43,12 +46,33 @@ def top_command(
             with Live(figures(address, before, before), console=console, screen=True) as live:
                 while True:
                     await asyncio.sleep(every)
-                    now = await client.stats()
+                    now = await look()
                     live.update(figures(address, now, before))
                     before = now
 
     asyncio.run(watch())
     return 0
+
+
+@asynccontextmanager
+async def _figures_of(
+    address: str, token: str | None, server_key: str | None, deadline: float
+) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+    """What gives the figures of the server at an address, whichever door it is."""
+    if address.startswith(("http://", "https://")):
+        from treetune.serve.http_link import Link
+        from treetune.serve.http_stats import read_stats
+
+        link = Link(address, token)
+        try:
+            yield lambda: read_stats(link, deadline)
+        finally:
+            await link.close()
+        return
+    from treetune.serve.client import EnvClient
+
+    async with EnvClient(address, token=token, server_key=server_key, deadline=deadline) as client:
+        yield client.stats
 
 
 def figures(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
@@ -71,9 +95,11 @@ def figures(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
 
     row(now["name"], f"{address}, up {now['uptime']:,.0f} s")
     row("under way", f"{now['in_flight']:,} of {now['capacity']:,}, {now['episodes']:,} of them episodes")
+    if "http_episodes" in now:
+        row("HTTP episodes", f"{now['http_episodes']:,} live")
     if now["workers"]:
-        loads = " ".join(map(str, now["loads"]))
-        row("workers", f"{now['workers']} (loads {loads}), {now['replaced_workers']} replaced, {now['queue']} waiting")
+        loads = f" (loads {' '.join(map(str, now['loads']))})" if "loads" in now else ""
+        row("workers", f"{now['workers']}{loads}, {now['replaced_workers']} replaced, {now['queue']} waiting")
     for method, count in sorted(now["requests"].items()):
         mean = now["seconds"].get(method, 0.0) / count if count else 0.0
         row(method, f"{count:,}{rate(method)}" + (f"  {mean:.2f} s each" if mean >= 0.01 else ""))

@@ -60,7 +60,10 @@ def validate_command(
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.validate_files import FileOptions, are_files, validate_files
     from treetune.errors import UsageError
+    from treetune.target import refuse_server
 
+    for target in targets:
+        refuse_server(target, "validate")
     if unknown := [target for target in targets if target.startswith("-")]:
         context.args[:] = unknown  # typer takes them for targets
         read_overrides(context, (*TASKS, "limits"))

@@ -109,6 +109,7 @@ class Metrics:
             for key, count in list(values.items()):
                 family.add_metric([key], count)
             yield family
+        yield GaugeMetricFamily("treetune_uptime", "Seconds since the server began", time.time() - self.began)
         yield CounterMetricFamily("treetune_malformed", "Messages dropped: no request could be read", self.malformed)
         rewards = CounterMetricFamily("treetune_reward_sum", "The sum of rewards, by source", labels=["source"])
         scored = CounterMetricFamily("treetune_reward_count", "Scored rollouts, by source", labels=["source"])
