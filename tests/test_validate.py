@@ -22,6 +22,7 @@ from treetune.errors import UsageError
 from treetune.formats import read_tasks, validate_dataset
 from treetune.formats.parquet import table_of
 from treetune.formats.validation import RULES, Report, json_types, validate
+from treetune.formats.validation.gold import emptied
 from treetune.formats.validation.lengths import Lengths
 from treetune.formats.validation.prompts import key_of
 from treetune.formats.validation.repeats import is_validation
@@ -661,6 +662,51 @@ def test_gold_answers_are_tried_with_wrong_ones(tmp_path: Path, paid: None, caps
     }
     assert "no licence" in findings["environment-fails"]["found"]
     assert result["gold_checked"] == 4
+
+
+@pytest.mark.parametrize(
+    ("gold", "truth", "empty"),
+    [
+        ("<think>So.</think><answer>Paris</answer>", {"target": ["Paris"]}, "<think>So.</think><answer></answer>"),
+        ("#### 42", 42, "#### "),
+        ("#### 42", 42.0, "#### "),
+        ("Answer: x^2", "x^2", "Answer: "),
+        ("So:\n```python\nprint(1)\n```\n", [{"input": "1", "output": "1"}], "So:\n```python\n```\n"),
+        (["look", "<answer>a</answer>"], "a", ["look", "<answer></answer>"]),
+        ("b, a", ["x"], None),
+        ([], "a", None),
+    ],
+)
+def test_an_answer_is_emptied_in_its_format(gold: Any, truth: Any, empty: Any) -> None:
+    assert emptied(gold, truth) == empty
+
+
+def test_an_environment_that_pays_for_the_format_is_found(tmp_path: Path, capsys: Any) -> None:
+    class Format(Environment):
+        @classmethod
+        def gold(cls, task: Any) -> str:
+            return f"<answer>{task.ground_truth}</answer>"
+
+        def step(self, action: Any) -> Step:
+            said = action.text.removeprefix("<answer>").removesuffix("</answer>")
+            return Step(reward=float("<answer>" in action.text and said in ("", self.task.ground_truth)), done=True)
+
+    environments.register("pays-for-format", Format)
+    path = faults.parquet(tmp_path / "a", [faults.row(0, env_class="pays-for-format")])
+    assert main(["validate", str(path), "--gold", "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["found"] == "the gold answer earns 1, an empty answer in the format 1"
+
+
+def test_what_is_right_in_another_row_and_what_a_prompt_shows_are_no_wrong_answers(tmp_path: Path, capsys: Any) -> None:
+    paris = [{"target": ["Paris"]}, {"target": ["London", "Paris"]}, {"target": ["paris!"]}]
+    rows = [asked("search", truth, prompt=faults.user(f"{n}?")) for n, truth in enumerate(paris)]
+    shown = "Say <answer>Paris</answer> if it is Paris."
+    rows.append(asked("search", {"target": ["Paris"]}, prompt=faults.user(shown)))
+    path = faults.lines(tmp_path / "a", rows)
+    assert main(["validate", str(path), "--gold", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["findings"], result["gold_checked"]) == ([], 4)
 
 
 # Fixing

@@ -27,7 +27,7 @@ def validate_command(
     ] = None,
     gold: Annotated[
         bool | None,
-        typer.Option(help="Run each row or task with its gold answer, rows with five wrong ones too (tasksets: yes)."),
+        typer.Option(help="Run each row or task with its gold answer, rows with wrong ones too (tasksets: yes)."),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder for the results.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the results in -o.")] = False,

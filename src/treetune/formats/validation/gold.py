@@ -1,12 +1,14 @@
 """Each row's environment with its gold answer and with wrong ones: gold must earn more than any of them.
 
-Wrong are the empty answer, the prompt itself, a shrug, the gold answer of a changed ground truth, and that of another
-row. An environment that pays for one of these would teach a model just that.
+Wrong are the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a shrug, and the gold
+answer of a changed ground truth. An environment that pays for one of these would teach a model just that. What is right
+in another row is not tried: 0.5 and 1/2 may both be right in both.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -41,12 +43,10 @@ async def check_gold(
 ) -> None:
     """Try every row that can be read as a task; others are told by the other rules."""
     free = asyncio.Semaphore(CONCURRENT)
-    earlier: dict[str, Task] = {}
-    """The last task of each environment: its gold answer is wrong for the next, unless they agree."""
 
-    async def one(place: Place, task: Task, other: Task | None) -> None:
+    async def one(place: Place, task: Task) -> None:
         try:
-            rule, found = await _tried(task, other)
+            rule, found = await _tried(task)
             if rule is not None:
                 report.add(rule, place.file, found, [place.number], place.unit)
             if rule in (None, "gold-not-rewarded"):
@@ -59,8 +59,7 @@ async def check_gold(
     async with asyncio.TaskGroup() as group:
         async for place, task in _tasks(batches, format):
             await free.acquire()
-            group.create_task(one(place, task, earlier.get(task.env_class or "")))
-            earlier[task.env_class or ""] = task
+            group.create_task(one(place, task))
 
 
 async def _tasks(batches: Iterable[Batch], format: str | None) -> AsyncIterator[tuple[Place, Task]]:
@@ -75,7 +74,7 @@ async def _tasks(batches: Iterable[Batch], format: str | None) -> AsyncIterator[
         await asyncio.sleep(0)
 
 
-async def _tried(task: Task, other: Task | None) -> tuple[str | None, str]:
+async def _tried(task: Task) -> tuple[str | None, str]:
     """The rule that is broken, if any, and what was found."""
     try:
         cls: type[Environment] = environments.resolve(task.env_class or "")
@@ -83,7 +82,7 @@ async def _tried(task: Task, other: Task | None) -> tuple[str | None, str]:
         if gold is None:
             return "gold-unknown", f"{task.env_class} knows no gold answer"
         earned = await _earned(task, gold)
-        for what, answer in _wrong(cls, task, other, gold):
+        for what, answer in _wrong(cls, task, gold):
             wrong = await _earned(task, answer)
             if wrong >= earned:
                 return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
@@ -93,21 +92,51 @@ async def _tried(task: Task, other: Task | None) -> tuple[str | None, str]:
     return None, ""
 
 
-def _wrong(
-    cls: type[Environment], task: Task, other: Task | None, gold: str | list[str]
-) -> Iterator[tuple[str, str | list[str]]]:
+def _wrong(cls: type[Environment], task: Task, gold: str | list[str]) -> Iterator[tuple[str, str | list[str]]]:
+    """Wrong answers, each once, with what they are."""
     prompt = "\n".join(str(message.get("content", "")) for message in task.messages)
+    once = changed(task.ground_truth)
     wrong: list[tuple[str, Any]] = [
         ("an empty answer", ""),
-        ("the prompt itself", prompt),
+        ("an empty answer in the format", emptied(gold, task.ground_truth)),
+        # A prompt that shows the format is not the wrong answer that it looks like.
+        ("the prompt itself", None if _TAG.search(prompt) else prompt),
         (f"{WRONG!r}", WRONG),
-        ("the answer to a changed ground truth", cls.gold(_with(task, changed(task.ground_truth)))),
+        ("the answer to a changed ground truth", cls.gold(_with(task, once))),
+        ("the answer to a ground truth that was changed twice", cls.gold(_with(task, changed(once)))),
     ]
-    if other is not None and other.ground_truth != task.ground_truth:
-        wrong.append(("the gold answer of another row", cls.gold(_with(task, other.ground_truth))))
-    else:
-        wrong.append(("the gold answer twice changed", cls.gold(_with(task, changed(changed(task.ground_truth))))))
-    return ((what, answer) for what, answer in wrong if answer is not None and answer != gold)
+    tried: list[Any] = [None, gold]
+    for what, answer in wrong:
+        if answer not in tried:
+            tried.append(answer)
+            yield what, answer
+
+
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>")
+_PAIR = re.compile(r"(.*<([A-Za-z][\w-]*)>).*?(</\2>.*)", re.DOTALL)
+_CODE = re.compile(r"(.*```\w*\n).*?(```.*)", re.DOTALL)
+
+
+def emptied(gold: str | list[str], truth: Any) -> str | list[str] | None:
+    """A gold answer that says nothing: between the last tags, in the last block of code, or where the ground truth stands.
+    None where no such place is seen."""
+    if isinstance(gold, list):
+        last = emptied(gold[-1], truth) if gold else None
+        return [*gold[:-1], last] if isinstance(last, str) else None
+    for pattern in (_PAIR, _CODE):
+        if match := pattern.fullmatch(gold):
+            return match[1] + match[match.lastindex or 0]
+    texts = [text for text in truth_texts(truth) if text and text in gold]
+    return gold.replace(max(texts, key=len), "") if texts else None
+
+
+def truth_texts(truth: Any) -> list[str]:
+    """The texts and numbers of a ground truth, as an answer may have them."""
+    if isinstance(truth, dict | list):
+        return [text for item in (truth.values() if isinstance(truth, dict) else truth) for text in truth_texts(item)]
+    if isinstance(truth, float) and truth.is_integer():
+        return [str(truth), str(int(truth))]
+    return [str(truth)] if isinstance(truth, str | int | float) else []
 
 
 def changed(truth: Any) -> Any:
