@@ -177,6 +177,88 @@ def test_resume_compares_with_the_config_the_run_began_with_not_with_an_edited_f
     assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 6
 
 
+SCORER = """
+from treetune import Environment, Step, Task, Taskset
+class Graded(Taskset):
+    def load_tasks(self): return [Task(prompt=str(n)) for n in range(6)]
+    def reward(self, task, answer): return {reward}
+class Ranked(Graded):
+    def score_group(self, task, traces): return [{reward} + trace.rollout for trace in traces]
+class Judge(Environment):
+    def step(self, action): return Step(reward={reward}, done=True)
+"""
+
+
+def rewards(folder):
+    return {(trace["task"]["idx"], trace["rollout"]): trace["reward"] for trace in lines(folder / "traces.jsonl")}
+
+
+def test_a_run_whose_scorer_changed_is_not_gone_on_with_but_scored_again(treetune, tmp_path):
+    scorer, run = tmp_path / "graded.py", tmp_path / "run"
+    scorer.write_text(SCORER.format(reward=0.25))
+    treetune("eval", "graded.py:Graded", "-m", "scripted:echo", "-o", "run")
+    traces = run / "traces.jsonl"
+    half = b"".join(traces.read_bytes().splitlines(keepends=True)[:3])
+    traces.write_bytes(half)
+    scorer.write_text(SCORER.format(reward=0.75))
+    refused = treetune("eval", "--resume", "-o", "run")
+    assert refused.code == 2
+    assert "code of Graded changed" in refused.err
+    assert "--rescore" in refused.err
+    assert traces.read_bytes() == half
+    told = treetune("eval", "--resume", "--rescore", "-o", "run", "--json")
+    assert told.code == 0, told.err
+    assert "3 of 3 rewards changed" in told.err
+    assert (told.json["rollouts"], told.json["mean_reward"]) == (6, 0.75)
+    assert rewards(run) == {(at, 0): 0.75 for at in range(6)}
+    assert (run / "superseded.jsonl").read_bytes() == half
+    # From now on it is a run of the scorer as it is.
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["mean_reward"] == 0.75
+
+
+def test_groups_are_scored_again_together(treetune, tmp_path):
+    (tmp_path / "graded.py").write_text(SCORER.format(reward=0.25))
+    treetune("eval", "graded.py:Ranked", "-m", "scripted:echo", "-r", 2, "-o", "run")
+    (tmp_path / "graded.py").write_text(SCORER.format(reward=5.0))
+    assert treetune("eval", "--resume", "--rescore", "-o", "run").code == 0
+    assert rewards(tmp_path / "run") == {(at, number): 5.0 + number for at in range(6) for number in range(2)}
+
+
+def test_a_scorer_that_is_an_environment_is_seen_to_change(treetune, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"question": f"q{n}", "a": "1"}) + "\n" for n in range(3)))
+    (tmp_path / "judge.py").write_text(SCORER.format(reward=0.25))
+    (tmp_path / "tasks.yaml").write_text(
+        "val_tasks:\n- loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}\n"
+        "  prompt_template: '{question}'\n  ground_truth: {column: a}\n  env_class: 'judge.py:Judge'\n"
+    )
+    first = treetune("eval", "tasks.yaml", "-m", "scripted:echo", "-o", "run", "--json")
+    assert first.code == 0, first.err
+    (tmp_path / "judge.py").write_text(SCORER.format(reward=0.5))
+    assert "changed" in treetune("eval", "--resume", "-o", "run").err
+    assert treetune("eval", "--resume", "--rescore", "-o", "run", "--json").json["mean_reward"] == 0.5
+
+
+def test_rescore_goes_with_resume(treetune):
+    result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, "--rescore", "-o", "run")
+    assert (result.code, "--resume" in result.err) == (2, True)
+
+
+def test_a_resumed_run_may_ask_for_more_but_not_for_less(treetune, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["eval", "arithmetic", "-m", "scripted:gold", "-o", "run", "--json"]
+    treetune(*arguments, "-n", 4)
+    first = lines(run / "traces.jsonl")
+    more = treetune(*arguments, "--resume", "-n", 7)
+    assert (more.code, more.json["rollouts"]) == (0, 7), more.err
+    assert [trace for trace in lines(run / "traces.jsonl")[:4]] == first
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 7
+    assert treetune("eval", "--resume", "-o", "run", "-r", 2, "--json").json["rollouts"] == 14
+    refused = treetune(*arguments, "--resume", "-n", 4, "-r", 2)
+    assert refused.code == 2
+    assert "num_tasks: 7 -> 4" in refused.json["error"]
+    assert treetune("eval", run / "config.yaml", "-o", "again", "--json").json["rollouts"] == 14
+
+
 def test_resume_may_go_on_at_another_endpoint(treetune):
     start = ("eval", "arithmetic", "-m", "served", "-n", 2, "-o", "run", "--json")
     first = treetune(*start, "--endpoint.base_url", "http://127.0.0.1:9/v1", "--endpoint.max_retries", 0)
@@ -318,9 +400,9 @@ def test_traces_of_tasks_that_are_gone_are_moved_aside(treetune, tmp_path):
     (tmp_path / "few.py").write_text(source.format("6"))
     treetune("eval", "few.py:Few", "-m", "scripted:echo", "-o", "run")
     (tmp_path / "few.py").write_text(source.format("2, 9"))
-    result = treetune("eval", "--resume", "-o", "run", "--json")
+    assert treetune("eval", "--resume", "-o", "run").code == 2
+    result = treetune("eval", "--resume", "--rescore", "-o", "run", "--json")
     assert result.json["rollouts"] == 7
-    assert "code of Few changed" in result.err
     assert "no longer gives" in result.err
     assert len(lines(tmp_path / "run" / "traces.jsonl")) == 7
 

@@ -13,6 +13,7 @@ import msgspec
 
 from treetune.canonical import canonical, digest
 from treetune.config import to_plain
+from treetune.errors import TreetuneError
 from treetune.taskset import Taskset
 
 
@@ -52,7 +53,21 @@ def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
     config = to_plain(taskset.config)
     if parts:
         config.pop("sources", None)  # each is a part, whichever way it was written
-    return Fingerprint(type(taskset).__name__, code_hash(type(taskset)), config, taskset.source(), parts)
+    return Fingerprint(type(taskset).__name__, _code_of(taskset), config, taskset.source(), parts)
+
+
+def _code_of(taskset: Taskset[Any, Any]) -> str | None:
+    """The code of the taskset, and of the environment where its config names one: both score."""
+    from treetune.plugins import absolute_spec, environments, folders_of
+
+    own, env_class = code_hash(type(taskset)), getattr(taskset.config, "env_class", None)
+    if own is None or not isinstance(env_class, str):
+        return own
+    try:
+        environment = environments.resolve(absolute_spec(env_class, folders_of(type(taskset))))
+    except TreetuneError:
+        return own  # told where the environment is made
+    return digest([own, code_hash(environment)])
 
 
 def code_hash(cls: type) -> str | None:

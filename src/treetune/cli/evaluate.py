@@ -40,6 +40,9 @@ def eval_command(
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in -o: only what is missing or failed.")] = False,
+    rescore: Annotated[
+        bool, typer.Option("--rescore", help="With --resume, after a scorer changed: score what there is again.")
+    ] = False,
     write_pass_rate: Annotated[
         Path | None, typer.Option(help="Write the pass rate of each task, for `pass_rates` and `filter`.")
     ] = None,
@@ -68,6 +71,8 @@ def eval_command(
     overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"))
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
+    if rescore and not resume:
+        raise UsageError("--rescore goes with --resume", remedy="`treetune rescore DIR` scores a run into a new folder")
     if server is not None:
         if target is not None:
             raise UsageError("--server brings its own taskset", remedy="leave out TARGET")
@@ -103,7 +108,9 @@ def eval_command(
         asyncio.run(learn(evaluation.taskset))
     if dry_run and info is None:
         return _dry_run(evaluation, json)
-    return _run(evaluation, output, resume, write_pass_rate, json, remote, serve)
+    if rescore and remote is not None:
+        raise UsageError("the scorer is on the server: only there can answers be scored again", remedy="use another -o")
+    return _run(evaluation, output, resume, rescore, write_pass_rate, json, remote, serve)
 
 
 def _dry_run(evaluation: Evaluation, json: bool) -> int:
@@ -129,6 +136,7 @@ def _run(
     evaluation: Evaluation,
     output: Path | None,
     resume: bool,
+    rescore: bool,
     write_pass_rate: Path | None,
     json: bool,
     remote: str | None = None,
@@ -141,6 +149,7 @@ def _run(
     from treetune.cli.output import console_for, print_json
     from treetune.evaluate.display import display_for, summary_table
     from treetune.evaluate.pass_rates import write_pass_rates
+    from treetune.evaluate.rescore import score_again
     from treetune.evaluate.run_folder import TRACES, RunFolder
     from treetune.evaluate.runner import Runner
     from treetune.fingerprint import taskset_fingerprint
@@ -152,8 +161,12 @@ def _run(
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
     policy = load_policy(config.model, taskset, config.endpoint) if remote is None and workers is None else None
     path = output or _default_folder(evaluation)
-    opened = RunFolder.resume if resume else RunFolder.create
-    run = opened(path, TRACES, evaluation.resolved(), taskset_fingerprint(taskset))
+    resolved, fingerprint = evaluation.resolved(), taskset_fingerprint(taskset)
+    if resume:
+        remedy = "pass --rescore to score what there is again, " if remote is None else ""
+        run = RunFolder.resume(path, TRACES, resolved, fingerprint, changed=rescore, remedy=remedy)
+    else:
+        run = RunFolder.create(path, TRACES, resolved, fingerprint)
     console = console_for(json)
     runner = Runner(evaluation, policy, run)
 
@@ -171,6 +184,9 @@ def _run(
     interrupted = False
     with run:
         try:
+            if rescore:
+                again = asyncio.run(score_again(evaluation, run))
+                console.print(f"scored again: {again.changed} of {again.after.rollouts} rewards changed", markup=False)
             summary = asyncio.run(evaluate())
         except KeyboardInterrupt:
             interrupted, summary = True, runner.tally.summary()

@@ -20,6 +20,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 HARMLESS = ("max_concurrent:", "endpoint.")
 """How differences begin that cannot change a result, and so are no hindrance when a run is resumed."""
 
+GROWING = ("num_tasks", "num_rollouts")
+"""What a resumed run may ask for more of."""
+
 
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     taskset: dict[str, Any]

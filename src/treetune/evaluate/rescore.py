@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import msgspec
 
 from treetune.errors import first_of
 from treetune.evaluate.config import Evaluation
-from treetune.evaluate.run_folder import RunFolder, read_traces
+from treetune.evaluate.run_folder import TRACES, RunFolder, read_traces
 from treetune.evaluate.summary import Summary, Tally
+from treetune.fingerprint import taskset_fingerprint
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
@@ -85,6 +87,18 @@ class Rescorer:
             self._diverged += [turn.observed for turn in new.turns] != [turn.observed for turn in old.turns]
             self._run.append(new)
             self._after.add(new)
+
+
+async def score_again(evaluation: Evaluation, run: RunFolder[Trace]) -> Rescored:
+    """Scores what a run has so far again, in its place; where that is interrupted, all of it stays as it was."""
+    config, fingerprint = evaluation.resolved(), taskset_fingerprint(evaluation.taskset)
+    folder = run.path / ".rescored"
+    shutil.rmtree(folder, ignore_errors=True)
+    with RunFolder.create(folder, TRACES, config, fingerprint) as fresh:
+        result = await Rescorer(evaluation, run.path, fresh).run()
+        run.replace(folder / TRACES.file, config, fingerprint)
+    shutil.rmtree(folder)
+    return result
 
 
 async def _replayed(evaluation: Evaluation, old: Trace) -> Trace:

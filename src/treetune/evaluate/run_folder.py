@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.evaluate.config import HARMLESS
+from treetune.evaluate.config import GROWING, HARMLESS
 from treetune.fingerprint import Fingerprint, config_differences
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
@@ -89,15 +89,25 @@ class RunFolder(Generic[R]):
             path.mkdir(parents=True, exist_ok=True)
         run = cls(path, records)
         run._acquire()
-        write_whole(path / FINGERPRINT, msgspec.json.encode(Beginning(dict(config), fingerprint)))
-        write_whole(path / CONFIG, dump_yaml(config).encode())
+        run._note(config, fingerprint)
         run._open()
         return run
 
     @classmethod
-    def resume(cls, path: Path, records: Records[R], config: Mapping[str, Any], fingerprint: Fingerprint) -> Self:
+    def resume(
+        cls,
+        path: Path,
+        records: Records[R],
+        config: Mapping[str, Any],
+        fingerprint: Fingerprint,
+        *,
+        changed: bool = False,
+        remedy: str = "",
+    ) -> Self:
         """An existing one, refused where the config differs from the one it began with in anything that could change
-        a result; that `config.yaml` was edited makes no difference."""
+        a result, or where the taskset changed; that `config.yaml` was edited makes no difference. It may ask for more
+        tasks and rollouts than before. With `changed` another taskset is no hindrance: its records will be replaced.
+        `remedy` says what else to do about one."""
         if not (path / FINGERPRINT).exists():
             raise ResumeError(f"{path} holds no run to resume", remedy="leave out --resume, or correct -o")
         try:
@@ -106,7 +116,8 @@ class RunFolder(Generic[R]):
             raise ResumeError(
                 f"{path / FINGERPRINT} cannot be read: {error}", remedy="start a new run with another -o"
             ) from None
-        changes = config_differences(began.config, dict(config))
+        grown = {key: config[key] for key in GROWING if _is_more(began.config.get(key), config.get(key))}
+        changes = config_differences({**began.config, **grown}, dict(config))
         if refused := [change for change in changes if not change.startswith(HARMLESS)]:
             raise ResumeError(
                 f"the config of {path} differs from the one the run began with:\n"
@@ -116,12 +127,31 @@ class RunFolder(Generic[R]):
         for change in changes:
             if change.startswith("endpoint.base_url:"):
                 warnings.warn(f"the run goes on at another address: {change}", stacklevel=2)
-        if changed := began.taskset.differences(fingerprint):
-            warnings.warn(f"the taskset changed since the run began: {'; '.join(changed)}", stacklevel=2)
+        if not changed and (differences := began.taskset.differences(fingerprint)):
+            raise ResumeError(
+                f"the taskset changed since the run in {path} began: {'; '.join(differences)}",
+                remedy=f"{remedy}go on with the taskset as it was, or start a new run with another -o",
+            )
         run = cls(path, records)
         run._acquire()
+        if grown:
+            run._note({**began.config, **grown}, began.taskset)
         run._open()
         return run
+
+    def replace(self, records: Path, config: Mapping[str, Any], fingerprint: Fingerprint) -> None:
+        """Puts a file of records in the place of all there are, which are moved aside: what another taskset made."""
+        self._close()
+        with _writing(self.path):
+            with open(self.path / SUPERSEDED, "ab") as superseded:
+                superseded.writelines(line for line, _ in self.records.lines(self.path))
+            os.replace(records, self.path / self.records.file)
+        self._note(config, fingerprint)
+        self._open()
+
+    def _note(self, config: Mapping[str, Any], fingerprint: Fingerprint) -> None:
+        write_whole(self.path / FINGERPRINT, msgspec.json.encode(Beginning(dict(config), fingerprint)))
+        write_whole(self.path / CONFIG, dump_yaml(config).encode())
 
     def read(self) -> Iterator[R]:
         return self.records.read(self.path)
@@ -177,6 +207,11 @@ class RunFolder(Generic[R]):
                 self._lock.acquire(timeout=0)
         except Timeout:
             raise UsageError(f"another process is writing to {self.path}", remedy="wait for it, or pass -o") from None
+
+
+def _is_more(before: int | None, now: int | None) -> bool:
+    """Of two numbers, where None is all there are."""
+    return before is not None and (now is None or now > before)
 
 
 def unused(path: Path) -> Path:
