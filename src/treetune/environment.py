@@ -117,6 +117,9 @@ class Environment:
     CONTRACT: ClassVar[Contract | None] = None
     """What it asks of a task; None where it says nothing, and so nothing is checked."""
 
+    MULTI_TURN: ClassVar[bool] = False
+    """Its episodes have several turns: refused where a trainer plays only one. A contract's `max_turns` says it too."""
+
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
         """What earns the full reward, made from the task alone: one answer or one action a turn; None if unknown."""

@@ -74,11 +74,16 @@ def _refuse_foreign_siblings(file: Path) -> None:
             names = [node.module]
         for name in (name.partition(".")[0] for name in names):
             loaded = getattr(sys.modules.get(name), "__file__", None)
-            if name in siblings and loaded and Path(loaded).resolve().parent != file.parent:
+            if name in siblings and loaded and not _same(Path(loaded).resolve(), file.parent / f"{name}.py"):
                 raise PluginError(
                     f"{file} imports its sibling {name!r}, but that name is already loaded from {loaded}",
                     remedy="rename one of the two files",
                 )
+
+
+def _same(loaded: Path, sibling: Path) -> bool:
+    """Whether it is the file itself, or a copy of it."""
+    return loaded == sibling or (loaded.is_file() and loaded.read_bytes() == sibling.read_bytes())
 
 
 if not any(isinstance(finder, _FileFinder) for finder in sys.meta_path):

@@ -99,6 +99,13 @@ class _Sources(Taskset[Task, ConfigT]):
             source._warn_of_unread_seed()
 
 
+def owner_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Taskset[Any, Any], Task]:
+    """The taskset that a task of a mixture or union comes from, and the task as it is there."""
+    while isinstance(taskset, _Sources):
+        taskset, task = taskset._owner(task)
+    return taskset, task
+
+
 class Mixture(_Sources[MixtureConfig]):
     """Several tasksets drawn by weight, without end."""
 

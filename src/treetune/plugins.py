@@ -28,7 +28,7 @@ def load_object(spec: str) -> Any:
     place, _, name = spec.rpartition(":")
     if not place or not name:
         raise PluginError(f"{spec!r} names no class", remedy="write file.py:Name or module:Name")
-    module = load_file(place) if place.endswith(".py") else _load_module(place)
+    module = load_file(place) if place.endswith(".py") else load_module(place)
     try:
         return getattr(module, name)
     except AttributeError:
@@ -72,7 +72,8 @@ def folders_of(cls: type) -> Iterator[Path]:
             yield Path(file).resolve().parent
 
 
-def _load_module(name: str) -> Any:
+def load_module(name: str) -> Any:
+    """An importable module."""
     # A module beside the user is found as `python -m` would find it.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))

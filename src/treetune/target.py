@@ -13,7 +13,7 @@ from typing import Any
 
 from treetune.config import collect, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError, PluginError, UsageError, user_code
-from treetune.plugins import absolute_path, absolute_spec, load_file, tasksets
+from treetune.plugins import absolute_path, absolute_spec, load_file, load_module, tasksets
 from treetune.taskset import Taskset
 
 _LIST = re.compile(r"(train|val)_tasks\b")
@@ -164,7 +164,7 @@ def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskse
 
 
 def _taskset_class(node: Mapping[str, Any], path: str, faults: list[tuple[str, str]]) -> type[Taskset[Any, Any]] | None:
-    if "custom_cls" in node:
+    if names_class(node):
         cls = custom_class(node["custom_cls"], f"{path}.custom_cls")
     elif "id" in node:
         cls = tasksets.resolve(str(node["id"]))
@@ -180,7 +180,8 @@ def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
     """The node that builds this taskset again, with every key spelled out and file paths made absolute."""
     node = {"id": node} if isinstance(node, str) else node
     if "custom_cls" in node:
-        custom = {**node["custom_cls"], "path": str(Path(node["custom_cls"]["path"]).expanduser().resolve())}
+        path = str(node["custom_cls"]["path"]).removeprefix("file://")
+        custom = {**node["custom_cls"], "path": path if "://" in path else str(Path(path).expanduser().resolve())}
         head: dict[str, Any] = {"custom_cls": custom}
     else:
         head = {"id": absolute_spec(str(node["id"]), [Path.cwd()])}
@@ -211,7 +212,7 @@ def located(node: Any, folders: Iterable[Path]) -> Any:
             found[key] = absolute_path(node[key], folders)
     custom = node.get("custom_cls")
     if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
-        found["custom_cls"] = {**custom, "path": absolute_path(custom["path"], folders)}
+        found["custom_cls"] = {**custom, "path": absolute_path(custom["path"].removeprefix("file://"), folders)}
     if isinstance(node.get("sources"), list):
         found["sources"] = [located(source, folders) for source in node["sources"]]
     return found
@@ -227,9 +228,11 @@ def missing_values(node: Any, path: str) -> list[tuple[str, str]]:
 
 
 def names_class(node: Mapping[str, Any]) -> bool:
-    """Whether `custom_cls` says anything; trainers' configs spell out `{path: null, name: null}`."""
+    """Whether `custom_cls` names a class beside the base; trainers' configs spell out `{path: null, name: Task}`."""
     custom = node.get("custom_cls")
-    return any(custom.values()) if isinstance(custom, Mapping) else custom is not None
+    if not isinstance(custom, Mapping):
+        return custom is not None
+    return any(value for key, value in custom.items() if (key, value) != ("name", "Task"))
 
 
 def _without_class(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +251,7 @@ def custom_class(node: Any, path: str) -> type:
             faults.append((f"{path}.{key}", f"expected text, got {value!r}"))
     if faults:
         raise ConfigError(faults)
-    module = load_file(node["path"])
+    module = _module_at(node["path"])
     cls = getattr(module, name, None)
     own = [
         key
@@ -261,3 +264,10 @@ def custom_class(node: Any, path: str) -> type:
     if cls.__module__ in ("treetune.taskset", "treetune.datasets.taskset") and issubclass(cls, Taskset):
         raise UsageError(f"{name!r} in {node['path']} is only the base class that it imports", remedy=remedy)
     return cls
+
+
+def _module_at(path: str) -> Any:
+    """The module of a file, which may be written `file://…`, or of a package: `pkg://module`."""
+    if path.startswith("pkg://"):
+        return load_module(path.removeprefix("pkg://").removesuffix(".py").replace("/", "."))
+    return load_file(path.removeprefix("file://"))

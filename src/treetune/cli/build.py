@@ -1,4 +1,4 @@
-"""`treetune build`: `train_tasks` and `val_tasks` to cached parquet."""
+"""`treetune build`: any target to a trainer's rows, in cached parquet."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ if TYPE_CHECKING:
 
 def build_command(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(help="A YAML file with train_tasks and val_tasks; a hydra recipe will do.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file with train_tasks and val_tasks (a hydra recipe will do), an id, config.yaml, "
+            "file.py:Name, module:Name, or a file of rows."
+        ),
+    ],
     format: Annotated[str, typer.Option(help="verl, skyrl or trl.")] = "verl",
+    num_tasks: Annotated[
+        int | None, typer.Option("-n", "--num-tasks", min=1, help="How many tasks; an infinite taskset needs it.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again what is cached.")] = False,
     cache_dir: Annotated[
         Path | None, typer.Option(help="Else TREETUNE_TASK_CACHE_DIR, else ~/.cache/treetune/tasks.")
@@ -26,16 +35,13 @@ def build_command(
     engine: Annotated[str, typer.Option(help="local, or ray to build on a Ray cluster.")] = "local",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Build the datasets of a config into cached parquet, and print where they are; for SkyRL, also the overrides that
-    make it train on them.
+    """Build any tasks into a trainer's rows, in cached parquet, and print where they are; for SkyRL, also the overrides
+    that make it train on them.
 
-    Keys are overridden with dots: --train_tasks[0].max_rows 100. Only train_tasks and val_tasks are looked at, so a
-    trainer's own config can hold them.
+    Keys are overridden with dots: --train_tasks[0].max_rows 100, --taskset.level 2. Of a YAML file with train_tasks and
+    val_tasks only these are looked at, so a trainer's own config can hold them.
     """
     from treetune.cli.output import console_for, print_json
-    from treetune.cli.overrides import read_overrides
-    from treetune.datasets.declared import read_declared
-    from treetune.datasets.resolve import refuse_clashes, refuse_unscorable
     from treetune.errors import UsageError
 
     for name, value, choices in (("format", format, ("verl", "skyrl", "trl")), ("engine", engine, ("local", "ray"))):
@@ -43,29 +49,18 @@ def build_command(
             raise UsageError(f"unknown {name} {value!r}", remedy=f"use {', '.join(choices)}")
     limits = {"max_prompt_length": max_prompt_length, "tokenizer": tokenizer}
     further = {key: value for key, value in limits.items() if value is not None}
-    overrides = read_overrides(context, ("train_tasks", "val_tasks"))
-    declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
-    # SkyRL has environments of its own, which need not be known here.
-    refuse_unscorable(declared.config, declared.lists, environments=format != "skyrl", source=config)
     console = console_for(json)
-    entries: list[dict[str, Any]] = []
-    for split, tasks in declared.lists.items():
-        sidecars = []
-        for task in tasks:
-            sidecar, path, hit = _build(console, task, format, force, engine)
-            sidecars.append(sidecar)
-            entries.append(
-                {
-                    "split": split,
-                    "name": task.name,
-                    "path": str(path),
-                    "hit": hit,
-                    "rows": sidecar.rows,
-                    "dropped": sidecar.dropped,
-                    "seconds": 0.0 if hit else sidecar.seconds,
-                }
+    if _declares_lists(target):
+        if num_tasks is not None:
+            raise UsageError("-n is for a single taskset", remedy="set --train_tasks[0].max_rows instead")
+        entries = _build_lists(context, console, target, format, force, cache_dir, further, engine)
+    else:
+        if further or engine != "local":
+            raise UsageError(
+                "--max-prompt-length, --tokenizer and --engine are for dataset tasks",
+                remedy="declare train_tasks in YAML",
             )
-        refuse_clashes([task.name for task in tasks], sidecars)
+        entries = [_build_target(context, console, target, format, num_tasks, force, cache_dir)]
     files = {f"{split}_files": [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")}
     to_paste = _overrides(entries) if format == "skyrl" else None
     if json:
@@ -82,6 +77,86 @@ def build_command(
         from treetune.trainers.skyrl_tasks import shell_words
 
         console.print(f"for SkyRL: {shell_words(to_paste)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _declares_lists(target: str) -> bool:
+    from treetune.config import load_yaml
+    from treetune.datasets.declared import declares_tasks
+
+    if Path(target).suffix not in (".yaml", ".yml"):
+        return False
+    # What else may be wrong with the file is told by whoever reads it for its tasks.
+    data = load_yaml(target)
+    return declares_tasks(data) or "taskset" not in data
+
+
+def _build_lists(
+    context: typer.Context,
+    console: Any,
+    config: str,
+    format: str,
+    force: bool,
+    cache_dir: Path | None,
+    further: dict[str, Any],
+    engine: str,
+) -> list[dict[str, Any]]:
+    from treetune.cli.overrides import read_overrides
+    from treetune.datasets.declared import read_declared
+    from treetune.datasets.resolve import refuse_clashes, refuse_unscorable
+
+    overrides = read_overrides(context, ("train_tasks", "val_tasks"))
+    declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
+    # SkyRL has environments of its own, which need not be known here.
+    refuse_unscorable(declared.config, declared.lists, environments=format != "skyrl", source=config)
+    entries = []
+    for split, tasks in declared.lists.items():
+        sidecars = []
+        for task in tasks:
+            sidecar, path, hit = _build(console, task, format, force, engine)
+            sidecars.append(sidecar)
+            entries.append(_entry(split, task.name, sidecar, path, hit))
+        refuse_clashes([task.name for task in tasks], sidecars)
+    return entries
+
+
+def _build_target(
+    context: typer.Context,
+    console: Any,
+    target: str,
+    format: str,
+    num_tasks: int | None,
+    force: bool,
+    cache_dir: Path | None,
+) -> dict[str, Any]:
+    """One taskset, as the list to train on."""
+    from treetune.cli.overrides import read_overrides
+    from treetune.datasets.taskset import DatasetTaskset
+    from treetune.evaluate.config import refuse_unknown_keys
+    from treetune.formats.building import build_rows
+    from treetune.target import build_taskset, read_target
+
+    overrides = read_overrides(context, ["taskset"])
+    data = read_target(target, overrides)
+    refuse_unknown_keys(data, target)
+    taskset = build_taskset(data["taskset"], raw=overrides, source=target)
+    if isinstance(taskset, DatasetTaskset) and num_tasks is None:
+        if cache_dir is not None:
+            taskset.cache_dir = cache_dir.expanduser().absolute()
+        return _entry("train", taskset.name, *_build(console, taskset, format, force, "local"))
+    sidecar, path = build_rows(taskset, format, num_tasks, cache_dir)
+    return _entry("train", taskset.name, sidecar, path, False)
+
+
+def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool) -> dict[str, Any]:
+    return {
+        "split": split,
+        "name": name,
+        "path": str(path),
+        "hit": hit,
+        "rows": sidecar.rows,
+        "dropped": sidecar.dropped,
+        "seconds": 0.0 if hit else sidecar.seconds,
+    }
 
 
 def _overrides(entries: list[dict[str, Any]]) -> list[str]:

@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from treetune.datasets.columns import constant, inferred, keys_of, lacks_roles, messages_column, prompts, struct
 from treetune.datasets.config import filter_file
 from treetune.datasets.ground_truth import GroundTruth, stored
-from treetune.datasets.schema import JSON_FIELDS, canonical_type, conform
+from treetune.datasets.schema import canonical_type, conform, with_json_fields
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.source import Batch
 from treetune.datasets.template import Template
@@ -264,7 +262,11 @@ class RowBuilder:
         extra["uid"] = uids
         own = self.taskset.scorer
         extra["scorer"] = [
-            f"env:{env_class}" if env_class is not None else None if own == RULE and "ground_truth" not in spec else own
+            self.taskset.scorer_of_environment(env_class)
+            if env_class is not None
+            else None
+            if own == RULE and "ground_truth" not in spec
+            else own
             for env_class, spec in zip(environments, specs, strict=True)
         ]
         if any(scorer not in (None, RULE) for scorer in extra["scorer"]):
@@ -282,7 +284,7 @@ class RowBuilder:
         columns["extra_info"] = pa.StructArray.from_arrays(arrays, list(extra))
         ordered = dict.fromkeys(["data_source", "prompt", *names, "extra_info"])
         table = pa.table({name: columns[name] for name in ordered if name in columns})
-        return table.replace_schema_metadata({JSON_FIELDS: msgspec.json.encode(mixed)} if mixed else None), uids
+        return with_json_fields(table, mixed), uids
 
     def _reward(self, reward: Any) -> dict[str, Any] | None:
         if not reward or "ground_truth" not in reward:

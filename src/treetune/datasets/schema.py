@@ -18,8 +18,22 @@ if TYPE_CHECKING:
 JSON_FIELDS = b"treetune.json_fields"
 """Schema metadata: the dotted paths whose values are JSON text, because their types were mixed."""
 
-SPLIT = ("extra_info", "reward_model")
+SPLIT = ("extra_info", "reward_model", "reward_spec")
 """Columns whose keys each have a type of their own."""
+
+
+def json_fields_of(table: pa.Table) -> list[str]:
+    """What a table says of itself."""
+    import msgspec
+
+    fields: list[str] = msgspec.json.decode((table.schema.metadata or {}).get(JSON_FIELDS, b"[]"))
+    return fields
+
+
+def with_json_fields(table: pa.Table, json_fields: list[str]) -> pa.Table:
+    import msgspec
+
+    return table.replace_schema_metadata({JSON_FIELDS: msgspec.json.encode(json_fields)} if json_fields else None)
 
 
 def canonical_type(type_: pa.DataType) -> pa.DataType:

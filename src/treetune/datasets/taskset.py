@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
-
 from treetune.canonical import digest
 from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.datasets.config import DatasetConfig, Format, filter_file
@@ -174,22 +172,32 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         """How a row can be scored from itself alone, in any process: by the rule, by its environment, or by this
         taskset, described as JSON. None where nothing here can."""
         if self.config.env_class is not None:
-            return f"env:{self.config.env_class}"
+            return self.scorer_of_environment(self.config.env_class)
         if type(self).reward is not DatasetTaskset.reward:
             return self._described
         if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
             return RULE
         return None
 
-    @cached_property
-    def _described(self) -> str | None:
-        import inspect
+    def scorer_of_environment(self, env_class: str) -> str:
+        """The scorer of rows that name an environment."""
+        if env_class not in self._environments:
+            from treetune.kept_code import portable
+            from treetune.plugins import absolute_spec, folders_of
 
-        cls = type(self)
-        config = {key: value for key, value in self.config.for_key().items() if key != "extra"}
-        place = {"path": str(Path(inspect.getfile(cls)).resolve()), "name": cls.__qualname__}
-        node = {"custom_cls": place, **config, **self.config.extra}
-        return msgspec.json.encode({key: value for key, value in node.items() if value is not None}).decode()
+            spec = portable(absolute_spec(env_class, folders_of(type(self))), self.cache_dir)
+            self._environments[env_class] = f"env:{spec}"
+        return self._environments[env_class]
+
+    @cached_property
+    def _environments(self) -> dict[str, str]:
+        return {}
+
+    @cached_property
+    def _described(self) -> str:
+        from treetune.formats.scorer import described
+
+        return described(self, self.cache_dir)
 
     # What a taskset does
 

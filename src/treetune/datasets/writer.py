@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
-from treetune.datasets.schema import JSON_FIELDS, SPLIT, conform, json_array, refuse_mixed_truths, unified
+from treetune.datasets.schema import (
+    JSON_FIELDS,
+    SPLIT,
+    conform,
+    json_array,
+    json_fields_of,
+    refuse_mixed_truths,
+    unified,
+)
 from treetune.formats.note import MARK
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ class GrowingParquet:
         self._writer: Any = None
 
     def write(self, table: pa.Table) -> None:
-        already = frozenset(msgspec.json.decode((table.schema.metadata or {}).get(JSON_FIELDS, b"[]")))
+        already = frozenset(json_fields_of(table))
         table = table.replace_schema_metadata(None)
         schema, json_fields = self.schema, frozenset(self.json_fields)
         self.json_fields |= already

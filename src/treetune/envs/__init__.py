@@ -8,6 +8,7 @@ BUILTIN = {
     "harbor": "treetune.envs.harbor:HarborEnvironment",
     "lcb": "treetune.envs.lcb:LcbEnvironment",
     "os-interaction": "treetune.envs.os_interaction:OSInteractionEnvironment",
+    "scored": "treetune.envs.scored:ScoredEnvironment",
     "search": "treetune.envs.search:SearchEnvironment",
     "searchcode": "treetune.envs.searchcode:SearchCodeEnvironment",
     "text2sql": "treetune.envs.text2sql:Text2SqlEnvironment",

@@ -12,6 +12,8 @@ class AlphabetSortTask(Task, frozen=True, kw_only=True):
 
 
 class AlphabetSortEnvironment(Environment):
+    MULTI_TURN = True
+
     task: AlphabetSortTask
 
     @classmethod

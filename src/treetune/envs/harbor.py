@@ -42,6 +42,8 @@ class HarborTask(Task, frozen=True, kw_only=True):
 
 
 class HarborEnvironment(Environment):
+    MULTI_TURN = True
+
     task: HarborTask
 
     def __init__(self, task: HarborTask) -> None:

@@ -39,6 +39,8 @@ class OSTask(Task, frozen=True, kw_only=True):
 
 
 class OSInteractionEnvironment(Environment):
+    MULTI_TURN = True
+
     task: OSTask
 
     def __init__(self, task: OSTask) -> None:

@@ -39,6 +39,8 @@ class TextArenaTask(Task, frozen=True, kw_only=True):
 
 
 class TextArenaEnvironment(Environment):
+    MULTI_TURN = True
+
     task: TextArenaTask
 
     def __init__(self, task: TextArenaTask) -> None:

@@ -25,6 +25,8 @@ class WikispeediaTask(Task, frozen=True, kw_only=True):
 
 
 class WikispeediaEnvironment(Environment):
+    MULTI_TURN = True
+
     task: WikispeediaTask
 
     def __init__(self, task: WikispeediaTask) -> None:

@@ -24,7 +24,7 @@ class Format(NamedTuple):
     name: str
     row_of: RowOf
     """With `text_truth` a ground truth that is no text is stored as text, for a column that holds text elsewhere.
-    `scorer` says how the row is scored; without it, what follows from the task."""
+    `scorer` says how the row is scored ("": by nothing); without it, what follows from the task."""
     task_of: Callable[[Mapping[str, Any]], Task]
     task_of_pruned: Callable[[Mapping[str, Any]], Task]
     """The same for a row that has no nulls, such as `read_rows` gives."""

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from treetune.contract import contract_of
 from treetune.datasets.config import Format
+from treetune.datasets.schema import json_fields_of, with_json_fields
 from treetune.errors import UsageError
+from treetune.formats import skyrl, trl, verl
+from treetune.formats.format import RowOf
+from treetune.formats.note import ROW, SCORED, parsed
+from treetune.formats.parquet import table_of
+from treetune.formats.values import pruned
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,39 +52,63 @@ def _skyrl(table: pa.Table) -> pa.Table:
     import pyarrow.compute as pc
 
     extra = table["extra_info"].combine_chunks()
-    if extra.type.get_field_index("env_class") < 0:
-        raise UsageError("SkyRL rows need an environment", remedy="set env_class, such as env_class: gsm8k")
-    environments = pc.struct_field(extra, "env_class")
+    scorers = pc.struct_field(extra, "scorer")
+    environments = pa.nulls(table.num_rows, pa.string())
+    if extra.type.get_field_index("env_class") >= 0:
+        environments = pc.struct_field(extra, "env_class")
+    if pc.any(pc.and_(pc.is_null(environments), pc.is_null(scorers))).as_py():
+        raise UsageError(
+            "SkyRL rows need an environment, or something that scores them",
+            remedy="set env_class, such as env_class: gsm8k, or ground_truth",
+        )
+    environments = pc.fill_null(environments, SCORED)
     if any(contract_of(name) is not None for name in pc.unique(environments).to_pylist()):
-        return _skyrl_by_contract(table)
+        return _by_task(table, skyrl.row_of)  # a contract says how a ground truth is stored, and where
+    json_fields = json_fields_of(table)
+    table = _without_row_json(table)
     columns = {name: table[name] for name in table.column_names if name != "reward_model"}
     columns["env_class"] = environments
     if "reward_model" in table.column_names:
         reward = table["reward_model"].combine_chunks()
         names = ["method" if field.name == "style" else field.name for field in reward.type]
         columns["reward_spec"] = pa.StructArray.from_arrays(reward.flatten(), names)
-    return pa.table(columns)
-
-
-def _skyrl_by_contract(table: pa.Table) -> pa.Table:
-    """Row by row: an environment's contract says how its ground truth is stored, and where."""
-    import msgspec
-
-    from treetune.datasets.schema import JSON_FIELDS
-    from treetune.formats.note import parsed
-    from treetune.formats.parquet import table_of
-    from treetune.formats.skyrl import row_of
-    from treetune.formats.values import pruned
-    from treetune.formats.verl import task_of_pruned
-
-    mixed: list[str] = msgspec.json.decode((table.schema.metadata or {}).get(JSON_FIELDS, b"[]"))
-    return table_of([row_of(task_of_pruned(parsed(pruned(row), mixed))) for row in table.to_pylist()])
+        renamed = {
+            f"reward_model.{field.name}": f"reward_spec.{name}" for field, name in zip(reward.type, names, strict=True)
+        }
+        json_fields = [renamed.get(path, path) for path in json_fields]
+    return with_json_fields(pa.table(columns), json_fields)
 
 
 def _trl(table: pa.Table) -> pa.Table:
     import pyarrow.compute as pc
 
     if "reward_model" not in table.column_names:
+        return _without_row_json(table)
+    reward = table["reward_model"].combine_chunks()
+    styles = (
+        pc.unique(pc.struct_field(reward, "style")).to_pylist() if reward.type.get_field_index("style") >= 0 else []
+    )
+    if {field.name for field in reward.type} != {"style", "ground_truth"} or styles != ["rule"]:
+        return _by_task(table, trl.row_of)  # a note says what the one column cannot
+    table = _without_row_json(table)
+    return table.drop_columns(["reward_model"]).append_column("ground_truth", pc.struct_field(reward, "ground_truth"))
+
+
+def _by_task(table: pa.Table, row_of: RowOf) -> pa.Table:
+    """Row by row."""
+    json_fields = json_fields_of(table)
+    rows = [parsed(row, json_fields) for row in pruned(table.to_pylist())]
+    return table_of([row_of(verl.task_of_pruned(row), scorer=row["extra_info"].get("scorer", "")) for row in rows])
+
+
+def _without_row_json(table: pa.Table) -> pa.Table:
+    """SkyRL and TRL pass all columns on."""
+    import pyarrow as pa
+
+    extra = table["extra_info"].combine_chunks()
+    if extra.type.get_field_index(ROW) < 0:
         return table
-    truths = pc.struct_field(table["reward_model"].combine_chunks(), "ground_truth")
-    return table.drop_columns(["reward_model"]).append_column("ground_truth", truths)
+    children = zip([field.name for field in extra.type], extra.flatten(), strict=True)
+    kept = {name: array for name, array in children if name != ROW}
+    column = pa.StructArray.from_arrays(list(kept.values()), list(kept), mask=extra.is_null())
+    return table.set_column(table.column_names.index("extra_info"), "extra_info", column)

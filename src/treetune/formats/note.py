@@ -77,8 +77,9 @@ class Parts(msgspec.Struct):
 
 
 def parts_of(task: Task, scorer: str | None = None) -> Parts:
-    """`scorer` says how the row is scored, unless the task says so itself; without it, what follows from the task."""
-    parts = Parts(dict(task.extra_info), {}, {}, scorer or scorer_of(task))
+    """`scorer` says how the row is scored, unless the task says so itself; "" that nothing does. Without it, what
+    follows from the task."""
+    parts = Parts(dict(task.extra_info), {}, {}, (scorer if scorer is not None else scorer_of(task)) or None)
     if own := own_values(task):
         # As text in the note's text, so that a field that is None stays one.
         parts.note["fields"] = msgspec.json.encode(own).decode()

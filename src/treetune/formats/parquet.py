@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.datasets.schema import JSON_FIELDS
+from treetune.datasets.schema import with_json_fields
 from treetune.datasets.writer import GrowingParquet
 from treetune.formats.values import json_text, pruned, python_values
 
@@ -52,7 +52,7 @@ def table_of(rows: list[dict[str, Any]], *, strict_truths: bool = False) -> pa.T
     refused = TRUTHS if strict_truths else ()
     columns = {name: _column([row.get(name) for row in rows], name, json_fields, refused) for name in names}
     table = pa.table(columns)
-    return table.replace_schema_metadata({JSON_FIELDS: msgspec.json.encode(json_fields)} if json_fields else None)
+    return with_json_fields(table, json_fields)
 
 
 def united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

@@ -35,10 +35,26 @@ def read_rows(sources: Sources, *, columns: Sequence[str] | None = None) -> Iter
         yield from batch.rows
 
 
-def read_tasks(sources: Sources, format: str | None = None) -> Iterator[Task]:
+def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
     """The tasks of trainers' rows. Without a format each row is in the one that has its columns."""
+    return RowTasks(_tasks(sources, named(format) if format is not None else None))
+
+
+class RowTasks:
+    """Tasks that come from rows: how they are scored stood there."""
+
+    def __init__(self, tasks: Iterator[Task]) -> None:
+        self._tasks = tasks
+
+    def __iter__(self) -> Iterator[Task]:
+        return self._tasks
+
+    def __next__(self) -> Task:
+        return next(self._tasks)
+
+
+def _tasks(sources: Sources, given: Format | None) -> Iterator[Task]:
     known: dict[tuple[str, ...], Format] = {}
-    given = named(format) if format is not None else None
     for batch in read_batches(sources):
         for position, row in enumerate(batch.rows):
             try:

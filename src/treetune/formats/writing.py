@@ -1,8 +1,10 @@
 """Tasks into a file of a trainer's rows: parquet, JSON or JSON lines, by the name of the file.
 
     write_tasks(tasks, "train.parquet", "skyrl")
+    write_tasks(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
 
-A batch is in memory at a time, and the file appears when it is whole. `read_tasks` gives back equal tasks.
+Each row says how it is scored: by its environment, by the taskset, or as it stood in the rows that it was read from. A
+batch is in memory at a time, and the file appears when it is whole. `read_tasks` gives back equal tasks.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
 from treetune.formats.format import Format, named
+from treetune.formats.note import RULE
+from treetune.formats.reading import RowTasks, read_rows
 from treetune.formats.sources import Kind, kind_of, refuse_compressed
 from treetune.formats.values import json_line
 from treetune.task import Task
+from treetune.taskset import Taskset
 
 if TYPE_CHECKING:
     from treetune.formats.parquet import ExactParquet
@@ -28,17 +33,27 @@ BATCH = 10_000
 """Tasks of one batch."""
 
 
-def write_tasks(tasks: Iterable[Task], path: str | Path, format: str) -> int:
-    """Write tasks as rows; gives their number."""
+Scored = tuple[Task, str | None]
+"""A task, and what scores it: see `Format.row_of`."""
+
+
+def write_tasks(
+    tasks: Iterable[Task], path: str | Path, format: str, *, scorer: str | Taskset[Any, Any] | None = None
+) -> int:
+    """Write tasks as rows; gives their number.
+
+    `scorer` is the taskset that the tasks were drawn from, or `"rule"`: answers are compared with ground truths.
+    `tasks` may be a taskset itself.
+    """
     path, rows_format = Path(path).expanduser(), named(format)
-    write = {Kind.PARQUET: _parquet, Kind.JSON: _array, Kind.LINES: _lines}[kind_of(path)]
+    write = {Kind.PARQUET: write_parquet, Kind.JSON: _array, Kind.LINES: _lines}[kind_of(path)]
     refuse_compressed(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside the file, so that it can be put in its place in one step.
         with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
             written = Path(folder) / f"rows{path.suffix}"
-            count = write(iter(tasks), written, rows_format)
+            count = write(scored(tasks, scorer), written, rows_format)
             if not count:
                 raise EmptyTasksetError(f"there are no tasks to write to {path}")
             os.replace(written, path)
@@ -47,7 +62,36 @@ def write_tasks(tasks: Iterable[Task], path: str | Path, format: str) -> int:
     return count
 
 
-def _lines(tasks: Iterator[Task], path: Path, format: Format) -> int:
+def scored(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
+    """Each task with what scores it; refused where that is not known."""
+    from treetune.formats.scorer import refuse_groups, scorer_for, scorer_of_environment
+
+    if scorer is None and isinstance(tasks, Taskset):
+        scorer = tasks
+    told: set[str] = set()
+    for number, task in enumerate(tasks):
+        if isinstance(scorer, Taskset):
+            if (lost := refuse_groups(scorer, task)) is not None and lost not in told:
+                told.add(lost)
+                warnings.warn(lost, stacklevel=5)
+            yield task, scorer_for(scorer, task) or ""
+        elif task.env_class is not None:
+            yield task, scorer_of_environment(task.env_class)
+        elif scorer is None and not isinstance(tasks, RowTasks) and task.ground_truth is not None and not _says(task):
+            raise TasksetError(
+                f"task {number} has a ground truth, and nothing says what scores it",
+                remedy='pass the taskset that it is of, as scorer=taskset, or scorer="rule": answers are compared with '
+                "ground truths",
+            )
+        else:
+            yield task, None if scorer == RULE else scorer  # which needs a ground truth
+
+
+def _says(task: Task) -> bool:
+    return isinstance(task.extra_info.get("scorer"), str)
+
+
+def _lines(tasks: Iterator[Scored], path: Path, format: Format) -> int:
     count = 0
     with path.open("wb") as file:
         for line in _encoded(tasks, format):
@@ -56,7 +100,7 @@ def _lines(tasks: Iterator[Task], path: Path, format: Format) -> int:
     return count
 
 
-def _array(tasks: Iterator[Task], path: Path, format: Format) -> int:
+def _array(tasks: Iterator[Scored], path: Path, format: Format) -> int:
     count = 0
     with path.open("wb") as file:
         for count, line in enumerate(_encoded(tasks, format), 1):
@@ -65,17 +109,17 @@ def _array(tasks: Iterator[Task], path: Path, format: Format) -> int:
     return count
 
 
-def _encoded(tasks: Iterator[Task], format: Format) -> Iterator[bytes]:
-    for number, task in enumerate(tasks):
+def _encoded(tasks: Iterator[Scored], format: Format) -> Iterator[bytes]:
+    for number, (task, scorer) in enumerate(tasks):
         try:
-            yield json_line(format.row_of(task))
+            yield json_line(format.row_of(task, scorer=scorer))
         except TasksetError as error:
             raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
 
 
-def _parquet(tasks: Iterator[Task], path: Path, format: Format) -> int:
+def write_parquet(tasks: Iterator[Scored], path: Path, format: Format) -> int:
+    """Rows of any values as parquet; gives their number."""
     from treetune.formats.parquet import ExactParquet, MixedTruths
-    from treetune.formats.reading import read_tasks
 
     batches = _batched(tasks)
     with ExactParquet(path) as writer:
@@ -89,11 +133,11 @@ def _parquet(tasks: Iterator[Task], path: Path, format: Format) -> int:
         else:
             return _told(writer, format)
     # From the beginning: text among the ground truths stays text, and the others become text, their original noted.
-    earlier = path.with_name("earlier.parquet")
-    done: Iterable[Task] = ()
+    earlier = path.with_name(f"{path.name}.earlier.parquet")
+    done: Iterable[Scored] = ()
     if path.exists():
         path.rename(earlier)
-        done = read_tasks(earlier, format.name)
+        done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))
     warnings.warn(
         "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
         stacklevel=4,
@@ -101,21 +145,22 @@ def _parquet(tasks: Iterator[Task], path: Path, format: Format) -> int:
     with ExactParquet(path) as writer:
         for some in _batched(chain(done, batch, chain.from_iterable(batches))):
             _put(writer, some, format, text_truth=True)
-        return _told(writer, format)
+    earlier.unlink(missing_ok=True)
+    return _told(writer, format)
 
 
-def _batched(tasks: Iterator[Task]) -> Iterator[list[Task]]:
+def _batched(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
     while batch := list(islice(tasks, BATCH)):
         yield batch
 
 
-def _put(writer: ExactParquet, tasks: list[Task], format: Format, **options: Any) -> None:
+def _put(writer: ExactParquet, tasks: list[Scored], format: Format, **options: Any) -> None:
     from treetune.formats.parquet import table_of
 
     rows = []
-    for number, task in enumerate(tasks, writer.rows):
+    for number, (task, scorer) in enumerate(tasks, writer.rows):
         try:
-            rows.append(format.row_of(task, **options))
+            rows.append(format.row_of(task, scorer=scorer, **options))
         except TasksetError as error:
             raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
     writer.write(table_of(rows, strict_truths=True))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from treetune.datasets.resolve import resolve_tasks_into_config
 from treetune.errors import MissingExtraError, TasksetError
 from treetune.formats.note import RULE
+from treetune.formats.scorer import SEVERAL_TURNS
 from treetune.formats.verl import task_to_score as _task
+from treetune.trace import Outcome
 
 
 def run_with_tasks(config: Any) -> Any:
@@ -34,9 +35,19 @@ def run_with_tasks(config: Any) -> Any:
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **rest: Any
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    trust: bool = False,
+    **rest: Any,
 ) -> dict[str, Any]:
-    """The reward of one row. The same keys for every row: verl takes those of the first for all."""
+    """The reward of one row. The same keys for every row: verl takes those of the first for all.
+
+    `trust` runs a file that a row names though no build of this user's kept it; verl passes it on from
+    `reward.custom_reward_function.reward_kwargs`.
+    """
     scorer = (extra_info or {}).get("scorer")
     if scorer is None:
         raise TasksetError(
@@ -53,7 +64,12 @@ def compute_score(
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
     from treetune.background import run
 
-    trace = run(_answered(scorer, task, solution_str))
+    trace = run(_answered(scorer, task, solution_str, trust))
+    if trace.outcome is Outcome.TRUNCATED:
+        raise TasksetError(
+            f"row {task.extra_info.get('index')} of {data_source!s} goes on after the first answer, and verl plays one",
+            remedy=SEVERAL_TURNS,
+        )
     if not trace.outcome.scored:
         raise TasksetError(
             f"row {task.extra_info.get('index')} of {data_source!s} could not be scored: "
@@ -62,35 +78,12 @@ def compute_score(
     return {"score": trace.reward, "acc": float(trace.passed()), "answer": trace.answer or ""}
 
 
-async def _answered(scorer: str, task: Any, answer: str) -> Any:
+async def _answered(scorer: str, task: Any, answer: str, trust: bool) -> Any:
+    from treetune.formats.scorer import taskset_of, with_type
     from treetune.policies.scripted import Replay
     from treetune.policy import Completion
     from treetune.rollout import Limits, run_rollout
 
-    taskset = _taskset(scorer)
-    return await run_rollout(taskset, task, Replay([Completion(text=answer)]), limits=Limits(max_turns=1))
-
-
-@lru_cache(maxsize=64)
-def _taskset(scorer: str) -> Any:
-    """The taskset that a row's scorer describes, made once per process."""
-    import msgspec
-
-    from treetune.datasets.resolve import load_task
-    from treetune.plugins import environments
-
-    if scorer.startswith("env:"):
-        environments.resolve(scorer.removeprefix("env:"))  # its file runs now, before many threads ask for it at once
-        return _ByEnvironment()
-    return load_task(msgspec.json.decode(scorer))
-
-
-class _ByEnvironment:
-    """Scores by the environment that a task names."""
-
-    name = "environment"
-
-    def environment(self, task: Any) -> Any:
-        from treetune.environment import make
-
-        return make(task.env_class, task)
+    taskset = taskset_of(scorer, trust=trust)
+    policy = Replay([Completion(text=answer)])
+    return await run_rollout(taskset, with_type(task, taskset), policy, limits=Limits(max_turns=1))
