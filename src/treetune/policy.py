@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
+from treetune.chat_messages import text_of
+from treetune.errors import PolicyError
 from treetune.task import Message, Task
 from treetune.tokens import Prompt, Tokens
 
@@ -49,6 +51,14 @@ class Request(msgspec.Struct):
     """Names the rollout (task, occurrence, number): what a policy derives its randomness from."""
     tokens: Tokens | None = None
     """The tokens of the rollout so far, where the policy gave any: a prompt of its own making goes on from them."""
+    continues: bool = False
+    """The last message is the beginning of the answer, written by the task. A policy goes on with it, and gives the
+    whole message, beginning and all; one that cannot raises `cannot_continue`."""
+
+    @property
+    def prefix(self) -> str:
+        """How the answer begins; nothing where all of it is the policy's."""
+        return (text_of(self.messages[-1].get("content")) or "") if self.continues else ""
 
 
 class Completion(msgspec.Struct):
@@ -68,6 +78,19 @@ class Completion(msgspec.Struct):
 
     def as_message(self) -> Message:
         return self.message if self.message is not None else {"role": "assistant", "content": self.text}
+
+
+def check_continues(request: Request, completion: Completion, name: str) -> None:
+    """Refuses an answer that stands beside its beginning instead of going on with it."""
+    if request.continues and not (text_of(completion.as_message().get("content")) or "").startswith(request.prefix):
+        raise cannot_continue(f"{name} answered it, and did not go on with it")
+
+
+def cannot_continue(problem: str, remedy: str = "use a model that can: local:PATH, or one behind vLLM") -> PolicyError:
+    return PolicyError(
+        f"the prompt ends with the beginning of an answer, a message of the assistant's: {problem}",
+        remedy=f"{remedy}; or leave that message out",
+    )
 
 
 class Policy(Protocol):

@@ -16,7 +16,7 @@ import msgspec
 from treetune.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.errors import EnvironmentFault
 from treetune.offload import call
-from treetune.policy import Completion, Policy, Request, Sampling, Usage
+from treetune.policy import Completion, Policy, Request, Sampling, Usage, check_continues
 from treetune.score import finite
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
@@ -145,10 +145,14 @@ class Rollout:
             conversation += observed
             turn = Turn(observed=observed)
             trace.turns.append(turn)
+            # A last message of the assistant's is the beginning of the answer, which the answer holds then.
+            continues = bool(observed) and observed[-1].get("role") == "assistant"
             with self._timed("policy"):
-                completion = await self._complete(conversation)
+                completion = await self._complete(conversation, continues)
             turn.message = completion.as_message()
             turn.finish_reason = completion.finish_reason
+            if continues:
+                conversation.pop()
             conversation.append(turn.message)
             with self._timed("environment"):
                 step = await call(environment.step, _action(completion))
@@ -169,18 +173,19 @@ class Rollout:
                 break
         trace.final = observed
 
-    async def _complete(self, conversation: list[Message]) -> Completion:
+    async def _complete(self, conversation: list[Message], continues: bool) -> Completion:
         trace = self.trace
-        completion = await self._policy.complete(
-            Request(
-                messages=list(conversation),
-                sampling=self._sampling,
-                task=trace.task,
-                turn=len(trace.turns) - 1,
-                key=f"{trace.uid}/{trace.occurrence}/{trace.rollout}",
-                tokens=trace.tokens,
-            )
+        request = Request(
+            messages=list(conversation),
+            sampling=self._sampling,
+            task=trace.task,
+            turn=len(trace.turns) - 1,
+            key=f"{trace.uid}/{trace.occurrence}/{trace.rollout}",
+            tokens=trace.tokens,
+            continues=continues,
         )
+        completion = await self._policy.complete(request)
+        check_continues(request, completion, self._policy.name)
         if completion.usage is not None:
             trace.usage = Usage(
                 trace.usage.prompt_tokens + completion.usage.prompt_tokens,

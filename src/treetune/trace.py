@@ -57,7 +57,8 @@ class Turn(msgspec.Struct):
     observed: list[Message] = []
     """The messages that were new to the policy."""
     message: Message | None = None
-    """What it answered; None in a turn that ended before it did."""
+    """What it answered, the whole message where the task had written its beginning; None in a turn that ended before
+    it did."""
     reward: float = 0.0
     info: dict[str, Any] = {}
     finish_reason: str | None = None
@@ -109,6 +110,8 @@ class Trace(msgspec.Struct, kw_only=True):
         for turn in self.turns:
             conversation += turn.observed
             if turn.message is not None:
+                if turn.observed and turn.observed[-1].get("role") == "assistant":
+                    conversation.pop()  # the beginning of the answer, which the answer holds
                 conversation.append(turn.message)
         return conversation + self.final
 

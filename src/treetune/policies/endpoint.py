@@ -25,6 +25,10 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 256
     """The most requests under way at once."""
 
+    continue_final_message: bool = False
+    """Whether the server goes on with a last message of the assistant's instead of answering it, as vLLM and SGLang do.
+    Without it, a prompt that ends with the beginning of an answer is refused."""
+
     def api_key(self) -> str | None:
         name = self.api_key_env or ("OPENAI_API_KEY" if self.base_url.rstrip("/") == OPENAI else None)
         if name is None:

@@ -52,7 +52,9 @@ class LocalPolicy:
     async def complete(self, request: Request) -> Completion:
         await self._busy.acquire()
         key = f"{request.key}/{request.turn}"
-        generating = asyncio.ensure_future(call(self.generate, request.messages, request.sampling, key, request.tokens))
+        generating = asyncio.ensure_future(
+            call(self.generate, request.messages, request.sampling, key, request.tokens, request.continues)
+        )
         generating.add_done_callback(lambda _: self._busy.release())
         # Shielded: a request that was given up keeps the model busy until its thread is done.
         completion: Completion = await asyncio.shield(generating)
@@ -62,13 +64,18 @@ class LocalPolicy:
         return None
 
     def generate(
-        self, messages: Sequence[Message], sampling: Sampling, key: str = "", tokens: Tokens | None = None
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        key: str = "",
+        tokens: Tokens | None = None,
+        continues: bool = False,
     ) -> Completion:
         import torch
 
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
         top_p = 1.0 if sampling.top_p is None else sampling.top_p
-        prompt = self._chat.next_prompt(messages, tokens) if tokens is not None else self._chat.prompt(messages)
+        prompt = self._chat.next_prompt(messages, tokens or Tokens(), continues=continues)
         prompt_ids = prompt.ids
         most = sampling.max_tokens or DEFAULT_MAX_TOKENS
         if self._context is not None:
@@ -96,7 +103,7 @@ class LocalPolicy:
                 if token in self._end_ids or cut is not None:
                     finish = "stop"
         return Completion(
-            text=self.tokenizer.decode(ids, skip_special_tokens=True)[:cut],
+            text=prompt.prefix + self.tokenizer.decode(ids, skip_special_tokens=True)[:cut],
             finish_reason=finish,
             usage=Usage(len(prompt_ids), len(ids)),
             prompt_ids=prompt_ids,

@@ -15,7 +15,7 @@ import msgspec
 
 from treetune.errors import PolicyError
 from treetune.policies.endpoint import EndpointConfig
-from treetune.policy import Completion, Request, Usage
+from treetune.policy import Completion, Request, Usage, cannot_continue
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
@@ -30,9 +30,14 @@ class OpenAIPolicy:
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(self, request: Request) -> Completion:
+        if request.continues and not self._endpoint.continue_final_message:
+            raise cannot_continue(
+                f"nothing says that {self._endpoint.base_url} goes on with one",
+                "set endpoint.continue_final_message: true where the server knows it (vLLM, SGLang)",
+            )
         answer = await self._post(self._body(request))
         try:
-            return _completion(answer)
+            return _completion(answer, request.prefix)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise PolicyError(f"{self._endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
 
@@ -54,6 +59,8 @@ class OpenAIPolicy:
             # One seed for all rollouts would make all rollouts of a task the same.
             key = hashlib.blake2b(f"{sampling.seed}/{request.key}/{request.turn}".encode(), digest_size=4).digest()
             body["seed"] = int.from_bytes(key, "little") >> 1
+        if request.continues:
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
         return {**body, **sampling.extra}
 
     async def _post(self, body: dict[str, Any]) -> Any:
@@ -101,9 +108,11 @@ def _retry_after(header: str | None) -> float | None:
         return None
 
 
-def _completion(answer: Any) -> Completion:
+def _completion(answer: Any, prefix: str = "") -> Completion:
     choice = answer["choices"][0]
     message = dict(choice["message"])
+    if prefix:  # the server gives what comes after it
+        message["content"] = prefix + (message.get("content") or "")
     usage = answer.get("usage") or {}
     logprobs = (choice.get("logprobs") or {}).get("content")
     ids = choice.get("token_ids")

@@ -40,7 +40,7 @@ class Gold:
     async def complete(self, request: Request) -> Completion:
         seed = request.sampling.seed or 0
         if random.Random(f"{seed}/{request.key}").random() >= self._probability:
-            return Completion(text=WRONG)
+            return _answer(request, WRONG)
         gold = await self._taskset.gold_of(request.task)
         if gold is None:
             raise PolicyError(
@@ -48,10 +48,10 @@ class Gold:
                 remedy="write gold(task), or use another model",
             )
         if isinstance(gold, str):
-            return Completion(text=gold)
+            return _answer(request, gold)
         if request.turn >= len(gold):
             raise PolicyError(f"the gold answer of task {request.task.idx} has only {len(gold)} actions")
-        return Completion(text=gold[request.turn])
+        return _answer(request, gold[request.turn])
 
     async def close(self) -> None:
         return None
@@ -63,11 +63,17 @@ class Echo:
     name = "scripted:echo"
 
     async def complete(self, request: Request) -> Completion:
-        content = request.messages[-1].get("content") if request.messages else ""
-        return Completion(text=content if isinstance(content, str) else str(content))
+        asked = request.messages[: -1 if request.continues else None]
+        content = asked[-1].get("content") if asked else ""
+        return _answer(request, content if isinstance(content, str) else str(content))
 
     async def close(self) -> None:
         return None
+
+
+def _answer(request: Request, text: str) -> Completion:
+    """The whole message: a text that does not begin as the task has it is what comes after that."""
+    return Completion(text=text if text.startswith(request.prefix) else request.prefix + text)
 
 
 class Replay:

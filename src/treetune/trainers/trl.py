@@ -185,6 +185,11 @@ class TrlTasks(Hooks):
         episodes = background.run(self._episodes.start_many(indices))
         try:
             live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
+            if any(_is_begun(episodes[at].observation) for at in live):
+                raise UsageError(
+                    "a prompt ends with the beginning of an answer, and TRL's own rollouts do not go on with it",
+                    remedy="pass rollout_func=tasks.rollout, or leave out the assistant's last message",
+                )
             moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
             steps = dict(zip(live, background.run(self._episodes.step_many(moves)), strict=True))
         finally:
@@ -237,6 +242,11 @@ async def _cancelled(episodes: Sequence[Any]) -> None:
     """Ends those that nobody will step again."""
     live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
     await asyncio.gather(*(episode.cancel() for episode in live))
+
+
+def _is_begun(observation: Any) -> bool:
+    messages = observation.messages()
+    return bool(messages) and messages[-1].get("role") == "assistant"
 
 
 def _row(index: int, messages: list[Message]) -> dict[str, Any]:
