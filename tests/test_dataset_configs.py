@@ -135,6 +135,57 @@ def test_build_refuses_an_unknown_environment_of_a_plain_file(source, recipe, tr
     assert built_nothing(tmp_path)
 
 
+def test_an_unknown_environment_is_told_by_every_way_to_build(source, tmp_path):
+    node = source(env_class="gsm8")
+    assert list(faults_of(get_dataset_paths, [source(), node])) == ["tasks[1].env_class"]
+    assert list(faults_of(resolve_tasks_into_config, {"train_tasks": [node]})) == ["train_tasks[0].env_class"]
+    assert built_nothing(tmp_path)
+
+
+def test_an_environment_that_only_skyrl_may_know_is_warned_of(source, recipe, treetune):
+    result = treetune("build", recipe(train_tasks=[source(env_class="gsm8")]), "--format", "skyrl")
+    assert result.code == 0
+    assert "train_tasks[0].env_class: unknown environment 'gsm8'; did you mean 'gsm8k'?" in result.err
+
+
+def test_an_unknown_environment_of_rows_is_told(source, tmp_path):
+    (tmp_path / "named.py").write_text(WITH_AGENT.replace('"agent_name": "tool_agent"', '"env_class": "gsm8"'))
+    node = source(custom_cls={"path": str(tmp_path / "named.py"), "name": "Agent"})
+    with pytest.raises(TasksetError, match="did you mean 'gsm8k'"):
+        get_dataset_paths([node])
+
+
+# Columns
+
+
+def test_column_faults_of_all_tasks_are_told_together_before_anything_is_built(source, recipe, treetune, tmp_path):
+    (tmp_path / "agent.py").write_text(WITH_AGENT)
+    wrong = [
+        source(),
+        source(prompt_template="{qestion}", ground_truth="anser", extra_fields=["levle"], filter="lvl > 1"),
+        source(prompt_format="chat_messages"),
+        source(custom_cls={"path": str(tmp_path / "agent.py"), "name": "Agent"}, prompt_template="{qestion}"),
+    ]
+    keys = ["[1].extra_fields", "[1].filter", "[1].prompt_template", "[1].ground_truth", "[2].chat_messages_field"]
+    expected = [*keys, "[3].prompt_template"]
+    assert list(faults_of(get_dataset_paths, wrong)) == [f"tasks{key}" for key in expected]
+    faults = faults_of(resolve_tasks_into_config, {"train_tasks": [source()], "val_tasks": wrong})
+    assert list(faults) == [f"val_tasks{key}" for key in expected]
+    result = treetune("build", recipe(train_tasks=wrong))
+    assert result.code == 2
+    assert all(f"train_tasks{key}: " in result.err for key in expected)
+    assert "did you mean 'question'" in result.err
+    assert built_nothing(tmp_path)
+
+
+def test_a_source_that_cannot_be_read_is_told_beside_the_column_faults(source, tmp_path):
+    broken = source(name="broken.jsonl")
+    (tmp_path / "broken.jsonl").write_text('{"question": \n')
+    faults = faults_of(get_dataset_paths, [source(ground_truth="anser"), broken])
+    assert list(faults) == ["tasks[0].ground_truth", "tasks[1]"]
+    assert "broken.jsonl, line 1" in faults["tasks[1]"]
+
+
 # Overrides
 
 
@@ -309,9 +360,18 @@ def test_faults_that_no_single_key_shows_are_found_with_the_others(source, tmp_p
     assert built_nothing(tmp_path)
 
 
-def test_a_class_that_takes_any_key_warns_of_likely_typos_and_refuses_extra(source, tmp_path):
+def test_a_key_that_nobody_reads_and_is_nearly_another_is_a_fault(source, recipe, tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
     node = source(custom_cls={"path": str(tmp_path / "mine.py"), "name": "My"})
-    with pytest.warns(UserWarning, match=r"tasks\[0\]\.max_row is taken as a key of My; did you mean 'max_rows'"):
-        load_tasks([{**node, "max_row": 1, "answer_key": "answer"}])
+    typo = {**node, "max_row": 1, "answer_key": "answer"}
+    expected = "is no key, and My does not read it; did you mean 'max_rows'?"
+    assert faults_of(load_tasks, [typo]) == {"tasks[0].max_row": expected}
+    assert faults_of(load_taskset, recipe(val_tasks=[typo])) == {"taskset.max_row": expected}
     assert list(faults_of(load_tasks, [{**node, "extra": {"a": 1}}])) == ["tasks[0].extra"]
+
+
+def test_a_key_that_the_class_or_its_helper_reads_is_its_own(source, tmp_path):
+    (tmp_path / "reads_it.py").write_text("KEY = 'max_row'\n")
+    (tmp_path / "reader.py").write_text(f"import reads_it\n{OWN}")
+    node = source(custom_cls={"path": str(tmp_path / "reader.py"), "name": "My"}, max_row=1)
+    assert load_tasks([node])[0].config.extra == {"max_row": 1}

@@ -129,7 +129,7 @@ def test_chat_messages_get_the_system_prompt_where_there_is_none(source):
     ("messages", "said"),
     [
         ([{"role": "user", "content": "a"}, {"role": "user", "content": None}], "message 1 .user. has no content"),
-        ([], "expected a list of messages"),
+        ([{"rol": "user", "content": "a"}], "message 0 has no role"),
         ([{"from": "martian", "value": "x"}], "martian"),
     ],
 )
@@ -150,6 +150,59 @@ def test_a_ground_truth_is_extracted_and_what_has_none_is_reported(source):
         {"style": "rule", "ground_truth": "6"},
     ]
     assert sidecar.dropped == {"no ground truth": 1}
+
+
+MISSING = [
+    {"question": "1 + 1?", "answer": "2"},
+    {"question": None, "answer": "3"},
+    {"question": "", "answer": "4"},
+    {"question": " \n", "answer": "5"},
+    {"question": "2 + 4?", "answer": None},
+    {"question": None, "answer": None},
+    {"question": "3 + 4?", "answer": "7"},
+]
+SAME = (
+    "from treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
+    "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n        return lambda row, index: {}\n"
+)
+
+
+@pytest.mark.parametrize("made", [None, "make(row, index)"], ids=["columns", "rows"])
+def test_rows_without_a_question_are_left_out_and_counted_as_those_without_a_truth(source, tmp_path, made):
+    node = source(MISSING, prompt_template="Q: {question}", ground_truth="answer")
+    if made is not None:
+        (tmp_path / "same.py").write_text(SAME.format(made))
+        node["custom_cls"] = {"path": str(tmp_path / "same.py")}
+    assert [row["prompt"][0]["content"] for row in rows_of(node)] == ["Q: 1 + 1?", "Q: 3 + 4?"]
+    assert [row["extra_info"]["index"] for row in rows_of(node)] == [0, 6]
+    assert load_task(node).built()[0].dropped == {"no prompt": 4, "no ground truth": 1}
+    with pytest.raises(TasksetError, match="no prompt: rows 1, 2, 3, 5"):
+        rows_of(node, drop_missing=False)
+    with pytest.raises(TasksetError, match="no ground truth: row 1"):
+        rows_of(source([MISSING[0], MISSING[4]], "two.jsonl", prompt_template="{question}", ground_truth="answer"),
+                drop_missing=False)  # fmt: skip
+
+
+def test_what_a_prompt_lacks_is_a_null_or_everything(source):
+    rows = [
+        {"context": "", "question": "why?", "meta": {"hint": "x"}},
+        {"context": None, "question": "why?", "meta": {"hint": "x"}},
+        {"context": "", "question": " ", "meta": {"hint": "x"}},
+        {"context": "c", "question": "how?", "meta": {"hint": None}},
+    ]
+    assert len(rows_of(source(rows), prompt_template="{context}{question}")) == 2
+    assert len(rows_of(source(rows), prompt_template="{question} {meta[hint]}")) == 3
+    assert len(rows_of(source(rows), prompt_template="Say something.")) == 4
+
+
+def test_chats_in_which_nobody_asks_are_left_out_and_counted(source):
+    asks, silent = {"role": "user", "content": "hi"}, {"role": "user", "content": ""}
+    chats = [[asks], None, [], [silent], [{"role": "system", "content": "be kind"}, silent]]
+    node = source([{"messages": chat} for chat in chats], prompt_format="chat_messages")
+    assert [row["prompt"] for row in rows_of(node)] == [[asks]]
+    assert load_task(node).built()[0].dropped == {"no prompt": 4}
+    with pytest.raises(TasksetError, match="no prompt: rows 1, 2, 3, 4"):
+        rows_of(node, drop_missing=False)
 
 
 def test_a_number_becomes_text_and_a_list_stays_a_list(source):
@@ -516,6 +569,23 @@ def test_what_can_change_the_rows_changes_the_key(source, tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text(data.read_text().replace("1 + 1", "1 + 2"))
     assert key(custom) != changed
+
+
+def test_editing_what_a_class_imports_is_a_miss(source, tmp_path):
+    (tmp_path / "by_helper.py").write_text(
+        "from row_helper import change\nfrom treetune_verl.tasks import Task as Base\nclass Task(Base):\n"
+        "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
+        "        return lambda row, index: change(make(row, index))\n"
+    )
+    helper = tmp_path / "row_helper.py"
+    helper.write_text("def change(row):\n    return {**row, 'data_source': 'old'}\n")
+    node = source(prompt_template="{question}", custom_cls={"path": str(tmp_path / "by_helper.py")})
+    assert rows_of(node)[0]["data_source"] == "old"
+    helper.write_text("def change(row):\n    return {**row, 'data_source': 'new'}\n")
+    assert rows_of(node)[0]["data_source"] == "old"  # this process still runs the old code, under the old key
+    code = f"{LOAD}; print(task.get_parquet_path())"
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(node)], capture_output=True, text=True, check=True)
+    assert pq.read_table(done.stdout.strip()).to_pylist()[0]["data_source"] == "new"
 
 
 def test_a_hit_loads_neither_datasets_nor_pyarrow(source):

@@ -11,6 +11,7 @@ import pytest
 
 from treetune import build_taskset
 from treetune.errors import ConfigError, PluginError, UsageError
+from treetune.files import with_imports
 from treetune.fingerprint import taskset_fingerprint
 from treetune.plugins import load_object
 
@@ -165,3 +166,23 @@ def test_custom_cls_name_defaults_to_task(tmp_path):
     assert build_taskset({"custom_cls": {"path": str(tmp_path / "plain.py")}}).select_tasks()[0].prompt == "x"
     with pytest.raises(UsageError, match=r"custom_cls\.name"):
         build_taskset({"custom_cls": {"path": str(tmp_path / "plain.py"), "name": "Absent"}})
+
+
+def test_what_a_file_imports_from_beside_it_belongs_to_it(tmp_path):
+    (tmp_path / "parts" / "inner").mkdir(parents=True)
+    texts = {
+        "main.py": "import json, numpy\nfrom first import x\nfrom parts.inner import deep\ndef f():\n    import late\n",
+        "first.py": "import main, second\n",
+        "second.py": "x = (\n",
+        "late.py": "",
+        "unused.py": "",
+        "parts/__init__.py": "",
+        "parts/side.py": "",
+        "parts/inner/__init__.py": "",
+        "parts/inner/deep.py": "from .. import side\nimport parts.other\n",
+        "parts/other.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = {str(path.relative_to(tmp_path)) for path in with_imports(tmp_path / "main.py")}
+    assert found == set(texts) - {"unused.py"}

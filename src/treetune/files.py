@@ -55,30 +55,88 @@ class _FileLoader(SourceFileLoader):
         sys.path.insert(0, folder)
         try:
             super().exec_module(module)
+            for beside in with_imports(file)[1:]:
+                executed.setdefault(str(beside), beside.read_bytes())
         finally:
             sys.path.remove(folder)
             if folder not in sys.path:
                 sys.path.append(folder)
 
 
+def own_files(cls: type) -> list[Path]:
+    """The files that a class is made of: its own and those of its bases that are no library's, and what they import
+    from beside them."""
+    found: list[Path] = []
+    for base in cls.__mro__:
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        if file is not None and Path(file).suffix == ".py" and not _is_library(Path(file)):
+            found += with_imports(Path(file).resolve())
+    return list(dict.fromkeys(found))
+
+
+def with_imports(file: Path) -> list[Path]:
+    """A file, and the files beside it that it imports, and those that they import. Libraries are left out."""
+    found = [file]
+    for here in found:
+        found += [path for path in _imported_beside(here) if path not in found]
+    return found
+
+
+def _imported_beside(file: Path) -> list[Path]:
+    """Of a file in a package, the modules of the same package too."""
+    if _is_library(file):
+        return []
+    root = file.parent
+    while (root / "__init__.py").exists():
+        root = root.parent
+    found: dict[Path, None] = {}
+    for level, names in _imports(file):
+        places = [file.parents[level - 1]] if level else list(dict.fromkeys([file.parent, root]))
+        for place in places if level <= len(file.parents) else ():
+            for end in range(1, len(names) + 1):
+                stem = place.joinpath(*names[:end])
+                for path in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"):
+                    if path.is_file() and path != file:
+                        found[path.resolve()] = None
+    return list(found)
+
+
+def _imports(file: Path) -> list[tuple[int, list[str]]]:
+    """The modules that a file names: how many folders up a relative name begins, and the parts of the name."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return []  # the import itself says it better
+    found: list[tuple[int, list[str]]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module.split(".") if node.module else []
+            found += [(node.level, [*module, alias.name]) for alias in node.names]
+    return found
+
+
+def _is_library(file: Path) -> bool:
+    """Installed, or Python's or Treetune's own: known by its version."""
+    return (
+        "site-packages" in file.parts
+        or "dist-packages" in file.parts
+        or file.is_relative_to(Path(os.__file__).parent)
+        or file.is_relative_to(Path(__file__).parent)
+    )
+
+
 def _refuse_foreign_siblings(file: Path) -> None:
     """Python keeps one module per name: without this check a second `helper.py` would silently be the first."""
     siblings = {path.stem for path in file.parent.glob("*.py")} - {file.stem}
-    try:
-        tree = ast.parse(file.read_bytes())
-    except SyntaxError:
-        return  # the import itself says it better
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        for name in (name.partition(".")[0] for name in names):
-            loaded = getattr(sys.modules.get(name), "__file__", None)
-            if name in siblings and loaded and not _same(Path(loaded).resolve(), file.parent / f"{name}.py"):
-                raise PluginError(
-                    f"{file} imports its sibling {name!r}, but that name is already loaded from {loaded}",
-                    remedy="rename one of the two files",
-                )
+    for name in (names[0] for level, names in _imports(file) if not level):
+        loaded = getattr(sys.modules.get(name), "__file__", None)
+        if name in siblings and loaded and not _same(Path(loaded).resolve(), file.parent / f"{name}.py"):
+            raise PluginError(
+                f"{file} imports its sibling {name!r}, but that name is already loaded from {loaded}",
+                remedy="rename one of the two files",
+            )
 
 
 def _same(loaded: Path, sibling: Path) -> bool:

@@ -71,16 +71,18 @@ def _code_of(taskset: Taskset[Any, Any]) -> str | None:
 
 
 def code_hash(cls: type) -> str | None:
-    """Over the bytes of the files that define the class and its bases below `Taskset`; module names, which
-    differ between processes for loaded files, stay out."""
+    """Over the bytes of the files that define the class and its bases below `Taskset`, and of what they import from
+    beside them; module names, which differ between processes for loaded files, stay out."""
     import inspect
+
+    from treetune.files import with_imports
 
     bases = cls.__mro__[: cls.__mro__.index(Taskset)] if issubclass(cls, Taskset) else (cls,)
     files: list[bytes] = []
     for base in bases:
         try:
             file = inspect.getsourcefile(base)
-            files.append(Path(file or "").read_bytes())
+            files += [part.read_bytes() for part in with_imports(Path(file or ""))]
         except (OSError, TypeError):
             return None
     return hashlib.sha256(b"\x00".join(dict.fromkeys(files))).hexdigest()[:32]

@@ -7,12 +7,13 @@ taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from treetune.config import collect, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError, PluginError, UsageError, user_code
+from treetune.files import own_files
 from treetune.plugins import absolute_path, absolute_spec, load_file, load_module, tasksets
 from treetune.taskset import Taskset
 
@@ -148,6 +149,7 @@ def collect_taskset(
     elif "custom_cls" in node and cls.OPEN_KEYS:
         own = set(cls.config_type.__struct_fields__)
         keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
+        faults += [(f"{path}.{key}", problem) for key, problem in misspelt_keys(cls, keys["extra"])]
     config = collect(keys, cls.config_type, path, raw, faults)
     if len(faults) > before:
         return None
@@ -174,6 +176,19 @@ def _taskset_class(node: Mapping[str, Any], path: str, faults: list[tuple[str, s
     if not issubclass(cls, Taskset):
         raise PluginError(f"{cls.__name__} is no Taskset", remedy="subclass treetune.Taskset")
     return cls
+
+
+def misspelt_keys(cls: type[Taskset[Any, Any]], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Keys of a class that takes any, each with what it was meant to be: it is nearly a key of the config, and nothing
+    in the class's own files speaks of it."""
+    import difflib
+
+    known = cls.config_type.__struct_fields__
+    near = {key: difflib.get_close_matches(key, known, n=1, cutoff=0.85) for key in keys}
+    texts = [file.read_text(errors="replace") for file in own_files(cls)] if any(near.values()) else []
+    for key, matches in near.items():
+        if matches and not any(re.search(rf"\b{re.escape(key)}\b", text) for text in texts):
+            yield key, f"is no key, and {cls.__name__} does not read it; did you mean {matches[0]!r}?"
 
 
 def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:

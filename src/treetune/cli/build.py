@@ -101,13 +101,15 @@ def _build_lists(
     engine: str,
 ) -> list[dict[str, Any]]:
     from treetune.cli.overrides import read_overrides
+    from treetune.datasets.column_faults import refuse_column_faults
     from treetune.datasets.declared import read_declared
     from treetune.datasets.resolve import refuse_clashes, refuse_unscorable
 
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
     declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
     # SkyRL has environments of its own, which need not be known here.
-    refuse_unscorable(declared.config, declared.lists, environments=format != "skyrl", source=config)
+    refuse_unscorable(declared.config, declared.lists, known=format != "skyrl", source=config)
+    refuse_column_faults(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
     entries = []
     for split, tasks in declared.lists.items():
         sidecars = []

@@ -8,6 +8,7 @@ Memory stays bounded by a few tables, whatever the size of the source. Tables ca
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from treetune.datasets.config import Format
 from treetune.datasets.row_faults import build_batch
 from treetune.datasets.rows import RowBuilder
 from treetune.datasets.source import Batch, Source
+from treetune.datasets.taskset import unknown_environment
 from treetune.datasets.writer import GrowingParquet
 from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
 from treetune.formats.layouts import laid_out
@@ -86,6 +88,7 @@ def write_rows(
     config = taskset.config
     dropped: Counter[str] = Counter()
     lengths = PromptLengths.of(config)
+    named: set[Any] = {config.env_class}
     with GrowingParquet(path) as writer:
         for number in range(1 if made else config.repeat):
             left = None if made else config.max_rows
@@ -97,6 +100,8 @@ def write_rows(
                 if table is None or not table.num_rows:
                     continue
                 table = table.slice(0, left) if left is not None else table
+                if made or taskset.overrides_rows:
+                    _refuse_unknown_environments(taskset, table, named, format)
                 writer.write(laid_out(table, format))
                 if left is not None and (left := left - table.num_rows) <= 0:
                     break
@@ -107,6 +112,23 @@ def write_rows(
                 remedy="look at filter, ground_truth and loading_params",
             )
     return writer, dropped
+
+
+def _refuse_unknown_environments(taskset: DatasetTaskset, table: pa.Table, named: set[Any], format: Format) -> None:
+    """Those that a map function gave to rows; `named` are those that were looked at before."""
+    import pyarrow.compute as pc
+
+    extra = table.schema.field("extra_info").type
+    if extra.get_field_index("env_class") < 0:
+        return
+    found = pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()
+    for env_class in set(found) - named:
+        named.add(env_class)
+        problem = unknown_environment(taskset, env_class)
+        if problem is not None and format != "skyrl":
+            raise TasksetError(f"rows with the env_class {env_class!r}: {problem}")
+        if problem is not None:  # SkyRL has environments of its own
+            warnings.warn(f"rows with the env_class {env_class!r}: {problem}; the trainer must know it", stacklevel=2)
 
 
 def versions() -> dict[str, str]:

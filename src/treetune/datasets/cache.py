@@ -57,11 +57,12 @@ def default_cache_dir(argument: str | Path | None = None) -> Path:
 
 def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_version: int) -> str:
     """Of the code that a build runs: the files of `cls` and of those of its bases that are neither `stop`'s nor
-    Treetune's, any `further_files`, and the version of the builder. Files count by their bytes alone, so a moved
-    file is the same code, and a process that knows it under another module name agrees."""
+    Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. Files
+    count by their bytes alone, so a moved file is the same code, and a process that knows it under another module name
+    agrees."""
     own = [_source_file(base, cls) for base in cls.__mro__ if base not in stop.__mro__]
-    files = [_as_run(file) for file in own if file is not None and not file.resolve().is_relative_to(_PACKAGE)]
-    further = [_as_run(file) for file in further_files]
+    files = _as_they_run(file for file in own if file is not None and not file.resolve().is_relative_to(_PACKAGE))
+    further = _as_they_run(further_files)
     parts = {"classes": _hashes(dict.fromkeys(files)), "further": _hashes(further), "builder": builder_version}
     return hashlib.sha256(canonical(parts)).hexdigest()[:20]
 
@@ -87,6 +88,15 @@ def _source_file(base: type, cls: type) -> Path | None:
         f"{whose} no source file, so a change of it could not be noticed",
         remedy="define the class in a .py file rather than in a notebook or a prompt",
     )
+
+
+def _as_they_run(files: Iterable[Path]) -> list[bytes]:
+    found: list[bytes] = []
+    for file in files:
+        from treetune.files import with_imports  # only a class of a user's own has files
+
+        found += [_as_run(part) for part in with_imports(file.expanduser().resolve())]
+    return found
 
 
 def _as_run(file: Path) -> bytes:
@@ -183,6 +193,13 @@ class Cache:
         except _Damaged as damage:
             warnings.warn(f"{self.path(key)} is damaged ({damage}), building it again", stacklevel=2)
             return None
+
+    def has(self, key: str) -> bool:
+        """Whether a whole file is there; nothing is said of a damaged one, and nothing noted."""
+        try:
+            return self._check(key) is not None
+        except _Damaged:
+            return False
 
     def get_or_build(self, key: str, build: Callable[[Path], Sidecar], *, force: bool = False) -> tuple[Sidecar, bool]:
         """The sidecar, and whether it was a hit. `build` writes the file to the path it is given.

@@ -52,6 +52,8 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     """A category such as `math`."""
     env_class: str | None = None
     """The environment that runs and scores the rows."""
+    drop_missing: bool = True
+    """Leave out rows without a prompt or a ground truth, and count them; `false` makes them faults."""
     filter: str | None = None
     """Rows to keep: an expression over columns (`len(question) < 500`), or `file.py:function` given the row."""
     pass_rates: str | None = None

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from treetune.datasets.column_faults import no_column
 from treetune.datasets.config import GroundTruthConfig
-from treetune.errors import ConfigError, did_you_mean
+from treetune.errors import ConfigError
 
 _TIMES = (datetime.date, datetime.time, datetime.timedelta)
 
@@ -21,10 +22,7 @@ class GroundTruth:
     def __init__(self, config: str | GroundTruthConfig, columns: Sequence[str]) -> None:
         given = GroundTruthConfig(column=config) if isinstance(config, str) else config
         if given.column not in columns:
-            raise ConfigError(
-                [("ground_truth", f"no column {given.column!r}{did_you_mean(given.column, columns)}; there are: "
-                  + ", ".join(columns))]
-            )  # fmt: skip
+            raise ConfigError([("ground_truth", no_column(given.column, columns))])
         self.column = given.column
         self._pattern: re.Pattern[str] | None = None
         if given.pattern is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from treetune.datasets.column_faults import no_column
 from treetune.datasets.ground_truth import GroundTruth
-from treetune.datasets.messages import chat_messages
-from treetune.datasets.rows import RowDropped
+from treetune.datasets.messages import chat_messages, says_nothing
+from treetune.datasets.rows import NO_PROMPT, NO_TRUTH, RowDropped
 from treetune.datasets.template import Template
-from treetune.errors import ConfigError, TasksetError, did_you_mean
+from treetune.errors import ConfigError, TasksetError
 
 if TYPE_CHECKING:
     from treetune.datasets.taskset import DatasetTaskset
@@ -30,12 +31,23 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
         if config.prompt_format == "chat_messages":
             field = config.chat_messages_field
             if field not in columns:
-                raise ConfigError([("chat_messages_field", f"no column {field!r}{did_you_mean(field, columns)}; "
-                                    f"there are: {', '.join(columns)}")])  # fmt: skip
-            return lambda row: chat_messages(row[field], config.system_prompt), truth
+                raise ConfigError([("chat_messages_field", no_column(field, columns))])
+
+            def messages(row: Row) -> list[Row]:
+                if says_nothing(row[field]):
+                    raise RowDropped(NO_PROMPT)
+                return chat_messages(row[field], config.system_prompt)
+
+            return messages, truth
         template = Template(config.prompt_template, columns, [name for name in columns if isinstance(row[name], str)])
         system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt is not None else []
-        return lambda row: [*system, {"role": "user", "content": template.format(row)}], truth
+
+        def message(row: Row) -> list[Row]:
+            if template.lacks(row):
+                raise RowDropped(NO_PROMPT)
+            return [*system, {"role": "user", "content": template.format(row)}]
+
+        return message, truth
 
     def make_row(row: Row, index: int = 0) -> Row:
         if not compiled:
@@ -54,7 +66,7 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
         if truth is not None:
             found = truth.of(row)
             if found is None:
-                raise RowDropped("no ground truth")
+                raise RowDropped(NO_TRUTH)
             made["reward_model"] = {"style": reward_method, "ground_truth": found}
         return made
 

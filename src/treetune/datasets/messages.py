@@ -9,6 +9,26 @@ from treetune.task import Message
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """How the `from`/`value` spelling names roles."""
 
+_SPOKEN = ("content", "value", "tool_calls")
+"""Where a message holds what it says."""
+
+
+def says_nothing(messages: Any) -> bool:
+    """Whether a conversation asks nothing: there is none, or nobody but the system says a word."""
+    if messages is None or messages == []:
+        return True
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return False
+    return not any(
+        (message.get("role") or message.get("from")) != "system" and any(_words(message, key) for key in _SPOKEN)
+        for message in messages
+    )
+
+
+def _words(message: Message, key: str) -> bool:
+    value = message.get(key)
+    return bool(value.strip() if isinstance(value, str) else value)
+
 
 def chat_messages(value: Any, system_prompt: str | None) -> list[Message]:
     """The messages of one row, every key kept; raises ValueError with what is wrong."""

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from treetune.datasets.cache import Sidecar
+from treetune.datasets.column_faults import refuse_column_faults
 from treetune.datasets.config import filter_file
 from treetune.datasets.content import loading_faults
 from treetune.datasets.schema import clashes
-from treetune.datasets.taskset import DatasetTaskset, read_config
+from treetune.datasets.taskset import DatasetTaskset, read_config, unknown_environment
 from treetune.errors import ConfigError, TasksetError, TreetuneError, user_code
-from treetune.plugins import absolute_spec, environments, folders_of, load_object
-from treetune.target import custom_class, missing_values, names_class
+from treetune.plugins import load_object
+from treetune.target import custom_class, missing_values, misspelt_keys, names_class
 
 OURS = "pkg://treetune.trainers.verl"
 """How a verl config names our reward function."""
@@ -67,7 +68,6 @@ def load_tasks(
             found.append((here, str(error)))
         else:
             found += [(f"{here}.{key}", problem) for key, problem in _further_faults(taskset, node)]
-            _warn_of_typos(taskset, here)
             tasksets.append(taskset)
     if len(found) > before and faults is None:
         raise ConfigError(found)
@@ -112,6 +112,8 @@ def task_class(node: Mapping[str, Any]) -> type[DatasetTaskset]:
 def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
     """The parquet path of each task, built where it is not cached; refused where the files could not be joined."""
     tasksets = load_tasks(task_configs, cache_dir)
+    refuse_unknown_environments({"tasks": tasksets})
+    refuse_column_faults({"tasks": tasksets})
     built = [taskset.built() for taskset in tasksets]
     refuse_clashes([taskset.name for taskset in tasksets], [sidecar for sidecar, _, _ in built])
     return [str(path) for _, path, _ in built]
@@ -129,6 +131,7 @@ def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) 
     if faults:
         raise ConfigError(faults)
     refuse_unscorable(config, tasksets)
+    refuse_column_faults(tasksets)
     for name, entries in tasksets.items():
         built = [taskset.built() for taskset in entries]
         refuse_clashes([taskset.name for taskset in entries], [sidecar for sidecar, _, _ in built])
@@ -157,18 +160,15 @@ def refuse_unscorable(
     config: Any,
     lists: Mapping[str, Sequence[DatasetTaskset]],
     *,
-    environments: bool | None = None,
+    known: bool = True,
     source: str = "config",
 ) -> None:
     """A row that nothing can score is found out by the trainer only after the model is loaded.
 
-    `environments` says whether each `env_class` must be known here; else it must be in a trainer's config.
+    `known` says whether each `env_class` must be known here.
     """
     function = _reward_function(config)
-    if environments if environments is not None else function is not None:
-        faults = [fault for name, tasksets in lists.items() for fault in _unknown_environments(name, tasksets)]
-        if faults:
-            raise ConfigError(faults, source=source)
+    refuse_unknown_environments(lists, known=known, source=source)
     for taskset in [taskset for tasksets in lists.values() for taskset in tasksets]:
         data_source = taskset.config.data_source
         if taskset.scorer is None and (function == "" or function == OURS):
@@ -184,14 +184,25 @@ def refuse_unscorable(
             )
 
 
-def _unknown_environments(name: str, tasksets: Sequence[DatasetTaskset]) -> Iterator[tuple[str, str]]:
-    for number, taskset in enumerate(tasksets):
-        if taskset.config.env_class is None:
-            continue
-        try:
-            environments.resolve(absolute_spec(taskset.config.env_class, folders_of(type(taskset))))
-        except TreetuneError as error:
-            yield f"{name.removesuffix('_tasks')}_tasks[{number}].env_class", error.message
+def refuse_unknown_environments(
+    lists: Mapping[str, Sequence[DatasetTaskset]], *, known: bool = True, source: str = "config"
+) -> None:
+    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
+    faults = [
+        (
+            f"{name.removesuffix('_tasks')}_tasks[{number}].env_class"
+            if name != "tasks"
+            else f"tasks[{number}].env_class",
+            fault,
+        )
+        for name, tasksets in lists.items()
+        for number, taskset in enumerate(tasksets)
+        if (fault := unknown_environment(taskset, taskset.config.env_class)) is not None
+    ]
+    if faults and known:
+        raise ConfigError(faults, source=source)
+    for key, problem in faults:
+        warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
 
 
 def knows_data_source(data_source: str) -> bool:
@@ -238,6 +249,7 @@ def _further_faults(taskset: DatasetTaskset, node: Mapping[str, Any]) -> Iterato
     """What no single key shows."""
     config = taskset.config
     yield from loading_faults(config.loading_params)
+    yield from misspelt_keys(type(taskset), config.extra)
     if "extra" in node:
         yield "extra", "is no key of its own: write the further keys beside the others"
     if config.max_prompt_length is not None and config.tokenizer is None:
@@ -245,17 +257,6 @@ def _further_faults(taskset: DatasetTaskset, node: Mapping[str, Any]) -> Iterato
     file = filter_file(config.filter)
     if file is not None and not file.is_file():
         yield "filter", f"no such file: {file}"
-
-
-def _warn_of_typos(taskset: DatasetTaskset, path: str) -> None:
-    """A class that takes any key takes misspelt ones too."""
-    import difflib
-
-    for key in taskset.config.extra:
-        for near in difflib.get_close_matches(key, taskset.config.__struct_fields__, n=1, cutoff=0.85):
-            warnings.warn(
-                f"{path}.{key} is taken as a key of {type(taskset).__name__}; did you mean {near!r}?", stacklevel=3
-            )
 
 
 def _plain(value: Any) -> Any:

@@ -13,14 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from treetune.datasets.column_faults import column_faults
 from treetune.datasets.columns import constant, inferred, keys_of, lacks_roles, messages_column, prompts, struct
 from treetune.datasets.config import filter_file
 from treetune.datasets.ground_truth import GroundTruth, stored
+from treetune.datasets.messages import says_nothing
 from treetune.datasets.schema import canonical_type, conform, with_json_fields
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.source import Batch
 from treetune.datasets.template import Template
-from treetune.errors import ConfigError, TasksetError, TreetuneError, described, did_you_mean, user_code
+from treetune.errors import ConfigError, TasksetError, TreetuneError, described, user_code
 from treetune.formats.note import MARK, ROW, RULE, unseen
 from treetune.formats.values import uncollected
 from treetune.formats.verl import reward_spec
@@ -35,6 +37,9 @@ RESERVED = ("index", "scorer", "env_class", ROW, MARK)
 """Keys of `extra_info` that Treetune itself fills in."""
 
 _FINISHED = ("data_source", "prompt", "reward_model", "extra_info", "env_class")
+
+NO_PROMPT, NO_TRUTH = "no prompt", "no ground truth"
+"""Why rows are left out, or faults where the config says `drop_missing: false`."""
 
 Row = dict[str, Any]
 
@@ -63,12 +68,8 @@ class RowBuilder:
         self._made = made
         config = taskset.config
         names = list(self.columns)
-        for field in config.extra_fields if not made else ():
-            if field not in names:
-                raise ConfigError([("extra_fields", f"no column {field!r}{did_you_mean(field, names)}; there are: "
-                                    + ", ".join(names))])  # fmt: skip
-            if field in RESERVED:
-                raise ConfigError([("extra_fields", f"{field!r} is a key that Treetune fills in itself")])
+        if not made and (faults := column_faults(taskset, self.columns)):
+            raise ConfigError(faults)
         chosen = None if made else config.filter
         self._filter, self._filter_late = row_filter(chosen, names, config.pass_rates is not None)
         self._pass_rates = read_pass_rates(config.pass_rates) if config.pass_rates is not None else {}
@@ -81,6 +82,15 @@ class RowBuilder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self.taskset, self.columns, self._made)
+
+    def check_first(self, row: Row) -> None:
+        """Raises the faults of its config that a map function of a user's own finds in the first row."""
+        try:
+            self._make_row(row, 0)
+        except ConfigError:
+            raise
+        except Exception:
+            return  # told with its row, when it is built
 
     def build(self, batch: Batch, first_index: int) -> tuple[pa.Table | None, Counter[str]]:
         """The rows of a batch, the first of which has this index, and how many were dropped for what."""
@@ -132,16 +142,22 @@ class RowBuilder:
 
         config = self.taskset.config
         kept = list(range(table.num_rows))
+        if lacking := set(self._template.lacking(table)):
+            self._leave_out(NO_PROMPT, [indices[number] for number in sorted(lacking)], dropped)
+            kept = [number for number in kept if number not in lacking]
+            table = table.take(pa.array(kept, pa.int64()))
         truths: list[Any] | None = None
         if self._truth is not None:
             truths = self._truth.of_column(table[self._truth.column].to_pylist())
             if None in truths:
-                kept = [number for number, truth in enumerate(truths) if truth is not None]
-                dropped["no ground truth"] += len(truths) - len(kept)
-                table, indices = table.take(pa.array(kept, pa.int64())), [indices[number] for number in kept]
-                truths = [truths[number] for number in kept]
-                if not truths:
-                    return None
+                right = [number for number, truth in enumerate(truths) if truth is not None]
+                wrong = [indices[kept[number]] for number, truth in enumerate(truths) if truth is None]
+                self._leave_out(NO_TRUTH, wrong, dropped)
+                table, truths = table.take(pa.array(right, pa.int64())), [truths[number] for number in right]
+                kept = [kept[number] for number in right]
+        if not kept:
+            return None
+        indices = [indices[number] for number in kept]
         (batch,) = table.combine_chunks().to_batches()
         contents = self._template.render(batch)
         columns: dict[str, pa.Array] = {
@@ -174,15 +190,26 @@ class RowBuilder:
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
         return _Built(pa.table(columns), kept, uids)
 
+    def _leave_out(self, reason: str, indices: list[int], dropped: Counter[str]) -> None:
+        dropped[reason] += len(indices)
+        if self.taskset.config.drop_missing or reason not in (NO_PROMPT, NO_TRUTH):
+            return
+        shown = ", ".join(map(str, indices[:10])) + (", ..." if len(indices) > 10 else "")
+        raise TasksetError(
+            f"{reason}: row{'s' * (len(indices) > 1)} {shown}",
+            remedy="correct them; drop_missing: true leaves such rows out and counts them",
+        )
+
     def _rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> _Built | None:
         rows: list[Row] = []
         kept: list[int] = []
+        left_out: dict[str, list[int]] = {}
         make_row = self._make_row
         for number, row in enumerate(source):
             try:
                 made = make_row(row, indices[number])
             except RowDropped as reason:
-                dropped[str(reason)] += 1
+                left_out.setdefault(str(reason), []).append(indices[number])
                 continue
             except TreetuneError:
                 raise
@@ -201,10 +228,15 @@ class RowBuilder:
             if reward and "ground_truth" in reward and not self._made:
                 truth = reward["ground_truth"]
                 if not truth if type(truth) is str else stored(_plain(truth)) is None:
-                    dropped["no ground truth"] += 1
+                    left_out.setdefault(NO_TRUTH, []).append(indices[number])
                     continue
+            if not self._made and not _speaks(made["prompt"][-1]) and says_nothing(made["prompt"]):
+                left_out.setdefault(NO_PROMPT, []).append(indices[number])
+                continue
             rows.append(made)
             kept.append(number)
+        for why, places in left_out.items():
+            self._leave_out(why, places, dropped)
         if not rows:
             return None
         table, uids = self._table(rows, [indices[number] for number in kept])
@@ -340,6 +372,11 @@ def _spec(reward: dict[str, Any] | None) -> dict[str, Any]:
     if reward is not None and len(reward) == 2 and type(reward.get("ground_truth")) is str and "style" in reward:
         return {"ground_truth": reward["ground_truth"], "method": reward["style"]}
     return reward_spec(reward)
+
+
+def _speaks(message: Any) -> bool:
+    """Whether a message says something at first sight."""
+    return type(message) is dict and bool(message.get("content"))
 
 
 def _remade(taskset: DatasetTaskset, columns: Mapping[str, pa.DataType], made: bool) -> RowBuilder:

@@ -67,6 +67,10 @@ class Source:
                 return folder
         return None
 
+    def first(self) -> dict[str, Any] | None:
+        """The first row, or None where there is none."""
+        return next(self._told(iter(self._dataset)), None)
+
     def batches(self) -> Iterator[Batch]:
         """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
         ones (the library keeps columns of mixed types as JSON)."""

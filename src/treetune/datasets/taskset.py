@@ -19,7 +19,7 @@ from treetune.canonical import digest
 from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.datasets.config import DatasetConfig, Format, filter_file
 from treetune.datasets.content import content_hash, loading_faults, local_sources
-from treetune.errors import ConfigError, StorageError, user_code
+from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.formats.note import RULE
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treetune.datasets.source import Source
     from treetune.formats.parquet_rows import ParquetRows
 
-BUILDER_VERSION = 2
+BUILDER_VERSION = 3
 """Part of every cache key: raise it when the same config begins to give other rows."""
 
 
@@ -53,6 +53,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         if config.data_source != "unknown":
             self.name = config.data_source
         self.cache_dir = default_cache_dir(cache_dir)
+        self._opened: Source | None = None
 
     # What seed and subclass know
 
@@ -144,10 +145,26 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
             seconds=time.perf_counter() - began,
         )
 
+    def is_built(self, format: Format = "verl") -> bool:
+        return Cache(self.cache_dir).has(self.cache_key(format))
+
+    def check_columns(self) -> None:
+        """Raises every fault of the config that the columns of its source show. The source is kept for the build."""
+        if self.overrides_build:  # it loads what it likes
+            return
+        from treetune.datasets.rows import RowBuilder
+
+        opened = self._loaded_source()
+        builder = RowBuilder(self, opened.columns, made=False)
+        if self.overrides_rows and (first := opened.first()) is not None:
+            builder.check_first(first)
+        self._opened = opened
+
     def open_source(self) -> Source:
         """Where the rows come from: the dataset, or what an overridden `build_dataset` gives."""
         if not self.overrides_build:
-            return self._loaded_source()
+            opened, self._opened = self._opened, None
+            return opened or self._loaded_source()
         from treetune.datasets.source import made_source
 
         with user_code(f"build_dataset() of {type(self).__name__}"):
@@ -235,6 +252,21 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
 
     def source(self) -> str | None:
         return self.cache_key()
+
+
+def unknown_environment(taskset: DatasetTaskset, env_class: Any) -> str | None:
+    """What is wrong with the name of an environment, or None."""
+    from treetune.plugins import absolute_spec, environments, folders_of
+
+    if env_class is None:
+        return None
+    if not isinstance(env_class, str):
+        return f"expected the name of an environment, got {env_class!r}"
+    try:
+        environments.resolve(absolute_spec(env_class, folders_of(type(taskset))))
+    except TreetuneError as error:
+        return error.message
+    return None
 
 
 def read_config(cls: type[DatasetTaskset], node: Mapping[str, Any]) -> DatasetConfig:

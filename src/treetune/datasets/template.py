@@ -82,6 +82,32 @@ class Template:
         ]
         return pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, "")
 
+    def lacks(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has nothing to make a prompt of: a value that is shown is null, or all of them are blank."""
+        values = [_shown_value(field, row) for field in self._fields]
+        return None in values or (bool(values) and all(isinstance(v, str) and not v.strip() for v in values))
+
+    def lacking(self, table: pa.Table) -> list[int]:
+        """`lacks` of every row: the numbers of those that lack something, fast where none does."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns = [table[field.columns[0]] for field in self._fields]
+        suspects = [pc.is_null(column) for column in columns if column.null_count]
+        texts = [
+            column for column in columns if pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        ]
+        if texts and len(texts) == len(columns):
+            blank = pc.or_(pc.equal(pc.binary_length(texts[0]), 0), pc.utf8_is_space(texts[0]))
+            suspects.append(pc.fill_null(blank, True))
+        if any("[" in field.source for field in self._fields):  # an item of a value may be null where the value is not
+            suspects.append(pa.chunked_array([pa.repeat(True, table.num_rows)]))
+        numbers = sorted({int(n) for mask in suspects for n in pc.indices_nonzero(mask).to_pylist()})
+        if not numbers:
+            return []
+        rows = table.select(list(self.columns)).take(pa.array(numbers, pa.int64())).to_pylist()
+        return [number for number, row in zip(numbers, rows, strict=True) if self.lacks(row)]
+
     def _rendered(self, field: Field, batch: pa.RecordBatch) -> pa.Array:
         import pyarrow as pa
 
@@ -102,6 +128,18 @@ class Template:
             problem = f"no {error}" if isinstance(error, KeyError) else str(error)
             fault = f"{field.source} of {KEY} {self.text!r} does not fit a row: {problem} ({kinds})"
             raise ValueError(fault) from error
+
+
+def _shown_value(field: Field, row: Mapping[str, Any]) -> Any:
+    """What a field shows, before it is formatted; of an item that is not there, the whole value."""
+    value = row.get(field.columns[0])
+    if field.plain or value is None or "[" not in field.source:
+        return value
+    name = field.source[1:-1].partition("!")[0].partition(":")[0]
+    try:
+        return Formatter().get_field(name, (), row)[0]
+    except (LookupError, TypeError, AttributeError):
+        return value  # told when it is formatted
 
 
 def _as_text(array: pa.Array) -> pa.Array | None:

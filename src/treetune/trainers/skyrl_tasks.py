@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from treetune.contract import contract_of
+from treetune.datasets.column_faults import refuse_column_faults
 from treetune.datasets.resolve import LISTS, load_tasks, refuse_clashes
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
 from treetune.formats.sources import File, Kind, Sources
@@ -201,6 +202,7 @@ def _resolve(
     if val_tasks:
         raise UsageError("val_tasks names files, and tasks names none", remedy="YAML has val_tasks of its own")
     lists = _declared(config, tasks, cache_dir)
+    refuse_column_faults(lists, "skyrl")
     used: dict[str, str] = {}
     folders = [Path(tasks).expanduser().resolve().parent] if isinstance(tasks, str | Path) else []
     for name, tasksets in lists.items():
