@@ -196,6 +196,14 @@ def test_equal_rows_have_uids_of_their_own_that_filtering_and_reordering_leave_a
     assert len({item["uid"] for item in both}) == 14
 
 
+def test_different_rows_with_one_uid_of_the_users_own_share_it(tmp_path, tokenizer):
+    rows = [row(n, extra_info={"uid": "mine"}) for n in range(3)]
+    dataset = made(write(tmp_path / "a.jsonl", rows), tokenizer)
+    assert [item["uid"] for item in dataset] == ["mine", "mine#2", "mine#3"]
+    assert "3 rows share a uid" in str(dataset.report)
+    assert "equal" not in str(dataset.report)
+
+
 def test_other_keys_can_hold_the_prompt_and_the_environment(tmp_path, tokenizer):
     rows = [{"messages": row(n)["prompt"], "game": "gsm8k", "reward_spec": row(n)["reward_spec"]} for n in range(3)]
     dataset = made(write(tmp_path / "a.jsonl", rows), tokenizer, prompt_key="messages", env_class_key="game")

@@ -8,21 +8,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import datasets
 import pytest
 
+from serving import served, serving
 from treetune import Task
+from treetune.datasets.taskset import DatasetTaskset
+from treetune.environment import Action, make
+from treetune.formats.building import build_rows
+from treetune.formats.skyrl import task_to_play
+from treetune.offload import call
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
+from treetune.serve.http_client import TaskServerClient
+from treetune.serve.http_episodes import HttpConfig
+from treetune.serve.http_server import HttpServer
 from treetune.target import build_taskset
 from treetune.taskset import Taskset
+from treetune.trainers.trl_rows import score_rows
 from treetune.trainers.verl import compute_score
 
 # A reward that tells 1 from 1.0, True and "1", and sees every field.
 SEEN = """
+import datetime
 import json
 
+import treetune
 from treetune import Environment, Step
 from treetune_verl.tasks import Task
 
@@ -51,6 +63,32 @@ class Wide(Plain):
             return {**made, "ability": ["math", "code"][index % 2], "reward_model": reward, **columns}
 
         return wider
+
+
+class Marked(treetune.Task, frozen=True, kw_only=True):
+    day: datetime.date
+    shades: tuple[float, ...] = ()
+
+
+class Many(treetune.Taskset[Marked]):
+    def load_tasks(self):
+        for number in range(3):
+            day = datetime.date(2024, 5, 1)
+            columns = {"mixed": [1, "hard", [1.0]][number], "when": day, "wide": {"a": [{}, None]}}
+            yield Marked(
+                prompt=["é𝒳", [{"role": "user", "content": "?"}], "3"][number],
+                ability="math",
+                reward_spec={"ground_truth": [1, "two", [3.0]][number], "rubric": {"n": number}},
+                extra_info=columns,
+                day=datetime.date(2024, 5, 1 + number),
+                shades=(0.5, number),
+            )
+
+    def gold(self, task):
+        return seen(task) + repr((task.day, task.shades))
+
+    def reward(self, task, answer):
+        return float(answer == self.gold(task))
 
 
 class Look(Environment):
@@ -111,6 +149,11 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "environment": lambda folder: dataset(
         folder, id="dataset", ground_truth="truth", ability="math", env_class=f"{folder}/seen.py:Look"
     ),
+    "python taskset": lambda folder: {"id": f"{folder}/seen.py:Many"},
+    "mixture": lambda folder: {
+        "id": "union",
+        "sources": [{"id": f"{folder}/seen.py:Many"}, KINDS["environment"](folder)],
+    },
 }
 
 
@@ -133,19 +176,85 @@ def golds_of(taskset: Taskset[Any, Any]) -> list[str]:
     return [taskset.gold(task) for task in tasks]
 
 
-def rewards_in_verl(path: Path, answers: list[str]) -> list[float]:
+def rows_of(taskset: Taskset[Any, Any], format: str) -> list[dict[str, Any]]:
+    """As a trainer loads them: what the file's metadata says is lost."""
+    path = taskset.get_parquet_path(format) if isinstance(taskset, DatasetTaskset) else build_rows(taskset, format)[1]
+    return datasets.load_dataset("parquet", data_files=str(path), split="train").to_list()
+
+
+def rewards_in_verl(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
     """As its reward manager asks for them."""
-    rows = pq.read_table(path).to_pylist()
     return [
         compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"], row["extra_info"])["score"]
-        for row, answer in zip(rows, answers, strict=True)
+        for row, answer in zip(rows_of(taskset, "verl"), answers, strict=True)
     ]
 
 
+def rewards_in_trl(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
+    """As `GRPOTrainer` asks for them: columns by name, conversations as completions."""
+    rows = rows_of(taskset, "trl")
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    prompts = columns.pop("prompt")
+    completions = [[{"role": "assistant", "content": answer}] for answer in answers]
+    return score_rows(prompts, completions, completion_ids=[[1]] * len(rows), trainer_state=None, **columns)
+
+
+def rewards_in_skyrl(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
+    """As its environment plays them: the prompt and the environment apart, the trainer's `max_turns` among the rest."""
+
+    async def play(row: dict[str, Any], answer: str) -> float:
+        prompt, env_class = row.pop("prompt"), row.pop("env_class")
+        task = task_to_play(env_class, prompt, {**row, "max_turns": 10})
+        environment = make(env_class, task)
+        await call(environment.start)
+        return (await call(environment.step, Action.of(answer))).reward
+
+    rows = rows_of(taskset, "skyrl")
+    return [asyncio.run(play(row, answer)) for row, answer in zip(rows, answers, strict=True)]
+
+
+def rewards_over_zmq(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
+    async def play() -> list[float]:
+        rewards = []
+        async with served(taskset) as client:
+            for answer in answers:
+                episode = await client.start(await client.sample())
+                rewards.append((await client.step(episode.episode, answer, 0)).reward)
+        return rewards
+
+    return asyncio.run(play())
+
+
+def rewards_over_http(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
+    async def play() -> list[float]:
+        rewards = []
+        async with serving(taskset, address="") as server:
+            door = HttpServer(server, HttpConfig(address=":0"))
+            await door.start()
+            async with TaskServerClient(door.url) as client:
+                for number, answer in enumerate(answers):
+                    async with await client.start(number) as episode:
+                        rewards.append((await episode.step(answer)).reward)
+            await door.close()
+        return rewards
+
+    return asyncio.run(play())
+
+
+PLACES = {
+    "verl": rewards_in_verl,
+    "skyrl": rewards_in_skyrl,
+    "trl": rewards_in_trl,
+    "zmq": rewards_over_zmq,
+    "http": rewards_over_http,
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_has_the_reward_of_its_task_in_eval(folder, kind):
+def test_a_task_has_one_reward_everywhere(folder, kind):
     taskset = build_taskset(KINDS[kind](folder))
     golds = golds_of(taskset)
-    for answers, expected in ((golds, [1.0] * 3), ([f"not {gold}, 17" for gold in golds], [0.0] * 3)):
-        assert rewards_in_eval(taskset, answers) == expected
-        assert rewards_in_verl(taskset.get_parquet_path(), answers) == expected
+    for answers, expected in ((golds, 1.0), ([f"not {gold}, 17" for gold in golds], 0.0)):
+        assert set(rewards_in_eval(taskset, answers)) == {expected}
+        found = {place: set(rewards(taskset, answers)) for place, rewards in PLACES.items()}
+        assert found == {place: {expected} for place in PLACES}

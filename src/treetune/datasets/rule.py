@@ -64,3 +64,10 @@ def last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[start + len("\\boxed{") : at]
     return None
+
+
+def gold_of(truth: Any) -> str | None:
+    """An answer that the rule accepts."""
+    if isinstance(truth, list) and truth:
+        truth = truth[0]
+    return None if truth is None else str(truth)

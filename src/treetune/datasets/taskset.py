@@ -244,8 +244,9 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     def gold(self, task: Task) -> Any:
         if task.env_class is not None:
             return super().gold(task)
-        truth = task.ground_truth
-        return str(truth[0] if isinstance(truth, list) and truth else truth) if truth is not None else None
+        from treetune.datasets.rule import gold_of
+
+        return gold_of(task.ground_truth)
 
     def validate(self, task: Task) -> Verdict:
         return VALID if task.ground_truth is not None and task.messages else UNCHECKED

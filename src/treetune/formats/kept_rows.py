@@ -113,6 +113,7 @@ def _filter(
     faults.tell()
     occurrences = _occurrences(stores)
     report.repeated = int(np.count_nonzero(occurrences))
+    report.shared = report.repeated + int(np.count_nonzero(occurrences == 1))
     rows = np.flatnonzero(kept)
     return rows.astype(np.int64), occurrences[rows], report
 

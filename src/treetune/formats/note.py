@@ -136,7 +136,7 @@ def task_from(
     }
     task = ForeignTask(**fields, own=json_value(note["fields"])) if "fields" in note else Task(**fields)
     # A uid of the user's own is a key like any other.
-    if _looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
+    if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
     if "scorer" in extra and not (whole and _special(task, extra["scorer"])):
         del extra["scorer"]
@@ -223,7 +223,7 @@ def _beside(row: Mapping[str, Any], others: list[str], extra: dict[str, Any], wh
     extra.update({name: row[name] for name in others})
 
 
-def _looks_like_uid(value: Any) -> bool:
+def looks_like_uid(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 32 and _HEX.issuperset(value)
 
 

@@ -93,8 +93,8 @@ class PromptDataset:
     def __getitem__(self, index: int) -> Item:
         """`prompt`, `env_class`, `env_extras` (all other columns) and `uid`.
 
-        The uid is the row's own, or that of its problem: it survives filtering and reordering. A row that is equal to
-        an earlier one has the number of its occurrence behind it: `uid#2`.
+        The uid is the row's own, or that of its problem: it survives filtering and reordering. Where an earlier row has
+        the same, the number of its occurrence is put behind it: `uid#2`.
         """
         index = as_index(index)
         if not -len(self) <= index < len(self):

@@ -31,7 +31,9 @@ class PromptReport(msgspec.Struct, kw_only=True):
     first: list[Dropped] = []
     """The first rows that were dropped."""
     repeated: int = 0
-    """Rows that are equal to an earlier one; their uids have a number at the end."""
+    """Rows whose uid an earlier one has; a number is put behind it."""
+    shared: int = 0
+    """The same with the earlier ones: equal rows, or different ones with one uid of the user's own."""
     cached: bool = False
     """Whether all this was known from an earlier start."""
 
@@ -59,7 +61,7 @@ class PromptReport(msgspec.Struct, kw_only=True):
             lines += [f"    {file.source}: {file.dropped:,}" for file in self.files if file.dropped]
             lines.append("  first: " + "; ".join(f"{row.place} ({row.tokens:,})" for row in self.first))
         if self.repeated:
-            lines.append(f"  equal to an earlier row: {self.repeated:,}")
+            lines.append(f"  {self.shared:,} rows share a uid with another")
         if self.without_env_class:
             lines.append(f"  without an environment, so the trainer's default runs them: {self.without_env_class:,}")
         return "\n".join(lines)

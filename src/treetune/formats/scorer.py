@@ -17,12 +17,12 @@ import msgspec
 from treetune.errors import TasksetError, UsageError
 from treetune.formats.note import RULE
 from treetune.kept_code import located, portable, spec_of
+from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task, own_fields, own_values
+from treetune.taskset import Taskset
 
 if TYPE_CHECKING:
     from treetune.environment import Environment
-    from treetune.score import Score
-    from treetune.taskset import Taskset
 
 ENVIRONMENT = "env:"
 
@@ -164,19 +164,23 @@ class _ByEnvironment:
         return make(self._spec, task)
 
 
-class _ByRule:
+class _ByRule(Taskset):
     """Scores by comparing with the ground truth."""
 
-    name = RULE
+    def load_tasks(self) -> list[Task]:
+        return []
 
-    def environment(self, task: Task) -> Environment:
-        from treetune.environment import SingleTurn
-
-        return SingleTurn(task, self)  # type: ignore[arg-type]
-
-    async def judge(self, task: Task, answer: str) -> Score:
+    def reward(self, task: Task, answer: str) -> Score:
         from treetune.datasets.rule import score
 
         if task.ground_truth is None:
             raise TasksetError(f"a row of data_source {task.data_source!r} has no ground truth to compare with")
         return score(answer, task.ground_truth)
+
+    def gold(self, task: Task) -> str | None:
+        from treetune.datasets.rule import gold_of
+
+        return gold_of(task.ground_truth)
+
+    def validate(self, task: Task) -> Verdict:
+        return VALID if task.ground_truth is not None and task.messages else UNCHECKED

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from treetune.contract import Contract, contract_of
-from treetune.formats.note import COLUMNS, SCORED, SHARED, parts_of, restored, scorer_of, spec_of, task_from
+from treetune.formats.note import COLUMNS, RULE, SCORED, SHARED, parts_of, restored, scorer_of, spec_of, task_from
 from treetune.formats.values import pruned
 from treetune.formats.verl import reward_spec
-from treetune.task import Task
+from treetune.task import ForeignTask, Message, Task
 
 _OWN = (*SHARED, "env_class", "reward_spec")
 
@@ -48,16 +50,31 @@ def row_of(task: Task, *, text_truth: bool = False, scorer: str | None = None) -
     return parts.row(task, {**columns, **added})
 
 
-def task_of(row: Mapping[str, Any]) -> Task:
-    return task_of_pruned(restored(pruned(row)))
+def task_of(row: Mapping[str, Any], *, whole: bool = True) -> Task:
+    return task_of_pruned(restored(pruned(row)), whole=whole)
 
 
-def task_of_pruned(row: Mapping[str, Any]) -> Task:
+def task_of_pruned(row: Mapping[str, Any], *, whole: bool = True) -> Task:
     if "reward_spec" not in row and "reward_model" in row:  # SkyRL's aime
         return task_from(
-            row, reward_spec(spec_of(row, "reward_model")), (*_OWN, "reward_model"), row.get("env_class"), whole=True
+            row, reward_spec(spec_of(row, "reward_model")), (*_OWN, "reward_model"), row.get("env_class"), whole=whole
         )
-    return task_from(row, spec_of(row, "reward_spec"), _OWN, row.get("env_class"), whole=True)
+    return task_from(row, spec_of(row, "reward_spec"), _OWN, row.get("env_class"), whole=whole)
+
+
+def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any]) -> Task:
+    """The task of a row as SkyRL hands it over: without prompt and environment, and with the trainer's `max_turns`.
+
+    Where its taskset scores it, it is of the class that the taskset declares; `scored` is told the scorer.
+    """
+    from treetune.formats.scorer import taskset_of, with_type
+
+    row = {key: value for key, value in extras.items() if key != "max_turns"}
+    task = task_of({**row, "prompt": prompt, "env_class": env_class}, whole=False)
+    scorer = (extras.get("extra_info") or {}).get("scorer") or RULE
+    if env_class == SCORED:
+        return msgspec.structs.replace(task, extra_info={**task.extra_info, "scorer": scorer})
+    return with_type(task, taskset_of(scorer)) if isinstance(task, ForeignTask) and scorer[:1] == "{" else task
 
 
 def _environment_of(task: Task, scorer: str | None) -> str | None:

@@ -28,10 +28,10 @@ def row_of(task: Task, *, text_truth: bool = False, scorer: str | None = None) -
     return parts.row(task, {"ground_truth": truth}, further)
 
 
-def task_of(row: Mapping[str, Any]) -> Task:
-    return task_of_pruned(restored(pruned(row)))
+def task_of(row: Mapping[str, Any], *, whole: bool = True) -> Task:
+    return task_of_pruned(restored(pruned(row)), whole=whole)
 
 
-def task_of_pruned(row: Mapping[str, Any]) -> Task:
+def task_of_pruned(row: Mapping[str, Any], *, whole: bool = True) -> Task:
     spec = {**_USUAL, "ground_truth": row["ground_truth"]} if "ground_truth" in row else {}
-    return task_from(row, spec, _OWN, whole=True)
+    return task_from(row, spec, _OWN, whole=whole)

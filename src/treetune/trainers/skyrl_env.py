@@ -27,7 +27,8 @@ from treetune.background import run, submit
 from treetune.environment import Action, Environment, Observation, Step, make
 from treetune.envs.conversation import max_turns_of
 from treetune.errors import EnvironmentFault, described
-from treetune.formats.skyrl import task_of
+from treetune.formats.note import looks_like_uid
+from treetune.formats.skyrl import task_to_play
 from treetune.offload import call
 from treetune.rollout import CLOSE_SECONDS
 from treetune.score import finite
@@ -132,34 +133,21 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
 
 
 def task_of_extras(env_class: str, prompt: list[Message], extras: Mapping[str, Any]) -> Task:
-    """The task of a row as SkyRL hands it over: without prompt and environment, and with the trainer's `max_turns`."""
-    row = {key: value for key, value in extras.items() if key != "max_turns"}
-    task = task_of({**row, "prompt": prompt, "env_class": env_class})
-    written = (extras.get("extra_info") or {}).get("uid")
-    if written is None or written == task.uid:
-        return task
-    spec = {key: value if key == "ground_truth" else _json_value(value) for key, value in task.reward_spec.items()}
-    restored = msgspec.structs.replace(task, reward_spec=spec)
-    if written == restored.uid:
-        return restored
-    warnings.warn(
-        f"{env_class}: a row is not the task it was written from: its prompt or reward_spec was changed on the way; "
-        "JSON files change types when SkyRL reads them, parquet does not",
-        stacklevel=3,
-    )
+    """The task of a row as SkyRL hands it over; a warning where it is not the one that the row was written from."""
+    task = task_to_play(env_class, prompt, extras)
+    if looks_like_uid((extras.get("extra_info") or {}).get("uid")) and "uid" in task.extra_info:
+        warnings.warn(
+            f"{env_class}: a row is not the task it was written from: its prompt or reward_spec was changed on the way "
+            "(JSON files change types when SkyRL reads them, parquet does not), or its uid is your own",
+            stacklevel=3,
+        )
     return task
-
-
-def _json_value(value: Any) -> Any:
-    """The value of a key that parquet could not hold, which is JSON text there."""
-    try:
-        return msgspec.json.decode(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
-    except msgspec.DecodeError:
-        return value
 
 
 def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
     """The task with what the trainer's config says where the row says nothing; no such key changes the uid."""
+    if "scorer" in task.extra_info:
+        return task  # one answer, which its own taskset scores
     settings = {"max_turns": max_turns, **_chosen(config)} if max_turns else _chosen(config)
     return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info})
 

@@ -15,9 +15,8 @@ from typing import Any
 from treetune.datasets.resolve import resolve_tasks_into_config
 from treetune.errors import MissingExtraError, TasksetError
 from treetune.formats.note import RULE
-from treetune.formats.scorer import SEVERAL_TURNS
 from treetune.formats.verl import task_to_score as _task
-from treetune.trace import Outcome
+from treetune.trainers.one_answer import play_row, scorer_in
 
 
 def run_with_tasks(config: Any) -> Any:
@@ -48,42 +47,14 @@ def compute_score(
     `trust` runs a file that a row names though no build of this user's kept it; verl passes it on from
     `reward.custom_reward_function.reward_kwargs`.
     """
-    scorer = (extra_info or {}).get("scorer")
-    if scorer is None:
-        raise TasksetError(
-            f"a row of data_source {str(data_source)!r} does not say how it is scored",
-            remedy="build it with Treetune, with ground_truth, env_class or a custom_cls that has reward()",
-        )
+    scorer = scorer_in(extra_info, data_source)
     task = _task(str(data_source), ground_truth, extra_info or {})
-    if scorer == RULE and task.ground_truth is None:
-        raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
-    if scorer == RULE:
+    if scorer == RULE:  # the commonest, and the quickest
         from treetune.datasets.rule import score
 
+        if task.ground_truth is None:
+            raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
         result = score(solution_str, task.ground_truth)
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
-    from treetune.background import run
-
-    trace = run(_answered(scorer, task, solution_str, trust))
-    if trace.outcome is Outcome.TRUNCATED:
-        raise TasksetError(
-            f"row {task.extra_info.get('index')} of {data_source!s} goes on after the first answer, and verl plays one",
-            remedy=SEVERAL_TURNS,
-        )
-    if not trace.outcome.scored:
-        raise TasksetError(
-            f"row {task.extra_info.get('index')} of {data_source!s} could not be scored: "
-            f"{trace.failure.message if trace.failure else trace.outcome.value}"
-        )
+    trace = play_row(scorer, task, solution_str, trust=trust)
     return {"score": trace.reward, "acc": float(trace.passed()), "answer": trace.answer or ""}
-
-
-async def _answered(scorer: str, task: Any, answer: str, trust: bool) -> Any:
-    from treetune.formats.scorer import taskset_of, with_type
-    from treetune.policies.scripted import Replay
-    from treetune.policy import Completion
-    from treetune.rollout import Limits, run_rollout
-
-    taskset = taskset_of(scorer, trust=trust)
-    policy = Replay([Completion(text=answer)])
-    return await run_rollout(taskset, with_type(task, taskset), policy, limits=Limits(max_turns=1))
