@@ -118,7 +118,7 @@ _CODE = re.compile(r"(.*```\w*\n).*?(```.*)", re.DOTALL)
 
 
 def emptied(gold: str | list[str], truth: Any) -> str | list[str] | None:
-    """A gold answer that says nothing: between the last tags, in the last block of code, or where the ground truth stands.
+    """A gold answer that says nothing: between the last tags, in the last block of code, or where the truth stands.
     None where no such place is seen."""
     if isinstance(gold, list):
         last = emptied(gold[-1], truth) if gold else None
