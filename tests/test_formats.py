@@ -118,7 +118,7 @@ def exact(task: Task) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(tasks, min_size=1, max_size=5), st.permutations(["verl", "skyrl", "trl"]), st.permutations(KINDS))
 def test_a_chain_of_formats_and_files_gives_equal_tasks(tmp_path_factory, given, formats, kinds):
     folder = tmp_path_factory.mktemp("chain")
@@ -141,7 +141,7 @@ def test_a_row_in_memory_gives_its_task_in_every_format(task):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(tasks, min_size=2, max_size=8))
 def test_a_parquet_file_grows_over_batches_without_changing_a_value(tmp_path_factory, given):
     import treetune.formats.writing as writing
@@ -328,6 +328,8 @@ FAULTS = [
     ("rows.jsonl", b'{"a": 1}\n[1]\n', "rows.jsonl, line 2: .*array"),
     ("rows.jsonl", b'{"a": 1}\n{"a": 1,}\n', "rows.jsonl, line 2: .*trailing comma"),
     ("rows.jsonl", b'{"a": NaNa}', "rows.jsonl, line 1: "),
+    ("rows.jsonl", b'# file: rows.jsonl\n{"a": 1}\n', "rows.jsonl, line 1: a comment"),
+    ("rows.jsonl", b'{"a": 1}\n  // the second\n{"a": 2}\n', "rows.jsonl, line 2: a comment"),
     ("rows.jsonl", b'{"a": "\xff"}', "rows.jsonl, line 1: "),
     ("rows.jsonl", b'{"a": 1}\n{"a": 2', "rows.jsonl, line 2: "),
     ("rows.json", b'[{"a": 1},\n 7]', "rows.json, row 1: "),

@@ -177,7 +177,7 @@ ROWS = st.fixed_dictionaries(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=8), st.integers(0, 3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_the_screen_passes_over_no_faulty_row(rows: list[dict[str, Any]], skip: int) -> None:
     batch = pa.RecordBatch.from_pylist([rows[0]] * skip + rows, schema=SCHEMA).slice(skip)
     check = RowCheck("skyrl")
@@ -215,7 +215,7 @@ TARGETS = st.one_of(st.none(), st.lists(TEXTS, max_size=3))
 
 
 @given(st.lists(st.tuples(OTHER_ROWS, TARGETS), min_size=1, max_size=6), st.booleans(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_the_screen_passes_over_no_faulty_row_of_any_environment(
     drawn: list[tuple[dict[str, Any], Any]], targets: bool, turns: bool
 ) -> None:
@@ -268,7 +268,6 @@ def test_the_screen_points_at_no_sound_row() -> None:
 
 
 @given(st.lists(st.lists(st.text(max_size=10), min_size=1, max_size=3), min_size=1, max_size=6), st.booleans())
-@settings(max_examples=100, deadline=None)
 def test_prompts_have_the_same_key_in_every_kind_of_file(prompts: list[list[str]], large: bool) -> None:
     data = [faults.row(0, prompt=[{"role": "user", "content": text or "x"} for text in prompt]) for prompt in prompts]
     batch = pa.RecordBatch.from_pylist(data)
@@ -552,6 +551,14 @@ def test_lines_after_a_broken_one_are_checked(tmp_path: Path) -> None:
     text = path.read_text().splitlines()
     path.write_text("\n".join([text[0], text[1][:-5], '{"a": 1, "a": 2}', text[2]]))
     assert told(path) == {"unreadable": [2, 3], "unknown-env-class": [4]}
+
+
+def test_a_comment_among_the_lines_is_told_as_one(tmp_path: Path) -> None:
+    path = faults.lines(tmp_path / "a", [faults.row(0), faults.row(1)])
+    path.write_text(f"# file: rows.jsonl\n{path.read_text()}")
+    [finding] = validate([str(path)]).findings
+    assert (finding.rule, finding.rows) == ("unreadable", [1])
+    assert finding.found.startswith("a comment")
 
 
 def test_text_that_is_no_unicode_is_told_by_row(tmp_path: Path) -> None:

@@ -180,9 +180,12 @@ def _decoded(text: bytes, path: str, unit: str, number: int) -> Row:
     try:
         return _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        lines = unit == "line" and text.lstrip().startswith(b"[")
-        remedy = "a JSON array of rows is a .json file" if lines else None
-        raise ReadError(f"{path}, {unit} {number}: {error}", remedy=remedy) from None
+        start, remedy, reason = text.lstrip(), None, str(error)
+        if start.startswith((b"#", b"//")):
+            reason = "a comment, which JSON does not have: take it out"
+        elif unit == "line" and start.startswith(b"["):
+            remedy = "a JSON array of rows is a .json file"
+        raise ReadError(f"{path}, {unit} {number}: {reason}", remedy=remedy) from None
 
 
 def _position(content: bytes, error: Exception) -> str:
