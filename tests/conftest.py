@@ -14,8 +14,10 @@ from hypothesis import settings
 import command_line
 from command_line import Result
 
-settings.register_profile("treetune", deadline=None)
-settings.load_profile("treetune")
+# Every property is tried a little here, and thoroughly where the tests of that mark run.
+settings.register_profile("few", deadline=None, max_examples=20)
+settings.register_profile("many", deadline=None, max_examples=100)
+settings.load_profile(os.environ.get("TREETUNE_TEST_EXAMPLES", "few"))
 
 # A job in the background is started deaf to Ctrl-C, and so would be the programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

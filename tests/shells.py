@@ -58,6 +58,13 @@ def _become_nobody() -> None:
     probe_with.cache_clear()
 
 
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.thorough) if (kind == "root") != (os.geteuid() == 0) else kind
+    for kind in ("root", "user")
+]
+"""Who starts the sandbox: by default whoever runs the tests."""
+
+
 def places(kind: str) -> Iterator[Place]:
     """One place of a kind, `root` or `user`; skips where there is none."""
     if kind == "root" or os.geteuid() != 0:

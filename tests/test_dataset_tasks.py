@@ -286,7 +286,7 @@ def test_what_is_built_is_a_taskset_with_the_same_uids(source):
     assert taskset[0].extra_info == {"index": 0, "topic": "sums"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     st.lists(st.tuples(st.text(max_size=20), st.text(min_size=1, max_size=8)), min_size=1, max_size=4),
     st.sampled_from([None, "sys", "null"]),

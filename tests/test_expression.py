@@ -278,7 +278,7 @@ CONDITIONS = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(
     text=CONDITIONS,
     row=st.fixed_dictionaries(
@@ -301,7 +301,7 @@ def test_expressions_compute_what_python_computes(text, row):
     assert condition.keeps(row) is expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.text(max_size=40) | st.lists(st.sampled_from([*"()[]{}.,:=<>+-*'\"", "n", "s", "len", "__class__", " if ",
        " else ", " for ", " in ", " lambda ", " not ", "1"]), max_size=12).map("".join))  # fmt: skip
 def test_any_text_is_a_filter_or_a_config_error(text):

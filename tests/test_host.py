@@ -84,7 +84,9 @@ def drawn(taskset, number, stream=""):
     return run(draw())
 
 
-@pytest.mark.parametrize("make", [Letters, lambda: shuffled(Letters), Arithmetic, Endless], ids=str)
+@pytest.mark.parametrize(
+    "make", [Letters, lambda: shuffled(Letters), Arithmetic, Endless], ids=["list", "shuffled", "infinite", "reader"]
+)
 def test_epoch_0_is_the_order_of_select_tasks(make):
     assert drawn(make(), 8) == make().select_tasks(8)
 

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shells import KINDS
 from treetune.errors import TreetuneError, UsageError
 from treetune.sandbox import (
     Bubblewrap,
@@ -82,7 +83,7 @@ def _become_nobody() -> None:
     probe_with.cache_clear()
 
 
-@pytest.fixture(scope="module", params=["root", "user"])
+@pytest.fixture(scope="module", params=KINDS)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     if request.param == "root" or os.geteuid() != 0:
         if (request.param == "root") != (os.geteuid() == 0):

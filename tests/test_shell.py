@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shells import places
+from shells import KINDS, places
 from treetune.errors import UsageError
 from treetune.sandbox import Ended, SandboxLimits
 from treetune.sandbox.shell import BubblewrapCarrier, SandboxGone, Shell
@@ -23,7 +23,7 @@ from treetune.sandbox.shell_probe import require_shell
 from treetune.sandbox.shell_start import Users
 
 
-@pytest.fixture(scope="module", params=["root", "user"])
+@pytest.fixture(scope="module", params=KINDS)
 def place(request):
     yield from places(request.param)
 

@@ -246,7 +246,7 @@ FIELDS = [
 LITERALS = TEXT.map(lambda text: text.replace("{", "{{").replace("}", "}}"))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(rows=ROWS, parts=st.lists(st.sampled_from(PLAIN) | st.sampled_from(FIELDS) | LITERALS, max_size=6))
 def test_render_equals_str_format_byte_for_byte(rows, parts):
     text = "".join(parts)
@@ -260,7 +260,7 @@ def test_render_equals_str_format_byte_for_byte(rows, parts):
     assert [template.format(row) for row in batch.to_pylist()] == expected
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(
     text=st.lists(
         st.sampled_from([*"{}[]!:.ab0 r", "{a", "{b", "}", "{a}", "[0]", ".real", "{a[", "{{", "}}"]), max_size=9
