@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from treetune import Action, build_taskset, make
 from treetune.envs.textarena import BRACKETS
-from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, TasksetError, UnknownNameError
+from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, TasksetError, UnknownNameError, UsageError
 
 pytest.importorskip("textarena", reason="the extra textarena is not installed")
 
@@ -81,7 +81,7 @@ def test_random_access_equals_iteration_and_nothing_else_is_built(monkeypatch):
     assert everything[:5] == drawn
     assert [taskset("FrozenLake-v0", num_tasks=40)[index] for index in range(40)] == everything
     assert pickle.loads(pickle.dumps(taskset("FrozenLake-v0"))).select_tasks(5) == drawn
-    with pytest.raises(IndexError):
+    with pytest.raises(UsageError, match="has no task 40"):
         taskset(num_tasks=40)[40]
 
 

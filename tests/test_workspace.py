@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from test_sandbox import DEVICES, Place, place  # noqa: F401
-from treetune.sandbox import Bubblewrap, Ended, SandboxLimits
+from treetune.sandbox import Bubblewrap, Ended, SandboxLimits, probe
 from treetune.sandbox.workspace import Outcome, Workspace
 
 LIMITS = {"disk_mb": 16, "memory_mb": 128, "seconds": 20}
@@ -29,6 +29,12 @@ def _session(commands: list[dict[str, Any]], limits: dict[str, Any], state: byte
         return outcomes, workspace.state
 
     return asyncio.run(run())
+
+
+@pytest.fixture
+def sandbox() -> None:
+    if not probe().available:
+        pytest.skip(str(probe()))
 
 
 def session(place: Place, *commands: str | dict[str, Any], **limits: Any) -> list[Outcome]:
@@ -234,7 +240,7 @@ def test_the_disk_is_full_when_it_is_wherever_files_are_made(place):
     assert result.ended is Ended.COMPLETED
 
 
-def test_the_files_never_touch_the_hosts_disk(tmp_path, monkeypatch):
+def test_the_files_never_touch_the_hosts_disk(sandbox, tmp_path, monkeypatch):
     """A state with links that lead out is only ever unpacked inside."""
     monkeypatch.chdir(tmp_path)
     content = io.BytesIO()
@@ -250,7 +256,7 @@ def test_the_files_never_touch_the_hosts_disk(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_that_is_damaged_is_a_problem_and_no_crash():
+def test_a_state_that_is_damaged_is_a_problem_and_no_crash(sandbox):
     outcomes, state = _session([{"command": ["true"]}], LIMITS, b"garbage" * 500)
     assert outcomes[0].problem is not None
     assert state == b"garbage" * 500
