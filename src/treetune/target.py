@@ -14,6 +14,7 @@ from typing import Any
 from treetune.config import collect, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError, PluginError, UsageError, user_code
 from treetune.files import own_files
+from treetune.matrix import NEEDS_TASKS
 from treetune.plugins import absolute_path, absolute_spec, load_file, load_module, tasksets
 from treetune.taskset import Taskset
 
@@ -62,7 +63,7 @@ def refuse_server(target: str, verb: str) -> None:
     """Raises where a verb that needs the tasks themselves is given the address of a server."""
     if is_server(target):
         raise UsageError(
-            f"{target} is a running server, and `{verb}` needs the tasks themselves",
+            f"{target} is a running server, and `{verb}` {NEEDS_TASKS}",
             remedy="name the taskset or the rows that it serves; show, eval, top and probe take a server",
         )
 

@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+from treetune.matrix import NEEDS_TASKS, Column, Target
+
+COLUMNS = (Column(name="convert", of=Target, refuses={Target.SERVER: NEEDS_TASKS}),)
+
 
 def convert_command(
     paths: Annotated[

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treetune.cli.target import TARGET
+from treetune.matrix import Column, Kind, Target
 
 if TYPE_CHECKING:
     from treetune.evaluate.config import Evaluation
     from treetune.evaluate.summary import Summary
+
+COLUMNS = (Column(name="eval", of=Target), Column(name="eval", of=Kind))
 
 
 def eval_command(

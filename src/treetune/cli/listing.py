@@ -17,6 +17,9 @@ def list_command(
             "--servers", help="The running servers in a register, a folder or URL (default: TREETUNE_SERVERS)."
         ),
     ] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="What works where: targets by verbs, kinds of tasks by trainers.")
+    ] = False,
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds that each of the --servers has to answer.")] = 2.0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -32,6 +35,10 @@ def list_command(
         from treetune.cli.servers import list_servers
 
         return list_servers(name, timeout, json)
+    if matrix:
+        from treetune.matrix import as_text, cells
+
+        return print_json(cells()) if json else print(as_text())
     if name is not None:
         return _describe(name, json)
     found = {

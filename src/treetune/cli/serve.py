@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treetune.cli.target import TASKS_TARGET
+from treetune.matrix import NEEDS_TASKS, Column, Kind, Target
 
 if TYPE_CHECKING:
     from treetune.cli.register import Place
     from treetune.serve.http_server import HttpServer
     from treetune.serve.server import EnvServer
+
+COLUMNS = (
+    *(Column(name=door, of=Target, refuses={Target.SERVER: NEEDS_TASKS}) for door in ("serve --zmq", "serve --http")),
+    *(Column(name=door, of=Kind) for door in ("serve --zmq", "serve --http")),
+)
 
 _REPORT_SECONDS = 10.0
 

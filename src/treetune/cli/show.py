@@ -7,6 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from treetune.cli.target import TARGET
+from treetune.matrix import Column, Target
+
+COLUMNS = (Column(name="show", of=Target),)
 
 
 def show_command(

@@ -7,6 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from treetune.matrix import NEEDS_TASKS, Column, Target
+
+COLUMNS = (Column(name="validate", of=Target, refuses={Target.SERVER: NEEDS_TASKS}),)
+
 
 def validate_command(
     context: typer.Context,
