@@ -100,7 +100,7 @@ class Registry:
         self.kind = kind
         self._group = group
         self._builtin_module = builtin
-        self._foreign = foreign or {}
+        self.foreign = foreign or {}
         """Prefixes of names that belong to another library, each with the function that gives its classes."""
         self._registered: dict[str, str | type] = {}
         self._resolved: dict[str, type] = {}
@@ -147,7 +147,7 @@ class Registry:
 
     def _load(self, spec: str) -> type:
         prefix, _, rest = spec.partition(":")
-        found = load_object(self._foreign[prefix])(rest) if prefix in self._foreign else load_object(spec)
+        found = load_object(self.foreign[prefix])(rest) if prefix in self.foreign else load_object(spec)
         return self._class(found, spec)
 
     def _class(self, value: Any, name: str) -> type:

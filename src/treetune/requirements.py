@@ -11,8 +11,10 @@ from treetune.taskset import Taskset
 
 
 def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
-    """A taskset whose tasks run code is refused where nothing can contain that code."""
+    """A taskset whose tasks run code is refused where nothing can contain that code, or nobody trusts it."""
     for part in [taskset, *getattr(taskset, "sources", [])]:
+        if (refuse_untrusted := getattr(part, "refuse_untrusted", None)) is not None:
+            refuse_untrusted()
         if _runs_code(part):
             from treetune.sandbox import probe
 

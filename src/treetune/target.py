@@ -1,4 +1,4 @@
-"""From what a user names to a taskset: an id, `config.yaml`, `file.py:Name`, `module:Name`, or a server.
+"""From what a user names to a taskset: an id, `config.yaml`, `file.py:Name`, `module:Name`, rows, a server.
 
 taskset = load_taskset("arithmetic", {"taskset.level": "2"})
 taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
@@ -70,13 +70,15 @@ def refuse_server(target: str, verb: str) -> None:
 
 def _node_of(target: str) -> dict[str, Any]:
     """The node of a target that is no YAML file."""
+    from treetune.formats.sources import names_rows
+
     if is_server(target):
         scheme = target.partition("://")[0]
         if scheme not in SERVERS:
             known = ", ".join(f"{name}://" for name in SERVERS)
             raise UsageError(f"{target!r} is the address of no server", remedy=f"it begins with {known}")
         return {"id": SERVERS[scheme], "address": target}
-    return {"id": target}
+    return {"id": "rows", "files": [target]} if names_rows(target) else {"id": target}
 
 
 def _declared_node(
@@ -226,6 +228,8 @@ def located(node: Any, folders: Iterable[Path]) -> Any:
     for key in ("pass_rates", "graph", "folder"):
         if isinstance(node.get(key), str):
             found[key] = absolute_path(node[key], folders)
+    if isinstance(node.get("files"), list):
+        found["files"] = [absolute_path(file, folders) if isinstance(file, str) else file for file in node["files"]]
     custom = node.get("custom_cls")
     if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
         found["custom_cls"] = {**custom, "path": absolute_path(custom["path"].removeprefix("file://"), folders)}

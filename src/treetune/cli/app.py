@@ -41,7 +41,7 @@ from treetune.errors import TasksetError, TreetuneError, described
 app = typer.Typer(
     name="treetune",
     help="One task, every trainer: declare an RL task once, look at it, check it, evaluate it.",
-    epilog="A TARGET is a taskset's id, config.yaml, file.py:Name, module:Name or a "
+    epilog="A TARGET is a taskset's id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name) or a "
     "server (tcp://, http://). "
     "Any key of its config can be set: --taskset.shuffle.seed 0",
     no_args_is_help=True,

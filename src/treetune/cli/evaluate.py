@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treetune.cli.target import TARGET
+from treetune.cli.target import TARGET, TRUST
 from treetune.matrix import Column, Kind, Target
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def eval_command(
         int | None, typer.Option(min=1, help="Start a server with so many workers, and evaluate on it.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the first task.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
     """Evaluate a model on a taskset and save every trace.
@@ -67,11 +68,12 @@ def eval_command(
 
     from treetune.cli.hosts import describe, info_of, learn
     from treetune.cli.overrides import TASKS, read_overrides
+    from treetune.cli.target import trusted
     from treetune.errors import UsageError
     from treetune.evaluate.config import read_evaluation
     from treetune.target import is_server, read_target
 
-    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"))
+    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint")) | trusted(trust)
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if rescore and not resume:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treetune.cli.target import TASKS_TARGET
+from treetune.cli.target import TASKS_TARGET, TRUST
 from treetune.matrix import NEEDS_TASKS, Column, Kind, Target
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def serve_command(
         str | None,
         typer.Option(help="Of a config with train_tasks and val_tasks: which list (train, or the only one)."),
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")] = False,
 ) -> int:
     """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
@@ -95,6 +96,7 @@ def serve_command(
 
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.register import open_place
+    from treetune.cli.target import trusted
     from treetune.config import convert
     from treetune.errors import UsageError
     from treetune.policies.endpoint import EndpointConfig
@@ -107,7 +109,7 @@ def serve_command(
     from treetune.target import build_taskset, read_target, refuse_server
 
     refuse_server(target, "serve")
-    overrides = read_overrides(context, (*TASKS, "limits", "endpoint"))
+    overrides = read_overrides(context, (*TASKS, "limits", "endpoint")) | trusted(trust)
     data = read_target(target, overrides, split, "train")
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)

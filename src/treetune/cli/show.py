@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from treetune.cli.target import TARGET
+from treetune.cli.target import TARGET, TRUST
 from treetune.matrix import Column, Target
 
 COLUMNS = (Column(name="show", of=Target),)
@@ -22,6 +22,7 @@ def show_command(
     tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer folder or name: render and count prompts (extra `local`).")
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Look at tasks: prompt (rendered and counted with --tokenizer), ground truth, gold answer, source.
@@ -32,10 +33,11 @@ def show_command(
 
     from treetune.cli.output import console_for, print_json
     from treetune.cli.overrides import TASKS, read_overrides
+    from treetune.cli.target import trusted
     from treetune.evaluate.config import refuse_unknown_keys
     from treetune.target import build_taskset, read_target
 
-    overrides = read_overrides(context, TASKS)
+    overrides = read_overrides(context, TASKS) | trusted(trust)
     data = read_target(target, overrides, split)
     refuse_unknown_keys(data, target)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)

@@ -62,8 +62,9 @@ def validate_command(
     valid, invalid (with the reason) or unchecked. Exit code 1 where something is wrong; warnings are not.
     """
     from treetune.cli.overrides import TASKS, read_overrides
-    from treetune.cli.validate_files import FileOptions, are_files, validate_files
+    from treetune.cli.validate_files import FileOptions, validate_files
     from treetune.errors import UsageError
+    from treetune.formats.sources import names_rows
     from treetune.target import refuse_server
 
     for target in targets:
@@ -71,7 +72,7 @@ def validate_command(
     if unknown := [target for target in targets if target.startswith("-")]:
         context.args[:] = unknown  # typer takes them for targets
         read_overrides(context, (*TASKS, "limits"))
-    if are_files(targets):
+    if any(map(names_rows, targets)):
         flags = [("-n", num_tasks), ("-c", max_concurrent), ("--split", split), ("-o", output), ("--resume", resume)]
         if wrong := [name for name, value in flags if value]:
             raise UsageError(f"{', '.join(wrong)}: only tasksets have that, and {targets[0]} is a file of rows")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +29,6 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     force: bool
     tokenizer: str | None
     max_prompt_length: int | None
-
-
-_OTHERS = re.compile(r"\.(py|ya?ml)(:|$)")
-
-
-def are_files(targets: list[str]) -> bool:
-    """Whether targets are files of rows (paths, folders, globs, datasets of the hub) rather than a taskset."""
-    import glob
-    import os
-
-    from treetune.formats.sources import known_kind
-
-    def is_file(target: str) -> bool:
-        path = Path(os.path.expanduser(target))
-        if known_kind(path) or path.is_dir():
-            return True
-        return not _OTHERS.search(target) and (glob.has_magic(target) or "/" in target)
-
-    return any(map(is_file, targets))
 
 
 def validate_files(targets: list[str], options: FileOptions, json: bool) -> int:

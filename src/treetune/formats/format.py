@@ -63,3 +63,19 @@ def detect(columns: Iterable[str]) -> Format:
             remedy="make tasks of a dataset with `treetune build`",
         )
     return FORMATS[found[0] if found else "verl"]
+
+
+class FormatOf:
+    """The format of each of many rows: the named one, else the one that has the row's columns."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self._given = named(name) if name is not None else None
+        self._known: dict[tuple[str, ...], Format] = {}
+
+    def of(self, row: Mapping[str, Any]) -> Format:
+        if self._given is not None:
+            return self._given
+        columns = tuple(row)
+        if columns not in self._known:
+            self._known[columns] = detect(columns)
+        return self._known[columns]

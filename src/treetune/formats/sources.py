@@ -27,6 +27,8 @@ class Kind(StrEnum):
 KINDS = {".parquet": Kind.PARQUET, ".json": Kind.JSON, ".jsonl": Kind.LINES, ".ndjson": Kind.LINES}
 """By the ending of a name; those of JSON may be compressed, as in `.jsonl.gz`."""
 
+_CODE_OR_CONFIG = re.compile(r"\.(py|ya?ml)(:|$)")
+
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<config>[^:@/]+))?(:(?P<split>[^/:]+))?")
 
 
@@ -47,6 +49,20 @@ def find(sources: Sources) -> Iterator[File | HubName]:
         if not isinstance(source, str | os.PathLike) or source == "":
             raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
         yield from _named(os.path.expanduser(str(source)))
+
+
+def names_rows(target: str) -> bool:
+    """Whether a TARGET is rows (files, folders, globs, datasets of the hub) rather than a taskset or a server."""
+    from treetune.plugins import tasksets
+
+    path = Path(os.path.expanduser(target))
+    if "://" in target:
+        return False
+    if known_kind(path) is not None:
+        return True
+    if _CODE_OR_CONFIG.search(target) or not (path.is_dir() or glob.has_magic(target) or "/" in target):
+        return False
+    return target not in tasksets.names() and target.partition(":")[0] not in tasksets.foreign
 
 
 def kind_of(path: Path) -> Kind:

@@ -206,7 +206,7 @@ def pack_task(task: Task, seal: bytes = b"") -> bytes:
 def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> tuple[Task, bytes]:
     """A task as its concrete type where that is known, else a `WireTask`; and its seal."""
     marks = unpack(data, _Marks)
-    kind = Task if marks.kind == "Task" else types.get(marks.kind)
+    kind = {"Task": Task, "ForeignTask": ForeignTask}.get(marks.kind) or types.get(marks.kind)
     if kind is not None:
         return unpack(data, kind), marks.seal
     fields = unpack_plain(data)

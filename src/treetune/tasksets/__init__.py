@@ -9,6 +9,7 @@ BUILTIN = {
     "os-interaction": "treetune.tasksets.os_interaction:OSInteraction",
     "reasoning-gym": "treetune.tasksets.reasoning_gym:ReasoningGym",
     "reverse-text": "treetune.tasksets.reverse_text:ReverseText",
+    "rows": "treetune.formats.taskset:RowsTaskset",
     "textarena": "treetune.tasksets.textarena:TextArena",
     "union": "treetune.mixture:Union",
     "wikispeedia": "treetune.tasksets.wikispeedia:Wikispeedia",

@@ -1,0 +1,100 @@
+"""A target of every kind in the matrix, and for every kind of task the actions that earn the whole reward."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from treetune.matrix import Kind, Target
+
+CODE = '''
+from treetune import Environment, Step, Task, Taskset
+
+
+class Doubles(Taskset):
+    def load_tasks(self):
+        for n in range(4):
+            yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+
+    def reward(self, task, answer):
+        return float(answer.strip() == task.ground_truth)
+
+    def gold(self, task):
+        return task.ground_truth
+
+
+class Endless(Doubles):
+    INFINITE = True
+
+    def task_at(self, index):
+        return Task(prompt=f"Double {index}.", reward_spec={"ground_truth": str(2 * index)})
+
+    load_tasks = Taskset.load_tasks
+
+
+class Countdown(Environment):
+    """Say 2, then 1: half of the reward for each."""
+
+    MULTI_TURN = True
+
+    def start(self):
+        self.left = 2
+        return "Count down from 2."
+
+    def step(self, action):
+        right = action.text.strip() == str(self.left)
+        self.left -= 1
+        return Step("Go on.", reward=0.5 * right, done=self.left == 0)
+
+    @classmethod
+    def gold(cls, task):
+        return ["2", "1"]
+
+
+class Countdowns(Taskset):
+    def load_tasks(self):
+        return [Task(prompt=None, env_class="kinds_of.py:Countdown", extra_info={"number": n}) for n in range(2)]
+'''
+
+TRUTHS = [
+    {"prompt": [{"role": "user", "content": f"{n} + {n}?"}], "data_source": "sums",
+     "reward_model": {"style": "rule", "ground_truth": str(2 * n)}}
+    for n in range(1, 5)
+]  # fmt: skip
+ENVIRONMENTS = [
+    {"prompt": [{"role": "user", "content": f"{n} + {n}?"}], "env_class": "gsm8k",
+     "reward_spec": {"method": "rule", "ground_truth": str(2 * n)}}
+    for n in range(1, 5)
+]  # fmt: skip
+
+TARGETS: dict[Target, tuple[str, bool]] = {
+    Target.ID: ("reverse-text", False),
+    Target.CONFIG: ("tasks.yaml", False),
+    Target.PYTHON: ("kinds_of.py:Doubles", False),
+    Target.ROWS: ("environments.jsonl", False),
+    Target.MIXTURE: ("mixture.yaml", True),
+    Target.INFINITE: ("kinds_of.py:Endless", True),
+}
+"""What names each, and whether it has no end."""
+
+KINDS: dict[Kind, tuple[str, list[str]]] = {
+    Kind.RULE: ("truths.jsonl", ["2"]),
+    Kind.REWARD: ("kinds_of.py:Doubles", ["0"]),
+    Kind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
+    Kind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
+}
+"""What names each, and what earns the whole reward of its first task."""
+
+
+def write_targets(folder: Path) -> None:
+    (folder / "kinds_of.py").write_text(CODE)
+    (folder / "tasks.yaml").write_text(
+        "train_tasks: [{loading_params: {args: [json], kwargs: {data_files: sums.jsonl, split: train}}, "
+        "prompt_template: '{question}', ground_truth: answer, data_source: sums}]\n"
+    )
+    (folder / "mixture.yaml").write_text(
+        "taskset: {id: mixture, sources: [{id: 'kinds_of.py:Doubles'}, {id: rows, files: [truths.jsonl], weight: 2}]}\n"
+    )
+    sums = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(4)]
+    for name, rows in {"sums": sums, "truths": TRUTHS, "environments": ENVIRONMENTS}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
