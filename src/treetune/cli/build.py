@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from treetune.cli.target import TRUST
 from treetune.matrix import NEEDS_TASKS, Column, Target
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def build_command(
         str,
         typer.Argument(
             help="A YAML file with train_tasks and val_tasks (a hydra recipe will do), an id, config.yaml, "
-            "file.py:Name, module:Name, or a file of rows."
+            "file.py:Name, module:Name, or rows: a file, a folder or a hub name."
         ),
     ],
     format: Annotated[str, typer.Option(help="verl, skyrl or trl.")] = "verl",
@@ -40,6 +41,7 @@ def build_command(
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="The tokenizer that counts: a folder or a name.")] = None,
     engine: Annotated[str, typer.Option(help="local, or ray to build on a Ray cluster.")] = "local",
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Build any tasks into a trainer's rows, in cached parquet, and print where they are; for SkyRL, also the overrides
@@ -50,7 +52,9 @@ def build_command(
     """
     from treetune.cli.output import console_for, print_json
     from treetune.errors import UsageError
+    from treetune.target import refuse_server
 
+    refuse_server(target, "build")
     for name, value, choices in (("format", format, ("verl", "skyrl", "trl")), ("engine", engine, ("local", "ray"))):
         if value not in choices:
             raise UsageError(f"unknown {name} {value!r}", remedy=f"use {', '.join(choices)}")
@@ -67,7 +71,7 @@ def build_command(
                 "--max-prompt-length, --tokenizer and --engine are for dataset tasks",
                 remedy="declare train_tasks in YAML",
             )
-        entries = [_build_target(context, console, target, format, num_tasks, force, cache_dir)]
+        entries = [_build_target(context, console, target, format, num_tasks, force, cache_dir, trust)]
     files = {f"{split}_files": [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")}
     to_paste = _overrides(entries) if format == "skyrl" else None
     if json:
@@ -136,15 +140,17 @@ def _build_target(
     num_tasks: int | None,
     force: bool,
     cache_dir: Path | None,
+    trust: bool,
 ) -> dict[str, Any]:
     """One taskset, as the list to train on."""
     from treetune.cli.overrides import read_overrides
+    from treetune.cli.target import trusted
     from treetune.datasets.taskset import DatasetTaskset
     from treetune.evaluate.config import refuse_unknown_keys
     from treetune.formats.building import build_rows
     from treetune.target import build_taskset, read_target
 
-    overrides = read_overrides(context, ["taskset"])
+    overrides = read_overrides(context, ["taskset"]) | trusted(trust)
     data = read_target(target, overrides)
     refuse_unknown_keys(data, target)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)

@@ -17,23 +17,30 @@ def convert_command(
         list[str],
         typer.Argument(
             metavar="IN... OUT",
-            help="Files, folders, globs or hub datasets (name\\[@config]\\[:split]); last the file to write: "
-            ".parquet, .json or .jsonl.",
+            help="Files, folders, globs or hub datasets (name\\[@config]\\[:split]), or one taskset: an id, "
+            "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl.",
         ),
     ],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="verl, skyrl or trl.")],
     from_: Annotated[
         str | None, typer.Option("--from", metavar="FORMAT", help="The format of IN; else told by its columns.")
     ] = None,
+    num_tasks: Annotated[
+        int | None, typer.Option("-n", "--num-tasks", min=1, help="How many tasks; an infinite taskset needs it.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Write the tasks of IN to OUT as another trainer's rows. Nothing is lost: converted back, they are equal."""
+    """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal."""
+    from itertools import islice
+
     from treetune.cli.output import console_for, print_json
     from treetune.errors import UsageError
     from treetune.formats.format import named
-    from treetune.formats.reading import read_tasks
+    from treetune.formats.reading import RowTasks, read_tasks
+    from treetune.formats.sources import names_taskset
     from treetune.formats.writing import write_tasks
+    from treetune.target import load_taskset, refuse_server
 
     if len(paths) < 2:
         raise UsageError("there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT")
@@ -46,7 +53,13 @@ def convert_command(
         raise UsageError(f"{target} is a folder", remedy=f"name a file in it, such as {out / 'rows.parquet'}")
     if out.exists() and not force:
         raise UsageError(f"{target} exists", remedy="pass --force to overwrite it")
-    rows = write_tasks(read_tasks(sources, from_), out, to)
+    for source in sources:
+        refuse_server(source, "convert")
+    if len(sources) == 1 and names_taskset(sources[0]):
+        taskset = load_taskset(sources[0])
+        rows = write_tasks(taskset.draw(num_tasks), out, to, scorer=taskset)
+    else:
+        rows = write_tasks(RowTasks(islice(read_tasks(sources, from_), num_tasks)), out, to)
     if json:
         return print_json({"path": str(out), "rows": rows, "from": from_, "to": to})
     return console_for(False).print(f"{rows:,} rows as {to}: {out}", markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.formats.batch import BATCH, Batch, ReadError, Row
-from treetune.formats.format import Format, detect, named
+from treetune.formats.format import FormatOf
 from treetune.formats.json_files import json_batches
 from treetune.formats.note import parsed
 from treetune.formats.sources import File, HubName, Kind, Sources, find
@@ -37,7 +37,7 @@ def read_rows(sources: Sources, *, columns: Sequence[str] | None = None) -> Iter
 
 def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
     """The tasks of trainers' rows. Without a format each row is in the one that has its columns."""
-    return RowTasks(_tasks(sources, named(format) if format is not None else None))
+    return RowTasks(_tasks(sources, FormatOf(format)))
 
 
 class RowTasks:
@@ -53,15 +53,11 @@ class RowTasks:
         return next(self._tasks)
 
 
-def _tasks(sources: Sources, given: Format | None) -> Iterator[Task]:
-    known: dict[tuple[str, ...], Format] = {}
+def _tasks(sources: Sources, formats: FormatOf) -> Iterator[Task]:
     for batch in read_batches(sources):
         for position, row in enumerate(batch.rows):
             try:
-                found = given
-                if found is None and (found := known.get(tuple(row))) is None:
-                    found = known[tuple(row)] = detect(row)
-                yield found.task_of_pruned(row)
+                yield formats.of(row).task_of_pruned(row)
             except TreetuneError as error:
                 raise type(error)(f"{batch.place(position)}: {error.message}", remedy=error.remedy) from None
 

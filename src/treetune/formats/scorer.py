@@ -90,9 +90,11 @@ def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
     from treetune.plugins import absolute_spec, environments, folders_of
 
     taskset, task = owner_of(taskset, task)
-    if task.env_class is None or taskset.overrides("environment") or task.extra_info.get("max_turns") == 1:
+    own = taskset.overrides("environment") and not hasattr(taskset, "scorer_of")
+    if task.env_class is None or own or task.extra_info.get("max_turns") == 1:
         return
-    cls: Any = environments.resolve(absolute_spec(task.env_class, folders_of(type(taskset))))
+    spec = absolute_spec(task.env_class, folders_of(type(taskset)))
+    cls: Any = environments.resolve(located(spec, trust=getattr(taskset.config, "trust", True)))
     if several_turns(cls):
         raise UsageError(f"{task.env_class} has episodes of several turns, and verl plays one", remedy=SEVERAL_TURNS)
 

@@ -65,6 +65,15 @@ def names_rows(target: str) -> bool:
     return target not in tasksets.names() and target.partition(":")[0] not in tasksets.foreign
 
 
+def names_taskset(target: str) -> bool:
+    """Whether a name that may be rows is a taskset's: config.yaml, file.py:Name, module:Name, or an id."""
+    from treetune.plugins import tasksets
+
+    if names_rows(target) or (Path(os.path.expanduser(target)).exists() and not _CODE_OR_CONFIG.search(target)):
+        return False
+    return ":" in target or bool(_CODE_OR_CONFIG.search(target)) or target in tasksets.names()
+
+
 def kind_of(path: Path) -> Kind:
     kind = known_kind(path)
     if kind is None:

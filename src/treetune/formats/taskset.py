@@ -107,7 +107,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         scorer, inner = self._scored(task)
         if isinstance(scorer, Taskset):
             return scorer.gold(inner)
-        name = self.scorer_of(task)
+        name = str(self.scorer_of(task))
         if name == RULE:
             truth = inner.ground_truth
             return str(truth[0] if isinstance(truth, list) and truth else truth)
@@ -120,15 +120,9 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
             return scorer.validate(inner)
         return VALID if inner.ground_truth is not None and inner.messages else UNCHECKED
 
-    def scorer_of(self, task: Task) -> str:
-        """How its row says that it is scored."""
-        name = task.extra_info.get("scorer") or scorer_of(task)
-        if not isinstance(name, str):
-            raise TasksetError(
-                f"row {task.idx} of {self.name} does not say how it is scored",
-                remedy="give it a ground truth or an env_class, or build the rows with `treetune build`",
-            )
-        return name
+    def scorer_of(self, task: Task) -> str | None:
+        """How its row says that it is scored; None where it does not."""
+        return task.extra_info.get("scorer") or scorer_of(task)
 
     def refuse_untrusted(self) -> None:
         """Raises where the first row names code that may not run, before anything is played."""
@@ -137,7 +131,12 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
 
     def _scored(self, task: Task) -> tuple[Any, Task]:
         """What scores a task, and the task as that knows it."""
-        scorer = taskset_of(self.scorer_of(task), trust=self.config.trust)
+        if (name := self.scorer_of(task)) is None:
+            raise TasksetError(
+                f"row {task.idx} of {self.name} does not say how it is scored",
+                remedy="give it a ground truth or an env_class, or build the rows with `treetune build`",
+            )
+        scorer = taskset_of(name, trust=self.config.trust)
         extra = {key: value for key, value in task.extra_info.items() if key != "scorer"}
         return scorer, with_type(msgspec.structs.replace(task, extra_info=extra), scorer)
 
