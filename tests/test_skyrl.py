@@ -288,7 +288,7 @@ def plays(python, model, gym_config, tmp_path_factory) -> dict[tuple[str, str], 
     for name, (row, right, wrong) in PLAYS.items():
         tasks = list(read_tasks(lines(folder / f"{name}-given.jsonl", [row, row])))
         for suffix in SUFFIXES:
-            write_tasks(tasks, folder / f"{name}.{suffix}", "skyrl")
+            write_tasks(tasks, folder / f"{name}.{suffix}", "skyrl", environments=["multiply"])
             assert list(read_tasks(folder / f"{name}.{suffix}")) == tasks
             runs.append({"files": [str(folder / f"{name}.{suffix}")], "answers": [right, wrong]})
     request = {"model": str(model), "config": gym_config, "register": [[MULTIPLY, "multiply"]], "runs": runs}

@@ -226,7 +226,7 @@ def test_nulls_that_parquet_fills_in_and_keys_it_holds_as_json_do_not_change_the
         Task(prompt="Say it.", env_class="echo", reward_spec={"ground_truth": "b", "weights": {"x": 1}, "bonus": 1}),
         Task(prompt="Say it.", env_class="echo", reward_spec={"ground_truth": "c"}, extra_info={"note": "n"}),
     ]
-    write_tasks(tasks, tmp_path / "rows.parquet", "skyrl")
+    write_tasks(tasks, tmp_path / "rows.parquet", "skyrl", environments=["echo"])
     import pyarrow.parquet as pq
 
     for row, task in zip(pq.read_table(tmp_path / "rows.parquet").to_pylist(), tasks, strict=True):

@@ -29,6 +29,9 @@ def convert_command(
         int | None, typer.Option("-n", "--num-tasks", min=1, help="How many tasks; an infinite taskset needs it.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Write nothing that `treetune validate` calls an error.")
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal."""
@@ -57,9 +60,9 @@ def convert_command(
         refuse_server(source, "convert")
     if len(sources) == 1 and names_taskset(sources[0]):
         taskset = load_taskset(sources[0])
-        rows = write_tasks(taskset.draw(num_tasks), out, to, scorer=taskset)
+        rows = write_tasks(taskset.draw(num_tasks), out, to, scorer=taskset, check=check)
     else:
-        rows = write_tasks(RowTasks(islice(read_tasks(sources, from_), num_tasks)), out, to)
+        rows = write_tasks(RowTasks(islice(read_tasks(sources, from_), num_tasks)), out, to, check=check)
     if json:
         return print_json({"path": str(out), "rows": rows, "from": from_, "to": to})
     return console_for(False).print(f"{rows:,} rows as {to}: {out}", markup=False, soft_wrap=True)

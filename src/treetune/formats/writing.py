@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
+from treetune.formats.checked import refuse_invalid
 from treetune.formats.format import Format, named
 from treetune.formats.note import RULE
 from treetune.formats.reading import RowTasks, read_rows
@@ -38,12 +39,19 @@ Scored = tuple[Task, str | None]
 
 
 def write_tasks(
-    tasks: Iterable[Task], path: str | Path, format: str, *, scorer: str | Taskset[Any, Any] | None = None
+    tasks: Iterable[Task],
+    path: str | Path,
+    format: str,
+    *,
+    scorer: str | Taskset[Any, Any] | None = None,
+    check: bool = True,
+    environments: Collection[str] = (),
 ) -> int:
     """Write tasks as rows; gives their number.
 
     `scorer` is the taskset that the tasks were drawn from, or `"rule"`: answers are compared with ground truths.
-    `tasks` may be a taskset itself.
+    `tasks` may be a taskset itself. A file that `treetune validate` would not call valid is refused, unless `check` is
+    False. `environments`: ids that are registered elsewhere.
     """
     path, rows_format = Path(path).expanduser(), named(format)
     write = {Kind.PARQUET: write_parquet, Kind.JSON: _array, Kind.LINES: _lines}[kind_of(path)]
@@ -56,6 +64,8 @@ def write_tasks(
             count = write(scored(tasks, scorer), written, rows_format)
             if not count:
                 raise EmptyTasksetError(f"there are no tasks to write to {path}")
+            if check:
+                refuse_invalid(written, path, format, environments)
             os.replace(written, path)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error

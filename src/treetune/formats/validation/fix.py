@@ -63,7 +63,7 @@ def write_fixed(batches: Iterable[Batch], path: str | Path, format: str, formats
                 result.changed += _differs(row, named(format).row_of(task))
                 yield task
 
-    result.rows = write_tasks(tasks(), path, format, scorer="rule")
+    result.rows = write_tasks(tasks(), path, format, scorer="rule", check=False)
     result.left_out = dict(left_out)
     return result
 
