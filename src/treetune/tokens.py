@@ -96,14 +96,15 @@ class Tokens(msgspec.Struct, dict=True):
             sequence.versions += [-1] * len(given)
             sequence.versions += versions
         sequence.realigned += prompt.realigned
-        self.last = LastTurn(prompt, list(completion_ids), None if message is None else dict(message))
+        sampled = completion_ids if isinstance(completion_ids, list) else list(completion_ids)
+        self.last = LastTurn(prompt, sampled, None if message is None else dict(message))
 
-    def _continued_by(self, prompt_ids: Sequence[int], logprobs: bool, versions: bool) -> TokenSequence:
+    def _continued_by(self, prompt_ids: list[int], logprobs: bool, versions: bool) -> TokenSequence:
         if not self.sequences:
             self.sequences.append(TokenSequence())
             return self.sequences[0]
         last = self.sequences[-1]
-        continues = list(prompt_ids[: len(last.ids)]) == last.ids
+        continues = prompt_ids[: len(last.ids)] == last.ids
         if continues and (logprobs, versions) == (bool(last.logprobs), bool(last.versions)):
             return last
         self.sequences.append(TokenSequence(breaks_history=not continues))
