@@ -271,7 +271,8 @@ class Taskset(Generic[TaskT, ConfigT]):
         if self.in_load_order:
             return self._first(num_tasks)
         count = self._size() or 0
-        return (self.at(index) for index in range(count if num_tasks is None else min(num_tasks, count)))
+        wanted = count if num_tasks is None else min(num_tasks, count)
+        return (self[self.position_at(index, count)] for index in range(wanted))
 
     def select_tasks(self, num_tasks: int | None = None) -> list[TaskT]:
         """The tasks of a run, as a list; `draw` gives the same lazily."""
