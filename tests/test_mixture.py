@@ -211,6 +211,8 @@ def test_a_union_keeps_the_order_of_its_sources():
     union = build_taskset({"id": "union", "sources": [{"id": "reverse-text", "shuffle": {"seed": 3}}]})
     assert [task.prompt for task in union.draw()] == [task.prompt for task in alone.draw()]
     assert all(union[task.idx] == task for task in union.draw())
+    mixture = build_taskset({"id": "mixture", "sources": [{"id": "reverse-text", "shuffle": {"seed": 3}}]})
+    assert [mixture.at(index).prompt for index in range(40)] == [alone.at(index).prompt for index in range(40)]
     with pytest.raises(TasksetError, match="no task 8"):
         union.reward(Task(idx=8), "")
 

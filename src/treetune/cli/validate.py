@@ -152,10 +152,12 @@ def _validate_taskset(
     taskset.draw(config.num_tasks)
     resolved = {**to_plain(config), "taskset": describe(taskset, config.taskset)}
     path = output or unused(Path("runs") / f"validate--{taskset.name}--{time.strftime('%Y%m%d-%H%M%S')}")
-    opened = RunFolder.resume if resume else RunFolder.create
-    run = opened(path, CHECKS, resolved, taskset_fingerprint(taskset))
-    if resume:
+    fingerprint = taskset_fingerprint(taskset)
+    if resume:  # after a taskset was corrected too: what failed is checked again
+        run = RunFolder.resume(path, CHECKS, resolved, fingerprint, changed=True)
         run.keep(lambda check: check.rule not in RETRIED)
+    else:
+        run = RunFolder.create(path, CHECKS, resolved, fingerprint)
     console = console_for(json)
 
     async def validate() -> ValidationSummary:

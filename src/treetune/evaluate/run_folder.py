@@ -106,8 +106,8 @@ class RunFolder(Generic[R]):
     ) -> Self:
         """An existing one, refused where the config differs from the one it began with in anything that could change
         a result, or where the taskset changed; that `config.yaml` was edited makes no difference. It may ask for more
-        tasks and rollouts than before. With `changed` another taskset is no hindrance: its records will be replaced.
-        `remedy` says what else to do about one."""
+        tasks and rollouts than before. With `changed` another taskset is told, but no hindrance. `remedy` says what
+        else to do about one."""
         if not (path / FINGERPRINT).exists():
             raise ResumeError(f"{path} holds no run to resume", remedy="leave out --resume, or correct -o")
         try:
@@ -127,11 +127,12 @@ class RunFolder(Generic[R]):
         for change in changes:
             if change.startswith("endpoint.base_url:"):
                 warnings.warn(f"the run goes on at another address: {change}", stacklevel=2)
-        if not changed and (differences := began.taskset.differences(fingerprint)):
-            raise ResumeError(
-                f"the taskset changed since the run in {path} began: {'; '.join(differences)}",
-                remedy=f"{remedy}go on with the taskset as it was, or start a new run with another -o",
-            )
+        if differences := began.taskset.differences(fingerprint):
+            told = f"the taskset changed since the run in {path} began: {'; '.join(differences)}"
+            if not changed:
+                other = "go on with the taskset as it was, or start a new run with another -o"
+                raise ResumeError(told, remedy=f"{remedy}{other}")
+            warnings.warn(told, stacklevel=2)
         run = cls(path, records)
         run._acquire()
         if grown:
