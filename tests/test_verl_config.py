@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
 from conftest import ROOT
-from treetune.errors import TasksetError
+from treetune.errors import ConfigError, TasksetError
 from treetune.trainers.verl import compute_score
-from treetune_verl.tasks import resolve_tasks_into_config, run_with_tasks
+from treetune_verl.tasks import resolve_tasks_into_config, run_with_tasks, score_by_tasks
 
 # The examples leave scoring to the trainer, which is worth a warning and no more.
 pytestmark = pytest.mark.filterwarnings("ignore:nothing here can score:UserWarning")
@@ -205,12 +205,52 @@ def with_ground_truth(config: DictConfig) -> DictConfig:
     ["reward: {custom_reward_function: {path: null}}", "custom_reward_function: {path: null, name: compute_score}"],
     ids=["now", "before verl 0.7.1"],
 )
-def test_a_data_source_that_verl_cannot_score_is_refused_before_anything_is_built(declared, folder, function):
-    config = with_ground_truth(declared(function, BASIC))
-    with pytest.raises(TasksetError, match="verl itself cannot score data_source 'gsm8k'") as error:
+def test_a_data_source_that_verl_cannot_score_is_scored_by_its_tasks(declared, fake_verl, function):
+    config = with_ground_truth(declared(TRAINER, function, BASIC))
+    before = OmegaConf.to_container(config)
+    with pytest.warns(UserWarning, match="verl itself cannot score data_source 'gsm8k'.*score_by_tasks"):
         resolve_tasks_into_config(config)
-    assert "pkg://treetune.trainers.verl" in (error.value.remedy or "")
-    assert not list(folder.rglob("*.parquet"))
+    after = OmegaConf.to_container(config)
+    assert before | {"data": after["data"]} == after
+    assert {key for key in after["data"] if after["data"][key] != before["data"].get(key)} == {
+        "train_files",
+        "val_files",
+    }
+    score_by_tasks(config)
+    place = config.reward if "reward" in config else config
+    named = {"path": "pkg://treetune.trainers.verl", "name": "compute_score"}
+    assert place.custom_reward_function == named
+    fake_verl(RELEASES["0.9"])
+    again = with_ground_truth(declared(TRAINER, function, BASIC))
+    run_with_tasks(again)
+    assert (again.reward if "reward" in again else again).custom_reward_function == named
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "reward: {custom_reward_function: {path: null}, reward_model: {enable: true}}",
+        "reward: {custom_reward_function: {path: null}, reward_manager: {source: importlib}}",
+        "reward: {custom_reward_function: {path: /my/reward.py}}",
+        "reward: {custom_reward_function: {path: null}}\nleave_scoring: true",
+    ],
+)
+def test_rows_need_no_scorer_where_something_else_scores_them(declared, fake_verl, way, recwarn):
+    main_ppo = fake_verl(RELEASES["0.9"])
+    config = declared(TRAINER, way, BASIC)
+    before = OmegaConf.to_container(config.get("reward"))
+    run_with_tasks(config)
+    assert [call[0] for call in main_ppo.calls] == ["main"]
+    assert OmegaConf.to_container(config.reward) == before
+    assert not [warning for warning in recwarn if "score" in str(warning.message)]
+
+
+def test_an_environment_of_several_turns_is_refused(declared):
+    config = with_ground_truth(declared(TRAINER, BASIC))
+    for name in ("train_tasks", "val_tasks"):
+        OmegaConf.update(config, f"{name}.0.env_class", "gsm8k_multi_turn", force_add=True)
+    with pytest.raises(ConfigError, match=r"train_tasks\[0\].env_class: has episodes of several turns.*SkyRL"):
+        resolve_tasks_into_config(config)
 
 
 def test_a_data_source_that_verl_knows_is_left_to_verl(declared):
@@ -221,14 +261,18 @@ def test_a_data_source_that_verl_knows_is_left_to_verl(declared):
     assert rows_of(config.data.train_files[0])[0]["data_source"] == "openai/gsm8k"
 
 
-def test_rows_without_a_ground_truth_are_refused_where_treetune_is_to_score_them(declared, folder):
-    ours = "reward: {custom_reward_function: {path: 'pkg://treetune.trainers.verl'}}"
-    with pytest.raises(TasksetError, match="nothing can score data_source 'gsm8k'"):
-        resolve_tasks_into_config(declared(TRAINER, ours, BASIC))
+@pytest.mark.parametrize("path", ["null", "'pkg://treetune.trainers.verl'"])
+def test_rows_without_a_ground_truth_resolve_with_a_warning_and_do_not_run(declared, folder, fake_verl, path):
+    fake_verl(RELEASES["0.9"])
+    reward = f"reward: {{custom_reward_function: {{path: {path}}}}}"
+    with pytest.raises(TasksetError, match="nothing here can score data_source 'gsm8k'") as error:
+        run_with_tasks(declared(TRAINER, reward, BASIC))
+    assert "leave_scoring" in (error.value.remedy or "")
     assert not list(folder.rglob("*.parquet"))
-    config = with_ground_truth(declared(TRAINER, ours, BASIC))
-    resolve_tasks_into_config(config)
-    assert rows_of(config.data.val_files[0])[1]["reward_model"]["ground_truth"] == "3"
+    config = declared(TRAINER, reward, BASIC)
+    with pytest.warns(UserWarning, match="nothing here can score data_source 'gsm8k'"):
+        resolve_tasks_into_config(config)
+    assert len(rows_of(config.data.val_files[0])) == 5
 
 
 # Into verl, whichever release

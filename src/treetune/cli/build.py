@@ -114,12 +114,22 @@ def _build_lists(
     from treetune.cli.overrides import read_overrides
     from treetune.datasets.column_faults import refuse_column_faults
     from treetune.datasets.declared import read_declared
-    from treetune.datasets.resolve import refuse_clashes, refuse_unscorable
+    from treetune.datasets.resolve import (
+        refuse_clashes,
+        refuse_several_turns,
+        refuse_unknown_environments,
+        warn_of_unscored,
+    )
+    from treetune.datasets.scoring import Scoring, scoring_of
 
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
     declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
     # SkyRL has environments of its own, which need not be known here.
-    refuse_unscorable(declared.config, declared.lists, known=format != "skyrl", source=config)
+    refuse_unknown_environments(declared.lists, known=format != "skyrl", source=config)
+    if format == "verl":
+        warn_of_unscored(declared.config, declared.lists)
+        if scoring_of(declared.config) is not Scoring.OTHER:
+            refuse_several_turns(declared.lists, source=config)
     refuse_column_faults(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
     entries = []
     for split, tasks in declared.lists.items():

@@ -18,24 +18,11 @@ from treetune.datasets.column_faults import refuse_column_faults
 from treetune.datasets.config import filter_file
 from treetune.datasets.content import loading_faults
 from treetune.datasets.schema import clashes
+from treetune.datasets.scoring import Scoring, problems, scoring_of
 from treetune.datasets.taskset import DatasetTaskset, read_config, unknown_environment
 from treetune.errors import ConfigError, TasksetError, TreetuneError, user_code
-from treetune.plugins import load_object
+from treetune.plugins import absolute_spec, environments, folders_of, load_object
 from treetune.target import custom_class, missing_values, misspelt_keys, names_class
-
-OURS = "pkg://treetune.trainers.verl"
-"""How a verl config names our reward function."""
-
-_SCORABLE = "set ground_truth or env_class, or write reward(task, answer) in a custom_cls"
-
-VERL_SOURCES = frozenset(
-    "openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500 math_dapo math "
-    "math_dapo_reasoning numina_aops_forum numina_synthetic_math numina_amc_aime numina_synthetic_amc numina_cn_k12 "
-    "numina_olympiads codecontests apps codeforces taco hiyouga/geometry3k searchR1_nq searchR1_triviaqa "
-    "searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique searchR1_bamboogle".split()
-)
-"""The data sources that verl 0.9 scores by itself; besides these, every name that begins with `aime`."""
-
 
 AGENT = "agent_name"
 """The column that names a row's agent loop: where the joined rows have it, each must name one."""
@@ -114,28 +101,42 @@ def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None 
     tasksets = load_tasks(task_configs, cache_dir)
     refuse_unknown_environments({"tasks": tasksets})
     refuse_column_faults({"tasks": tasksets})
+    return _built_paths(tasksets)
+
+
+def _built_paths(tasksets: Sequence[DatasetTaskset]) -> list[str]:
     built = [taskset.built() for taskset in tasksets]
     refuse_clashes([taskset.name for taskset in tasksets], [sidecar for sidecar, _, _ in built])
     return [str(path) for _, path, _ in built]
 
 
 def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) -> Any:
-    """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched."""
+    """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched. A warning says which
+    rows nothing would score."""
+    lists = declared_tasks(config, cache_dir)
+    warn_of_unscored(config, lists)
+    return build_into_config(config, lists)
+
+
+def declared_tasks(config: Any, cache_dir: str | Path | None = None) -> dict[str, list[DatasetTaskset]]:
+    """The tasksets of a verl config, by the names of its lists; all their faults at once."""
     faults: list[tuple[str, str]] = []
     if config.get("data") is not None and not isinstance(config["data"], Mapping):
         faults.append(("data", f"expected keys and values, got {config['data']!r}"))
     faults += [fault for name in LISTS if _is_missing(config, name) for fault in missing_values("???", name)]
-    tasksets = {
-        name: load_tasks(config[name], cache_dir, path=name, faults=faults) for name in LISTS if config.get(name)
-    }
+    lists = {name: load_tasks(config[name], cache_dir, path=name, faults=faults) for name in LISTS if config.get(name)}
     if faults:
         raise ConfigError(faults)
-    refuse_unscorable(config, tasksets)
-    refuse_column_faults(tasksets)
-    for name, entries in tasksets.items():
-        built = [taskset.built() for taskset in entries]
-        refuse_clashes([taskset.name for taskset in entries], [sidecar for sidecar, _, _ in built])
-        _set(config, LISTS[name], [str(path) for _, path, _ in built])
+    refuse_unknown_environments(lists)
+    if scoring_of(config) is not Scoring.OTHER:
+        refuse_several_turns(lists)
+    refuse_column_faults(lists)
+    return lists
+
+
+def build_into_config(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]]) -> Any:
+    for name, tasksets in lists.items():
+        _set(config, LISTS[name], _built_paths(tasksets))
     return config
 
 
@@ -156,32 +157,32 @@ def refuse_clashes(names: Sequence[str], sidecars: Sequence[Sidecar]) -> None:
             )
 
 
-def refuse_unscorable(
-    config: Any,
-    lists: Mapping[str, Sequence[DatasetTaskset]],
-    *,
-    known: bool = True,
-    source: str = "config",
-) -> None:
-    """A row that nothing can score is found out by the trainer only after the model is loaded.
+def warn_of_unscored(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]]) -> None:
+    """A row that nothing can score is found out by the trainer only after the model is loaded."""
+    for problem in problems(config, [taskset for tasksets in lists.values() for taskset in tasksets]):
+        warnings.warn(f"{problem.message}: {problem.remedy}", stacklevel=3)
 
-    `known` says whether each `env_class` must be known here.
-    """
-    function = _reward_function(config)
-    refuse_unknown_environments(lists, known=known, source=source)
-    for taskset in [taskset for tasksets in lists.values() for taskset in tasksets]:
-        data_source = taskset.config.data_source
-        if taskset.scorer is None and (function == "" or function == OURS):
-            raise TasksetError(
-                f"nothing can score data_source {data_source!r}: it has no ground truth", remedy=_SCORABLE
-            )
-        if taskset.scorer is None and function is None:
-            warnings.warn(f"nothing here can score data_source {data_source!r}: {_SCORABLE}", stacklevel=2)
-        if function == "" and not knows_data_source(data_source):
-            raise TasksetError(
-                f"verl itself cannot score data_source {data_source!r}",
-                remedy=f"set reward.custom_reward_function to {{path: {OURS}, name: compute_score}}",
-            )
+
+def refuse_several_turns(lists: Mapping[str, Sequence[DatasetTaskset]], source: str = "config") -> None:
+    """verl's reward functions are given one answer."""
+    from treetune.formats.scorer import SEVERAL_TURNS, several_turns
+
+    faults = []
+    for name, tasksets in lists.items():
+        for number, taskset in enumerate(tasksets):
+            config = taskset.config
+            # Rows may each say that they have one turn.
+            if config.env_class is None or "max_turns" in config.extra_fields or taskset.overrides_rows:
+                continue
+            try:
+                cls = environments.resolve(absolute_spec(config.env_class, folders_of(type(taskset))))
+            except TreetuneError:
+                continue  # told as one that is not known
+            if several_turns(cls):
+                key = f"{name.removesuffix('_tasks')}_tasks[{number}].env_class"
+                faults.append((key, f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"))
+    if faults:
+        raise ConfigError(faults, source=source)
 
 
 def refuse_unknown_environments(
@@ -203,25 +204,6 @@ def refuse_unknown_environments(
         raise ConfigError(faults, source=source)
     for key, problem in faults:
         warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
-
-
-def knows_data_source(data_source: str) -> bool:
-    """Whether verl 0.9 scores rows of this source by itself."""
-    return data_source in VERL_SOURCES or data_source.startswith("aime")
-
-
-def _reward_function(config: Any) -> str | None:
-    """The path of the reward function a trainer's config names, "" where it leaves scoring to verl, None where it is
-    no trainer's config."""
-    # verl keeps an empty node in one place where the user writes into the other.
-    places = [place.get("custom_reward_function") for place in (config.get("reward"), config) if _is_node(place)]
-    nodes = [place for place in places if _is_node(place)]
-    paths = [str(node["path"]) for node in nodes if node.get("path")]
-    return (paths or [""])[0] if nodes else None
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _is_missing(config: Any, name: str) -> bool:

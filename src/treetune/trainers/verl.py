@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from treetune.datasets.resolve import resolve_tasks_into_config
+from treetune.datasets.resolve import build_into_config, declared_tasks
+from treetune.datasets.scoring import problems, score_by_tasks
 from treetune.errors import MissingExtraError, TasksetError
 from treetune.formats.note import RULE
 from treetune.formats.verl import task_to_score as _task
@@ -20,8 +21,22 @@ from treetune.trainers.one_answer import play_row, scorer_in
 
 
 def run_with_tasks(config: Any) -> Any:
-    """Resolve the tasks of a verl config and start verl's own training with it."""
-    resolve_tasks_into_config(config)
+    """Resolve the tasks of a verl config, have their rows scored, and start verl's own training with it.
+
+    Where the config names no way of scoring and verl knows none for a data source, each row is scored by its own task.
+    Rows that nothing can score are refused; `leave_scoring: true` in the config leaves all this alone.
+    """
+    lists = declared_tasks(config)
+    tasksets = [taskset for entries in lists.values() for taskset in entries]
+    if any(problems(config, tasksets)):
+        score_by_tasks(config)
+    for problem in problems(config, tasksets):
+        raise TasksetError(problem.message, remedy=problem.remedy)
+    return start(build_into_config(config, lists))
+
+
+def start(config: Any) -> Any:
+    """Start the training of the verl that is installed: what `run_ppo(config)` was before verl 0.9."""
     try:
         from verl.trainer import main_ppo
     except ImportError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from treetune.datasets.taskset import DatasetTaskset as Task
 
-__all__ = ["Task", "get_dataset_paths", "resolve_tasks_into_config", "run_with_tasks"]
+__all__ = ["Task", "get_dataset_paths", "resolve_tasks_into_config", "run_with_tasks", "score_by_tasks", "start"]
 
 
 def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
@@ -33,3 +33,17 @@ def run_with_tasks(config: Any) -> Any:
     from treetune.trainers.verl import run_with_tasks as run
 
     return run(config)
+
+
+def score_by_tasks(config: Any) -> Any:
+    """Name our reward function in a verl config that names no other way of scoring; nothing else is touched."""
+    from treetune.datasets.scoring import score_by_tasks as score
+
+    return score(config)
+
+
+def start(config: Any) -> Any:
+    """Start the training of the verl that is installed: what `run_ppo(config)` was before verl 0.9."""
+    from treetune.trainers.verl import start as begin
+
+    return begin(config)
