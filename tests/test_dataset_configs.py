@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from treetune.config import with_overrides
 from treetune.datasets.declared import read_declared
-from treetune.datasets.resolve import OURS, _reward_function, get_dataset_paths, load_tasks, resolve_tasks_into_config
+from treetune.datasets.resolve import get_dataset_paths, load_tasks, resolve_tasks_into_config
 from treetune.datasets.schema import clashes
+from treetune.datasets.scoring import OURS, Scoring, scoring_of
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.target import build_taskset, load_taskset
 
@@ -98,21 +99,30 @@ def test_agent_name_in_one_file_only_is_refused(source, tmp_path):
 # Who scores
 
 
+OWN = {"path": "my.py"}
+
+
 @pytest.mark.parametrize(
-    ("config", "path"),
+    ("config", "scoring"),
     [
-        ({"reward": {"custom_reward_function": {"path": None}}, "custom_reward_function": {"path": "my.py"}}, "my.py"),
-        ({"reward": {"custom_reward_function": {"path": OURS}}, "custom_reward_function": {"path": "my.py"}}, OURS),
-        ({"reward": {"custom_reward_function": {"path": None}}}, ""),
-        ({"custom_reward_function": {"path": None}}, ""),
-        ({"reward": "foo"}, None),
-        ({"reward": None, "custom_reward_function": "foo"}, None),
-        ({}, None),
+        (
+            {"reward": {"custom_reward_function": {"path": None}}, "custom_reward_function": OWN},
+            Scoring.OTHER,
+        ),
+        (
+            {"reward": {"custom_reward_function": {"path": OURS}}, "custom_reward_function": {"path": "my.py"}},
+            Scoring.TASKS,
+        ),
+        ({"reward": {"custom_reward_function": {"path": None}}}, Scoring.VERL),
+        ({"custom_reward_function": {"path": None}}, Scoring.VERL),
+        ({"reward": "foo"}, Scoring.UNKNOWN),
+        ({"reward": None, "custom_reward_function": "foo"}, Scoring.UNKNOWN),
+        ({}, Scoring.UNKNOWN),
     ],
 )
-def test_the_reward_function_is_the_first_that_either_place_names(config, path):
-    assert _reward_function(config) == path
-    assert _reward_function(OmegaConf.create(config)) == path
+def test_the_reward_function_is_the_first_that_either_place_names(config, scoring):
+    assert scoring_of(config) is scoring
+    assert scoring_of(OmegaConf.create(config)) is scoring
 
 
 def test_an_unknown_environment_is_told_before_anything_is_built(source, tmp_path):
