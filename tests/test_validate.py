@@ -734,7 +734,7 @@ def test_what_can_be_fixed_safely_is(tmp_path: Path, capsys: Any) -> None:
     path, out = faults.lines(tmp_path / "bad", data), tmp_path / "good.parquet"
     assert main(["validate", str(path), "--fix", str(out), "--json"]) == 1
     fixed = json.loads(capsys.readouterr().out)["fixed"]
-    assert (fixed["rows"], fixed["left_out"]) == (9, {})
+    assert (fixed["rows"], fixed["left_out"], fixed["valid"], fixed["findings"]) == (9, [], True, [])
     assert told(out) == {}
     tasks = list(read_tasks(out))
     assert [task.ground_truth for task in tasks[:2]] == [1, "1000"]
@@ -742,13 +742,83 @@ def test_what_can_be_fixed_safely_is(tmp_path: Path, capsys: Any) -> None:
     assert main(["validate", str(path), "--fix", str(out)]) == 2, "nothing is overwritten unasked"
 
 
-def test_rows_that_cannot_be_fixed_are_left_out_and_counted(tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_rows_that_cannot_be_fixed_are_left_out_and_named(kind: str, tmp_path: Path, capsys: Any) -> None:
     two = faults.row(3, env_class="aime", reward_model={"ground_truth": "5"})
-    path = faults.lines(tmp_path / "bad", [faults.row(0), faults.row(1, prompt=5), faults.row(2, prompt=...), two])
-    main(["validate", str(path), "--fix", str(tmp_path / "good.jsonl"), "--json"])
+    rows = [faults.row(0), faults.row(1, prompt=5), faults.row(2, prompt=...), two]
+    rows += [faults.row(n, reward_spec={"ground_truth": float("nan")}) for n in range(4, 16)]
+    path, out = faults.lines(tmp_path / "bad", rows), tmp_path / f"good.{kind}"
+    main(["validate", str(path), "--fix", str(out), "--json"])
     fixed = json.loads(capsys.readouterr().out)["fixed"]
-    assert (fixed["rows"], sum(fixed["left_out"].values())) == (1, 3)
-    assert fixed["left_out"]["two ground truths"] == 1
+    assert (fixed["rows"], fixed["valid"]) == (1, True)
+    assert {left["why"]: (left["file"], left["unit"], left["rows"], left["count"]) for left in fixed["left_out"]} == {
+        "prompt is a int, expected a list of messages": (str(path), "line", [2], 1),
+        "no prompt": (str(path), "line", [3], 1),
+        "two ground truths": (str(path), "line", [4], 1),
+        "a ground truth that is no number": (str(path), "line", list(range(5, 15)), 12),
+    }
+    main(["validate", str(path), "--fix", str(out), "--force"])
+    printed = capsys.readouterr().out
+    assert f"{out}: 1 row, 0 of them fixed; valid" in printed
+    assert (
+        f"left out, a ground truth that is no number: {path}, 12 lines (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, ...)"
+        in printed
+    )
+
+
+def test_what_fixing_left_faulty_is_told(tmp_path: Path, capsys: Any) -> None:
+    rows = [faults.row(0, prompt="1?"), faults.row(1, reward_spec={"ground_truth": "twelve"})]
+    path, out = faults.lines(tmp_path / "bad", rows), tmp_path / "good.parquet"
+    main(["validate", str(path), "--fix", str(out)])
+    printed = capsys.readouterr().out
+    assert f"{out}: 2 rows, 1 of them fixed; not valid yet" in printed
+    assert "left as it is, ground-truth-value: row 1: gsm8k reads" in printed
+
+
+def test_a_file_of_which_no_row_is_left_is_not_written(tmp_path: Path, capsys: Any) -> None:
+    path, out = faults.lines(tmp_path / "bad", [faults.row(0, prompt=5)]), tmp_path / "good.parquet"
+    assert main(["validate", str(path), "--fix", str(out)]) == 1
+    printed = capsys.readouterr().out
+    assert "prompt-not-messages" in printed
+    assert f"{out} was not written: no row is left" in printed
+    assert not out.exists()
+
+
+def test_fixing_is_advised_only_where_it_helps(tmp_path: Path) -> None:
+    def advised(*rows: Any) -> bool:
+        finding, *others = validate(str(faults.lines(tmp_path / "a", list(rows)))).findings
+        assert [other.rule for other in others] in ([], ["duplicate-prompts"])
+        return "--fix" in finding.fix
+
+    assert advised(faults.row(0, prompt=faults.user(role="Human")))
+    assert not advised(faults.row(0, prompt=faults.user(role="narrator")))
+    assert advised(faults.row(0, prompt=faults.user(role="narrator")), faults.row(1, prompt=faults.user(role="gpt")))
+    assert advised(faults.row(0, reward_spec={"ground_truth": "1,000"}))
+    assert not advised(faults.row(0, reward_spec={"ground_truth": "twelve"}))
+    assert not advised(faults.row(0, prompt=faults.user({"a": 1})))
+    assert not advised(*_sql_row())
+    assert not advised(faults.row(0, prompt=faults.user("7")), faults.row(1, prompt=faults.user([PART])))
+
+
+PART = {"type": "text", "text": "?"}
+
+
+def _sql_row() -> list[Any]:
+    return [asked("text2sql", "SELECT 1", db_id="pets")]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_turns_that_only_some_rows_have_are_filled_in(inside: bool, tmp_path: Path) -> None:
+    several = {"env_class": "gsm8k_multi_turn"}
+    turns: Any = {"extra_info": {"index": 1, "max_turns": 3}} if inside else {"max_turns": 3}
+    files = [
+        str(faults.parquet(tmp_path / "a", [faults.row(0, **several), faults.row(1)])),
+        str(faults.parquet(tmp_path / "b", [faults.row(2, **several, **turns)])),
+    ]
+    assert told(*files) == {"null-max-turns": [0]}
+    out = tmp_path / "good.parquet"
+    assert main(["validate", *files, "--fix", str(out)]) == 1
+    assert told(out) == {}
 
 
 def test_fixed_rows_keep_their_format(tmp_path: Path, capsys: Any) -> None:
@@ -756,7 +826,7 @@ def test_fixed_rows_keep_their_format(tmp_path: Path, capsys: Any) -> None:
     data = [faults.row(0, prompt=faults.user(role="human"), reward_spec=..., env_class=..., reward_model=reward)]
     path, out = faults.lines(tmp_path / "verl", data), tmp_path / "out.jsonl"
     main(["validate", str(path), "--fix", str(out)])
-    assert "out.jsonl: 1 row, 1 of them fixed" in capsys.readouterr().out
+    assert "out.jsonl: 1 row, 1 of them fixed; valid" in capsys.readouterr().out
     (row,) = map(json.loads, out.read_text().splitlines())
     assert (row["reward_model"], row["prompt"]) == (reward, faults.user())
     assert "reward_spec" not in row

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from treetune.finding import Severity
 from treetune.formats.sources import find
 from treetune.formats.validation import Report, validate
 from treetune.formats.validation.chunks import name_of
-from treetune.formats.validation.printed import counted, print_report
+from treetune.formats.validation.fix import Fixed
+from treetune.formats.validation.printed import counted, print_report, where
 from treetune.formats.validation.validate import split
 
 MAX_PROMPT_LENGTH = 512
@@ -49,19 +51,31 @@ def validate_files(targets: list[str], options: FileOptions, json: bool) -> int:
                 "files": report.files,
                 "gold_checked": report.gold_checked,
                 "findings": findings,
-                **({"fixed": msgspec.to_builtins(fixed)} if fixed is not None else {}),
+                **({"fixed": {**msgspec.to_builtins(fixed), "valid": fixed.ok}} if fixed is not None else {}),
             }
         )
     else:
         print_report(report, console)
         if fixed is not None:
-            left = "".join(f"; {count:,} left out: {why}" for why, count in fixed.left_out.items())
-            console.print(
-                f"{fixed.path}: {counted(fixed.rows, 'row')}, {fixed.changed:,} of them fixed{left}",
-                markup=False,
-                soft_wrap=True,
-            )
+            _print_fixed(fixed, console)
     return 0 if report.ok else 1
+
+
+def _print_fixed(fixed: Fixed, console: Any) -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    if fixed.rows:
+        verdict = "valid" if fixed.ok else "not valid yet"
+        say(f"{fixed.path}: {counted(fixed.rows, 'row')}, {fixed.changed:,} of them fixed; {verdict}")
+    else:
+        say(f"{fixed.path} was not written: no row is left")
+    for left in fixed.left_out:
+        rows = f"{', '.join(map(str, left.rows))}{', ...' if left.count > len(left.rows) else ''}"
+        say(f"  left out, {left.why}: {left.file}, {counted(left.count, left.unit)} ({rows})")
+    for finding in fixed.findings:
+        if finding.severity is Severity.ERROR:
+            say(f"  left as it is, {finding.rule}: {where(finding)}: {finding.found}")
 
 
 def _refuse_contradictions(targets: list[str], options: FileOptions) -> None:
@@ -141,4 +155,7 @@ def _fixed(targets: list[str], options: FileOptions, report: Report) -> Any:
     sources = training or held_out
     formats = [report.formats[name] for name in map(name_of, sources) if name in report.formats]
     format = options.format or (formats[0] if formats else "skyrl")
-    return write_fixed(readable_batches(sources), options.fix, format, report.formats)
+    turns = any(one.rule == "null-max-turns" and one.found.startswith("max_turns") for one in report.findings)
+    return write_fixed(
+        readable_batches(sources), options.fix, format, report.formats, turns=turns, environments=options.env
+    )

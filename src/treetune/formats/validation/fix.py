@@ -6,19 +6,24 @@ a prompt that was plain text, a role under another name, columns where the envir
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from treetune.contract import Contract, Stored, contract_of
-from treetune.errors import TreetuneError
+from treetune.errors import EmptyTasksetError, TreetuneError
+from treetune.finding import SHOWN, Finding, Severity
 from treetune.formats.batch import Batch, Row
-from treetune.formats.format import named
+from treetune.formats.format import Format, named
+from treetune.formats.sources import Kind, kind_of
+from treetune.formats.validation.row import RowCheck
+from treetune.formats.values import json_line, pruned
 from treetune.formats.writing import write_tasks
-from treetune.plugins import environments
+from treetune.plugins import environments as known_environments
 from treetune.task import Task
 
 ROLES = {
@@ -32,40 +37,110 @@ ROLES = {
 """Names that other chat formats have for our roles."""
 
 
+class LeftOut(msgspec.Struct):
+    """Rows that are no tasks whatever is done, and so are not in the fixed file."""
+
+    why: str
+    file: str
+    unit: str
+    rows: list[int] = []
+    """The first ten."""
+    count: int = 0
+
+
 class Fixed(msgspec.Struct):
     """What `--fix` wrote."""
 
     path: str
     rows: int = 0
     changed: int = 0
-    left_out: dict[str, int] = {}
-    """Rows that are no tasks whatever is done, by the reason."""
+    left_out: list[LeftOut] = []
+    findings: list[Finding] = []
+    """What `validate` says about it: not everything can be fixed."""
+
+    @property
+    def ok(self) -> bool:
+        return self.rows > 0 and all(finding.severity is not Severity.ERROR for finding in self.findings)
 
 
-def write_fixed(batches: Iterable[Batch], path: str | Path, format: str, formats: Mapping[str, str]) -> Fixed:
-    """Write the rows as rows of `format`, fixed. `formats`: of the files that are read, where it is another."""
+def write_fixed(
+    batches: Iterable[Batch],
+    path: str | Path,
+    format: str,
+    formats: Mapping[str, str],
+    *,
+    turns: bool = False,
+    environments: Collection[str] = (),
+) -> Fixed:
+    """Write the rows as rows of `format`, fixed, and check what was written.
+
+    `formats`: of the files that are read, where it is another. `turns`: whether some rows have a column `max_turns`.
+    `environments`: ids that are registered elsewhere.
+    """
     result = Fixed(str(path))
-    left_out: Counter[str] = Counter()
+    left_out: dict[tuple[str, str], LeftOut] = {}
+    write = named(format)
+    plain_json = kind_of(Path(path)) is not Kind.PARQUET
 
     def tasks() -> Iterator[Task]:
         for batch in batches:
             read = named(formats.get(batch.source, format))
-            for row in batch.rows:
+            for number, row in zip(batch.numbers, batch.rows, strict=True):
                 try:
-                    if contradicts(row):
-                        raise TreetuneError("two ground truths")
-                    task = read.task_of_pruned(fixed(row))
-                    if not task.messages:
-                        raise TreetuneError("no prompt")
+                    task = _task(row, read, turns)
+                    written = write.row_of(task)
+                    _refuse_unwritable(written, plain_json)
                 except TreetuneError as error:
-                    left_out[error.message.partition(":")[0]] += 1
+                    why = error.message.partition(":")[0]
+                    left = left_out.setdefault((why, batch.source), LeftOut(why, batch.source, batch.unit))
+                    left.count += 1
+                    left.rows = [*left.rows, number][:SHOWN]
                     continue
-                result.changed += _differs(row, named(format).row_of(task))
+                result.changed += _differs(row, written)
                 yield task
 
-    result.rows = write_tasks(tasks(), path, format, scorer="rule", check=False)
-    result.left_out = dict(left_out)
+    with suppress(EmptyTasksetError):  # all rows are left out, each with its reason
+        result.rows = write_tasks(tasks(), path, format, scorer="rule", check=False)
+    result.left_out = list(left_out.values())
+    if result.rows:
+        from treetune.formats.validation.validate import validate
+
+        result.findings = validate(path, format=format, environments=environments).findings
     return result
+
+
+def helps(rule: str, row: Row, check: RowCheck) -> bool:
+    """Whether a row that breaks a rule breaks it no more when it is fixed."""
+    format = named(check.format)
+    try:
+        written = pruned(format.row_of(_task(row, format)))
+    except TreetuneError:
+        return False
+    return all(found != rule for found, _ in check(written))
+
+
+def _task(row: Row, format: Format, turns: bool = False) -> Task:
+    """The task of a row, fixed; raises where it is none whatever is done."""
+    if contradicts(row):
+        raise TreetuneError("two ground truths")
+    task = format.task_of_pruned(fixed(row, turns=turns))
+    if not task.messages:
+        raise TreetuneError("no prompt")
+    truth = task.ground_truth
+    if isinstance(truth, float) and not math.isfinite(truth):
+        raise TreetuneError("a ground truth that is no number")
+    return task
+
+
+def _refuse_unwritable(row: Row, plain_json: bool) -> None:
+    """Raises for text that is no Unicode, and for NaN where it would be JSON."""
+    if plain_json:
+        json_line(row)
+    else:
+        try:
+            msgspec.json.encode(row)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise TreetuneError(f"a value that cannot be written: {error}") from None
 
 
 def contradicts(row: Row) -> bool:
@@ -77,13 +152,18 @@ def contradicts(row: Row) -> bool:
     return one is not None and two is not None and str(one) != str(two)
 
 
-def fixed(row: Row) -> Row:
-    """A row, fixed where that is safe. What the writer does anyway (types of ground truths, columns) is left to it."""
+def fixed(row: Row, *, turns: bool = False) -> Row:
+    """A row, fixed where that is safe. What the writer does anyway (types of ground truths, columns) is left to it.
+
+    `turns`: put the turns of a row that has none into a column, for other rows have it.
+    """
     row = dict(row)
     if (prompt := row.get("prompt")) is not None:
         row["prompt"] = _messages(prompt)
     env_class = row.get("env_class")
-    contract = contract_of(env_class) if isinstance(env_class, str) and env_class in environments.names() else None
+    contract = (
+        contract_of(env_class) if isinstance(env_class, str) and env_class in known_environments.names() else None
+    )
     if contract is not None:
         spec = row.get("reward_spec")
         if isinstance(spec, dict) and "ground_truth" in spec:
@@ -92,6 +172,8 @@ def fixed(row: Row) -> Row:
             extra = row.get("extra_info", {})
             if isinstance(extra, dict):
                 row["extra_info"] = {"max_turns": contract.max_turns, **extra}
+            if turns:
+                row["max_turns"] = contract.max_turns
     return row
 
 

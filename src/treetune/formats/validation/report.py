@@ -9,6 +9,8 @@ import msgspec
 from treetune.finding import SHOWN, Finding, Severity
 from treetune.formats.validation.rules import RULES
 
+ADVICE = ", or `--fix OUT.parquet`"
+
 
 class Report(msgspec.Struct):
     rows: int = 0
@@ -38,6 +40,11 @@ class Report(msgspec.Struct):
         """Whether it can be trained on: warnings may stay."""
         return not self.errors
 
+    def is_shown(self, rule: str, file: str) -> bool:
+        """Whether another row that breaks a rule would be told by its number."""
+        told = self.by_place.get((rule, file))
+        return told is None or len(told.rows) < SHOWN
+
     def add(
         self,
         rule: str,
@@ -47,13 +54,18 @@ class Report(msgspec.Struct):
         unit: str = "row",
         *,
         count: int | None = None,
+        helps: bool = True,
     ) -> None:
-        """Some rows, or without numbers the whole file, break a rule. `numbers` may be only the first of `count`."""
+        """Some rows, or without numbers the whole file, break a rule. `numbers` may be only the first of `count`.
+
+        `helps`: whether `--fix` does, if it can fix what breaks this rule at all.
+        """
         told = self.by_place.get((rule, file))
         if told is None:
-            severity, expected, fix, fixable = RULES[rule]
-            fix = f"{fix}, or `--fix OUT`" if fixable else fix
+            severity, expected, fix, _ = RULES[rule]
             told = self.by_place[rule, file] = Finding(rule, severity, file, unit, [], 0, found, expected, fix)
+        if helps and RULES[rule].fixable and not told.fix.endswith(ADVICE):
+            told.fix += ADVICE
         if len(told.rows) < SHOWN or any(number < told.rows[-1] for number in numbers):
             # In any order: gold answers are tried many at a time.
             told.rows = sorted([*told.rows, *map(int, numbers)])[:SHOWN]

@@ -35,7 +35,9 @@ RULES = {
     "unreadable": _error("a whole file of the kind that its name says", "write it again"),
     "no-rows": _error("at least one row", "trainers' loaders fail on an empty file: leave it out"),
     "unknown-ending": _error(
-        "a name in .parquet, .json or .jsonl: SkyRL takes others for datasets of the hub", "rename it", True
+        "a name in .parquet, .json or .jsonl: SkyRL takes others for datasets of the hub",
+        "rename it (first unpack what is compressed)",
+        True,
     ),
     "unsupported-type": _error("types that `datasets` knows", "write it again with plain types", True),
     "type-differs": _error(

@@ -175,7 +175,9 @@ def report_shape(shape: Shape, file: str, unit: str, report: Report) -> None:
         first, numbers, count = told.get(rule, (found, set(), 0))
         told[rule] = (first, numbers.union(rows.first), max(count, rows.count))
     for rule, (found, numbers, count) in told.items():
-        report.add(rule, file, found, sorted(numbers)[:SHOWN], unit, count=max(count, len(numbers)))
+        # No parquet column holds messages of which some have text and others lists.
+        fixable = not (rule == "mixed-types" and found.startswith("prompt"))
+        report.add(rule, file, found, sorted(numbers)[:SHOWN], unit, count=max(count, len(numbers)), helps=fixable)
 
 
 def schema_feature(schema: pa.Schema) -> dict[str, Feature]:

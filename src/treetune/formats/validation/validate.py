@@ -18,11 +18,13 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.formats.format import detect, named
 from treetune.formats.sources import File, HubName, Kind, Sources, find
 from treetune.formats.validation.chunks import Chunk, chunks_of, name_of
+from treetune.formats.validation.fix import helps
 from treetune.formats.validation.json_types import JsonTypes
 from treetune.formats.validation.prompts import key_of
 from treetune.formats.validation.repeats import Repeats, is_validation
 from treetune.formats.validation.report import Report
 from treetune.formats.validation.row import RowCheck
+from treetune.formats.validation.rules import RULES
 from treetune.formats.validation.screen import Screened
 from treetune.formats.validation.shape import (
     Feature,
@@ -164,7 +166,9 @@ class _Run:
         for position, row in zip(positions, rows, strict=True):
             number = chunk.numbers[int(position)]
             for rule, found in check(row):
-                self.report.add(rule, chunk.file, found, (number,), chunk.unit)
+                # Fixing is tried on the rows that are shown: that tells whether to advise it.
+                fixable = RULES[rule].fixable and self.report.is_shown(rule, chunk.file) and helps(rule, row, check)
+                self.report.add(rule, chunk.file, found, (number,), chunk.unit, helps=fixable)
             if chunk.given:
                 turns.take(chunk.given[int(position)], number, check)
         if chunk.table is not None:
