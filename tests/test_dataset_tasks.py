@@ -640,6 +640,33 @@ def test_a_build_that_is_killed_leaves_nothing_that_looks_finished(source, tmp_p
     assert not list((tmp_path / "cache").glob(".*tmp*"))
 
 
+def test_copies_of_sources_are_listed_and_pruned_with_what_was_built_from_them(source, tmp_path, treetune):
+    own = {"HF_HOME": str(tmp_path / "home"), "HF_DATASETS_CACHE": str(tmp_path / "hf")}
+    task = load_task(source(prompt_template="{question}"))
+    task.get_parquet_path()
+    (copy,) = (path for path in (tmp_path / "hf" / "treetune").glob("*/*") if path.is_dir())
+    assert list(copy.rglob("*.arrow"))
+    listed = treetune("cache", "list", "--json", **own).json
+    assert [entry["path"] for entry in listed["copies"]] == [str(copy)]
+    assert treetune("cache", "prune", "--older-than", "1", "--json", **own).json["copies"] == []
+    os.utime(copy, (10**9, 10**9))
+    assert treetune("cache", "prune", "--older-than", "1", "--json", **own).json["freed"] > 0
+    assert not copy.exists()
+    assert len(rows_of(source(prompt_template="{question}!"))) == 3
+
+
+def test_a_copy_that_is_being_built_from_is_not_pruned(source, tmp_path):
+    from treetune.datasets.copies import copies, prune_copies
+
+    task = load_task(source(prompt_template="{question}"))
+    opened = task.open_source()
+    assert prune_copies(task.cache_dir, older_than_days=None, all=True) == []
+    assert sum(len(batch) for batch in opened.batches()) == 3
+    del opened
+    assert len(prune_copies(task.cache_dir, older_than_days=None, all=True)) == 1
+    assert copies(task.cache_dir) == []
+
+
 # Faults
 
 

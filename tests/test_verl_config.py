@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -410,3 +414,32 @@ def test_a_reward_that_fails_is_an_error_and_never_a_zero(declared, folder):
     assert [scored(answer)["score"] for answer in ("5", "five")] == [0.5, 0.0]
     with pytest.raises(TasksetError, match=r"row 3 of gsm8k could not be scored.*an empty answer"):
         scored("")
+
+
+INSTALLED = """
+import json, sys, treetune, treetune_recipe, yaml
+from pathlib import Path
+from treetune_verl.tasks import get_dataset_paths
+site = Path(sys.argv[1])
+assert all(Path(module.__file__).is_relative_to(site) for module in (treetune, treetune_recipe))
+recipe = yaml.safe_load((site / "treetune_recipe/math/config/math_grpo.yaml").read_text())
+tasks = recipe["train_tasks"] + recipe["val_tasks"]
+for task in tasks:
+    task["loading_params"] = {"args": ["json"], "kwargs": {"data_files": "gsm8k.jsonl", "split": "train"}}
+print(json.dumps(get_dataset_paths(tasks)))
+"""
+
+
+def test_the_recipe_works_where_only_the_wheel_is_installed(folder):
+    """The packages that the wheel is made of, in a folder of their own; run from a folder that knows no clone."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    site = folder / "site"
+    for package in wheel["packages"]:
+        shutil.copytree(ROOT / package, site / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALLED, site],
+        cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(site)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(json.loads(done.stdout)[0]).to_pylist()
+    assert [row["reward_model"]["ground_truth"] for row in rows] == [str(n + 2) for n in range(5)]

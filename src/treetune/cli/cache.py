@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
 
     from treetune.datasets.cache import Cache, Entry
+    from treetune.datasets.copies import Copy
 
 cache_app = typer.Typer(
     help="Built datasets: list them, show what one was built from, remove them.",
@@ -31,15 +34,23 @@ def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     from rich.filesize import decimal
 
     from treetune.cli.output import console_for, print_json
+    from treetune.datasets.copies import copies, copies_folder
 
     cache = _cache(cache_dir)
-    entries = cache.entries()
+    entries, kept = cache.entries(), copies(cache.folder)
     size = sum(entry.size for entry in entries)
     if json:
         shown = [_plain(cache, entry) for entry in entries]
-        return print_json({"cache_dir": str(cache.folder), "size": size, "entries": shown})
-    total = f"{len(entries)} built in {cache.folder}, {decimal(size)}"
-    return _print(console_for(False), entries, total if entries else f"nothing is built in {cache.folder}")
+        return print_json({"cache_dir": str(cache.folder), "size": size, "entries": shown, "copies": _copies(kept)})
+    total = (
+        f"{len(entries)} built in {cache.folder}, {decimal(size)}" if entries else f"nothing is built in {cache.folder}"
+    )
+    if kept:
+        room = decimal(sum(copy.size for copy in kept))
+        total += (
+            f"\n{len(kept)} copies of source files in {copies_folder(cache.folder)}, {room}; prune removes them too"
+        )
+    return _print(console_for(False), entries, total)
 
 
 @cache_app.command("show")
@@ -73,22 +84,26 @@ def prune_command(
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """Remove built files. One that is being built right now stays."""
+    """Remove built files, and the copies of their sources that the datasets library keeps. What is being built right
+    now stays."""
     from rich.filesize import decimal
 
     from treetune.cli.output import console_for, print_json
+    from treetune.datasets.copies import prune_copies
     from treetune.errors import UsageError
 
     if older_than is None and not all and not damaged:
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
     cache = _cache(cache_dir)
     removed = cache.prune(older_than_days=older_than, all=all, damaged=damaged)
-    freed = sum(entry.size for entry in removed)
+    copies = prune_copies(cache.folder, older_than_days=older_than, all=all)
+    freed = sum(entry.size for entry in removed) + sum(copy.size for copy in copies)
     if json:
         shown = [_plain(cache, entry) for entry in removed]
-        return print_json({"cache_dir": str(cache.folder), "freed": freed, "removed": shown})
-    total = f"{len(removed)} removed from {cache.folder}, {decimal(freed)} freed"
-    return _print(console_for(False), removed, total if removed else "nothing to remove")
+        removals = {"freed": freed, "removed": shown, "copies": _copies(copies)}
+        return print_json({"cache_dir": str(cache.folder), **removals})
+    total = f"{len(removed)} removed from {cache.folder}, with {len(copies)} copies of sources; {decimal(freed)} freed"
+    return _print(console_for(False), removed, total if removed or copies else "nothing to remove")
 
 
 def _cache(cache_dir: Path | None) -> Cache:
@@ -142,6 +157,10 @@ def _plain(cache: Cache, entry: Entry) -> dict[str, Any]:
         "state": entry.state,
         "fault": entry.fault,
     }
+
+
+def _copies(copies: Iterable[Copy]) -> list[dict[str, Any]]:
+    return [{"path": str(copy.path), "size": copy.size, "last_used": copy.last_used} for copy in copies]
 
 
 def _print(console: Console, entries: list[Entry], total: str) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from treetune.datasets.config import LoadingParams
 from treetune.datasets.content import names_hub
+from treetune.datasets.copies import Hold
 from treetune.datasets.hub import offline_where_unreachable
 from treetune.datasets.source_faults import fault_of
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
@@ -31,9 +32,12 @@ ROWS = 10_000
 class Source:
     """An opened dataset."""
 
-    def __init__(self, dataset: Any, *, params: LoadingParams | None = None, fresh: bool = False) -> None:
+    def __init__(
+        self, dataset: Any, *, params: LoadingParams | None = None, fresh: bool = False, held: Hold | None = None
+    ) -> None:
         self._dataset = dataset
         self._params = params
+        self._held = held  # the copy it reads stays as long as this lives
         # Straight from load_dataset; one that was transformed may list files it no longer equals.
         self._fresh = fresh
 
@@ -129,17 +133,19 @@ def made_source(dataset: Any, whose: str) -> Source:
     raise TasksetError(f"build_dataset() of {whose} gave a {type(dataset).__name__}, not a dataset", remedy=remedy)
 
 
-def open_source(params: LoadingParams, contents: str | None = None) -> Source:
+def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
     """Load what `loading_params` names; with no split given, the only one there is.
 
-    `contents` identifies the bytes of local files. The library knows them by their time of change alone, and would give
-    the old rows of a file that was changed and dated back, so each content has a cache of its own.
+    `copy` is where the library keeps its copy of local files, named after their bytes. It knows them by their time of
+    change alone, and would give the old rows of a file that was changed and dated back.
     """
     import datasets
 
     kwargs = dict(params.kwargs)
-    if contents is not None and "cache_dir" not in kwargs:
-        kwargs["cache_dir"] = str(Path(datasets.config.HF_DATASETS_CACHE) / "treetune" / contents)
+    held = None
+    if copy is not None and "cache_dir" not in kwargs:
+        kwargs["cache_dir"] = str(copy)
+        held = Hold(copy)
     were_disabled = datasets.are_progress_bars_disabled()
     from_hub = names_hub(params.args, kwargs)
     try:
@@ -162,7 +168,7 @@ def open_source(params: LoadingParams, contents: str | None = None) -> Source:
                 f"{params.args[0]!r} has several splits: {', '.join(dataset)}", remedy="set loading_params.kwargs.split"
             )
         (dataset,) = dataset.values()
-    return Source(dataset, params=params, fresh=True)
+    return Source(dataset, params=params, fresh=True, held=held)
 
 
 def _streamed(files: list[str]) -> Iterator[pa.RecordBatch]:

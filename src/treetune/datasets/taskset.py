@@ -95,6 +95,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         """What is in the cache (building it if need be), where, and whether it was there already."""
         cache, key = Cache(self.cache_dir), self.cache_key(format)
         sidecar, hit = cache.get_or_build(key, lambda path: self._build(path, format, engine, on_rows), force=force)
+        self._opened = None
         return sidecar, cache.path(key), hit
 
     def cache_key(self, format: Format = "verl") -> str:
@@ -171,10 +172,12 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
             return made_source(self.build_dataset(), type(self).__name__)
 
     def _loaded_source(self) -> Source:
+        from treetune.datasets.copies import copies_folder
         from treetune.datasets.source import open_source
 
         contents = self._contents()
-        return open_source(self.config.loading_params, digest(contents) if contents else None)
+        copy = copies_folder(self.cache_dir) / digest(contents) if contents else None
+        return open_source(self.config.loading_params, copy)
 
     @property
     def overrides_rows(self) -> bool:
