@@ -137,7 +137,7 @@ def test_an_evaluation_on_a_server_that_is_not_there_says_what_it_waits_for(tmp_
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.thorough), "1"])
 def test_the_memory_of_abandoned_episodes_is_given_back(tmp_path, workers):
     (tmp_path / "holds.py").write_text(
         "from treetune import Environment, Step, Task, Taskset\n"

@@ -78,7 +78,7 @@ def _fresh():
 WRONG = ["none", "exit", "reward nan", "reward text", "done text", "info none", "info keys", "loop"]
 
 
-@BOTH
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("nonsense", WRONG)
 def test_an_environment_that_answers_nonsense_is_at_fault_and_only_its_episode_ends(nonsense, workers):
     async def play():
@@ -351,6 +351,7 @@ def test_a_page_that_pretends_to_be_this_machine_cannot_play():
 # Memory
 
 
+@pytest.mark.thorough
 def test_of_abandoned_episodes_nothing_is_left():
     """Two rounds: what the first leaves behind, the second does not add to."""
 

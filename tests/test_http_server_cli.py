@@ -61,6 +61,7 @@ def test_a_port_that_is_taken_is_told(tmp_path, treetune):
     assert (result.code, "cannot listen" in result.err) == (2, True)
 
 
+@pytest.mark.thorough
 def test_a_thousand_clients_that_vanish_leave_nothing_behind(tmp_path):
     options = ["--http", ":0", "-w", "1", "--max-episodes", "3000", "--episode-idle", "1", "--metrics", ":0"]
 

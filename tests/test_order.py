@@ -92,7 +92,7 @@ def shuffled(count: int, seed: int) -> list[int]:
     return positions
 
 
-@pytest.mark.parametrize("count", [16, 64, 65, 100, 289])
+@pytest.mark.parametrize("count", [16, 65, *(pytest.param(n, marks=pytest.mark.thorough) for n in (64, 100, 289))])
 @pytest.mark.parametrize("over", ["seeds", "epochs"])
 def test_there_is_no_more_structure_than_in_a_true_shuffle(count, over):
     number = 1500

@@ -167,6 +167,7 @@ def test_what_is_under_way_may_end_when_the_server_is_told_to_stop(tmp_path, add
         assert server.process.wait(30) == 0
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_garbage_messages_change_nothing(tmp_path):
     with serve(tmp_path, "arithmetic", "--zmq", "tcp://127.0.0.1:0", "-w", "1", "-m", "scripted:gold") as server:
         socket = zmq.Context.instance().socket(zmq.DEALER)

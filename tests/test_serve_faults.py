@@ -380,6 +380,7 @@ def test_the_fault_is_absent(check, double, tmp_path):
     asyncio.run(check(real, tmp_path))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("check", "double"), FAULTS.values(), ids=FAULTS)
 def test_its_check_would_find_it(check, double, tmp_path):
     async def faulty(taskset, workers=0, models=GOLD, **options):
