@@ -53,13 +53,27 @@ def rows_of(path: Path) -> list[Any]:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        return pq.read_table(path).to_pylist()  # type: ignore[no-any-return]
+        table = pq.read_table(path)
+        return [
+            {field.name: decoded(row[field.name], field.type) for field in table.schema} for row in table.to_pylist()
+        ]
     text = path.read_text(encoding="utf-8-sig")
     try:
         data = json.loads(text)
     except ValueError:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     return data if isinstance(data, list) else [data]
+
+
+def decoded(value: Any, kind: Any) -> Any:
+    """A value of parquet; what has Arrow's type for JSON is parsed."""
+    if value is None:
+        return None
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return json.loads(value)
+    if isinstance(value, dict) and kind.num_fields:
+        return {field.name: decoded(value[field.name], field.type) for field in kind}
+    return [decoded(item, kind.value_type) for item in value] if isinstance(value, list) else value
 
 
 def compare(messages: Any, env_class: Any, extras: dict[str, Any], written: dict[str, Any]) -> None:

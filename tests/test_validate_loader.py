@@ -14,6 +14,8 @@ import pytest
 import faults
 import mutations
 import venvs
+from treetune import Task
+from treetune.formats import write_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +134,19 @@ def test_files_go_together_where_the_loader_puts_them_together(tmp_path: Path) -
     apart = [paths for paths, ok in results.items() if not ok]
     assert 50 < len(apart) < 250
     assert sorted(broken(list(results), tmp_path)) == sorted(apart)
+
+
+def test_environments_with_ground_truths_of_two_types_are_mixed_in_one_file(tmp_path: Path) -> None:
+    numbers = [Task(prompt=f"{n} + 0?", env_class="gsm8k", reward_spec={"ground_truth": n}) for n in range(3)]
+    names = [Task(prompt=f"{n}?", env_class="search", reward_spec={"ground_truth": ["007", "é"]}) for n in range(3)]
+    apart = []
+    for name, tasks in (("gsm8k", numbers), ("search", names)):
+        apart.append(tmp_path / f"{name}.parquet")
+        write_tasks(tasks, apart[-1], "skyrl")
+    write_tasks([*numbers, *names], tmp_path / "mixed.parquet", "skyrl")
+    asked = groups([apart, tmp_path / "mixed.parquet"])
+    assert list(validated(asked, tmp_path).values()) == [False, True]
+    assert list(broken(asked, tmp_path)) == asked[:1]
 
 
 def test_prompts_are_as_long_as_the_loader_says(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from treetune import Task
 from treetune.cli.app import run as main
 from treetune.errors import TreetuneError
-from treetune.formats import write_tasks
+from treetune.formats import read_rows, read_tasks, write_tasks
 from treetune.formats.validation import validate
 
 CONTENTS = st.sampled_from(["1 + 1?", "7", "2024-01-01", "", "<|im_end|>", [{"type": "text", "text": "?"}], [], None])
@@ -126,6 +128,35 @@ def test_contents_of_two_types_are_for_json_lines(tmp_path: Path) -> None:
         write_tasks(tasks, tmp_path / "rows.parquet", "skyrl")
     assert write_tasks(tasks, tmp_path / "rows.jsonl", "skyrl") == 2
     assert validate(tmp_path / "rows.jsonl").ok
+
+
+@pytest.mark.parametrize("batch", [2, 10_000])
+def test_search_and_gsm8k_go_into_one_file(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treetune.formats.writing.BATCH", batch)
+    numbers = [Task(prompt=f"{n} + 0?", env_class="gsm8k", reward_spec={"ground_truth": n}) for n in range(5)]
+    names = [Task(prompt=f"{n}?", env_class="search", reward_spec={"ground_truth": ["Paris"]}) for n in range(3)]
+    path = tmp_path / "mixed.parquet"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_tasks([*numbers, *names], path, "skyrl")
+    assert list(read_tasks(path)) == [*numbers, *names]
+    assert [row["reward_spec"]["ground_truth"] for row in read_rows(path)][4:6] == ["4", {"target": ["Paris"]}]
+    kind = pq.read_schema(path).field("reward_spec").type.field("ground_truth").type
+    assert kind.extension_name == "arrow.json", "which `datasets` gives as the values"
+    with pytest.raises(TreetuneError, match=r"mixed-types[^$]*parquet"):
+        write_tasks([*numbers, *names], tmp_path / "mixed.jsonl", "skyrl")
+
+
+def test_files_that_do_not_go_together_are_written_together(tmp_path: Path, capsys: Any) -> None:
+    files = [str(tmp_path / f"{name}.parquet") for name in ("a", "b")]
+    write_tasks([Task(prompt="0?", env_class="gsm8k", reward_spec={"ground_truth": 0})], files[0], "skyrl")
+    write_tasks([Task(prompt="1?", env_class="search", reward_spec={"ground_truth": ["Paris"]})], files[1], "skyrl")
+    assert main(["validate", *files]) == 1
+    for number, command in enumerate((["convert", *files, "--to", "skyrl"], ["validate", *files, "--fix"])):
+        out = str(tmp_path / f"out{number}.parquet")
+        command.insert(3 if "convert" in command else 4, out)
+        main(command)
+        assert validate(out).ok
 
 
 def test_convert_refuses_too_unless_told_otherwise(tmp_path: Path, capsys: Any) -> None:

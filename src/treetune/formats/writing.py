@@ -142,19 +142,22 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format) -> int:
                 break
         else:
             return _told(writer, format)
-    # From the beginning: text among the ground truths stays text, and the others become text, their original noted.
+    # From the beginning. SkyRL's environments need each its own type, so the column is JSON; elsewhere text among the
+    # ground truths stays text, and the others become text, their original noted.
+    as_json = format.name == "skyrl"
     earlier = path.with_name(f"{path.name}.earlier.parquet")
     done: Iterable[Scored] = ()
     if path.exists():
         path.rename(earlier)
         done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))
-    warnings.warn(
-        "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
-        stacklevel=4,
-    )
+    if not as_json:
+        warnings.warn(
+            "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
+            stacklevel=4,
+        )
     with ExactParquet(path) as writer:
         for some in _batched(chain(done, batch, chain.from_iterable(batches))):
-            _put(writer, some, format, text_truth=True)
+            _put(writer, some, format, text_truth=not as_json, as_json=as_json)
     earlier.unlink(missing_ok=True)
     return _told(writer, format)
 
@@ -164,16 +167,20 @@ def _batched(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
         yield batch
 
 
-def _put(writer: ExactParquet, tasks: list[Scored], format: Format, **options: Any) -> None:
-    from treetune.formats.parquet import table_of
+def _put(
+    writer: ExactParquet, tasks: list[Scored], format: Format, *, text_truth: bool = False, as_json: bool = False
+) -> None:
+    from treetune.formats.parquet import json_truths, table_of, with_json_truth
 
     rows = []
     for number, (task, scorer) in enumerate(tasks, writer.rows):
         try:
-            rows.append(format.row_of(task, scorer=scorer, **options))
+            row = format.row_of(task, scorer=scorer, text_truth=text_truth)
+            rows.append(with_json_truth(row) if as_json else row)
         except TasksetError as error:
             raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
-    writer.write(table_of(rows, strict_truths=True))
+    table = table_of(rows, strict_truths=True)
+    writer.write(json_truths(table) if as_json else table)
 
 
 def _told(writer: ExactParquet, format: Format) -> int:
