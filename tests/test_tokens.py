@@ -273,6 +273,38 @@ def test_tool_calls_that_are_not_the_ones_that_were_sampled_begin_a_new_sequence
     assert len(tokens.sequences) == 5
 
 
+def test_thoughts_and_calls_in_a_templates_own_words_keep_their_tokens():
+    def words(messages: list[Any]) -> str:
+        def written(m: Any) -> str:
+            if m["role"] != "assistant":
+                return m["content"]
+            calls = [c["function"] for c in m.get("tool_calls") or []]
+            args = [f"<arg={key}>\n{value}\n</arg>" for c in calls for key, value in c["arguments"].items()]
+            shown = "".join(f"<call={c['name']}>" for c in calls) + "".join(args)
+            return f"<think>\n{m.get('reasoning_content', '')}\n</think>\n\n{m['content']}{shown}"
+
+        return plain([{**m, "content": written(m)} for m in messages]) + "<think>\n"
+
+    class WithPrompt(Letters):
+        def apply_chat_template(self, messages, tokenize=True, add_generation_prompt=True, **_):
+            text = self.template(messages)
+            text = text if add_generation_prompt else text.removesuffix("<start>assistant\n<think>\n")
+            return self(text)["input_ids"] if tokenize else text
+
+    tokenizer = WithPrompt(words)
+    chat, tokens = ChatTokens(tokenizer), Tokens()
+    call = {"type": "function", "function": {"name": "find", "arguments": '{"what": "tea"}'}}
+    said = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]}
+    sampled = "hm</think><call=find><arg=what>tea</arg><end>"
+    messages = [{"role": "user", "content": "Where?"}]
+    for _ in range(3):
+        tokens.add_turn(chat.next_prompt(messages, tokens), tokenizer(sampled)["input_ids"], message=said)
+        messages = [*messages, said, {"role": "tool", "content": "There."}]
+    (sequence,) = tokens.sequences
+    assert tokenizer.decode(sequence.sampled) == sampled * 3
+    assert tokenizer.decode(sequence.ids).count("<end>\n<start>tool\nThere.<end>\n<start>assistant\n<think>\n") == 2
+
+
 def test_a_template_that_takes_arguments_only_as_text_gets_text():
     def text_only(messages: list[Any]) -> str:
         calls = ["".join(c["function"]["arguments"] + "" for c in m.get("tool_calls") or []) for m in messages]

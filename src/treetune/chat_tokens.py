@@ -96,33 +96,54 @@ class ChatTokens:
     def _added_after(
         self, messages: Sequence[Message], answer: int, given: str, now: str, last: LastTurn, continues: bool
     ) -> str | None:
-        """What the template adds after an answer that it writes otherwise than it was sampled: found with a mark in the
-        answer's place. None where the conversation is another one, or the model shall see the template's own text."""
+        """What the template adds after an answer that it writes otherwise than it was sampled. None where the
+        conversation is another one, or the model shall see the template's own text."""
         message, prefix = messages[answer], last.prompt.prefix
         said = (prefix + self._decoded(last.sampled, skip_special_tokens=True)).strip()
         if not (last.message is not None and same(message, last.message)) and not is_said_by(message, said):
             return None
-        marked = [*messages[:answer], {"role": "assistant", "content": self._mark}, *messages[answer + 1 :]]
         try:
-            opened = self._rendered(messages[:answer])
-            begun = opened
+            opened = begun = self._rendered(messages[:answer])
             if prefix:
                 begun = self._continued([*messages[:answer], {"role": "assistant", "content": prefix}])
-            rendered = self._continued(marked) if continues else self._rendered(marked)
         except UsageError:
             return None
-        head, *tails = rendered.split(self._mark)
-        if begun != given or len(tails) != 1:
+        if begun != given:
+            return None
+        end = self._end_text(last.sampled)
+        added = self._added_after_mark(messages, answer, opened, now, said, end, continues)
+        return added if added is not None else self._added_after_end(messages, answer, opened, now, end)
+
+    def _added_after_mark(
+        self, messages: Sequence[Message], answer: int, opened: str, now: str, said: str, end: str, continues: bool
+    ) -> str | None:
+        """Found with a mark in the answer's place."""
+        marked = [*messages[:answer], {"role": "assistant", "content": self._mark}, *messages[answer + 1 :]]
+        try:
+            head, *tails = (self._continued(marked) if continues else self._rendered(marked)).split(self._mark)
+        except UsageError:
+            return None
+        if len(tails) != 1:
             return None
         tail = tails[0]
         if self._rewrites == "split":
             if head.rstrip() != opened.rstrip() or not (now.startswith(head) and now.endswith(tail)):
                 return None
             shown = now[len(head) : len(now) - len(tail)].strip()
-            if shown != said and not is_shown_by(message, shown):
+            if shown != said and not is_shown_by(messages[answer], shown):
                 return None
-        end = self._end_text(last.sampled)
         return tail.lstrip()[len(end) :] if end and tail.lstrip().startswith(end) else tail
+
+    def _added_after_end(self, messages: Sequence[Message], answer: int, opened: str, now: str, end: str) -> str | None:
+        """Found by the end of the answer: where a template writes a tool call otherwise than any text."""
+        try:
+            upto = self._rendered(messages[: answer + 1], add_generation_prompt=False)
+        except UsageError:
+            return None
+        if not end or not upto.startswith(opened) or not now.startswith(upto):
+            return None
+        shown, found, rest = upto[len(opened) :].rpartition(end)
+        return rest + now[len(upto) :] if found and is_shown_by(messages[answer], shown.strip()) else None
 
     def _end_text(self, sampled_ids: list[int]) -> str:
         """The end token of an answer as text; nothing where it was cut off before one."""
