@@ -10,7 +10,7 @@ from pathlib import Path
 from measure import cost, show
 from treetune.evaluate.config import read_evaluation
 from treetune.evaluate.run_folder import TRACES, RunFolder
-from treetune.evaluate.runner import Runner
+from treetune.evaluate.runner import Runner, local_host
 from treetune.fingerprint import taskset_fingerprint
 from treetune.policies import load_policy
 
@@ -27,7 +27,7 @@ def ours() -> None:
         )
         with run:
             policy = load_policy("scripted:gold", evaluation.taskset)
-            summary = asyncio.run(Runner(evaluation, policy, run).run())
+            summary = asyncio.run(Runner(evaluation, run, local_host(evaluation, policy)).run())
     assert summary.mean_reward == 1.0
     assert summary.rollouts == ROLLOUTS
 

@@ -9,11 +9,11 @@ import pytest
 
 from conftest import ROOT
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
+from treetune.episode import Limits
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policies import load_policy
 from treetune.reader import KEPT
-from treetune.rollout import Limits
 from treetune.streams import State
 from treetune.tasksets.arithmetic import Arithmetic
 
@@ -279,7 +279,7 @@ def test_an_episode_is_stepped_by_turn_and_a_repeated_turn_repeats_its_answer():
         with pytest.raises(UsageError, match="at turn 1, not 5"):
             await host.step(started.episode, "x", 5)
         last = await host.step(started.episode, "stop", 1)
-        assert await host.step(started.episode, "stop", 1) is last
+        assert await host.step(started.episode, "stop", 1) == last
         with pytest.raises(UsageError, match="is over"):
             await host.step(started.episode, "x", 2)
         other = await host.start(await host.sample())

@@ -27,8 +27,8 @@ from serving import (
     until,
 )
 from treetune import Mixture, Outcome, Sampling
+from treetune.episode import Limits
 from treetune.errors import ResumeError, UsageError
-from treetune.rollout import Limits
 from treetune.serve.access import Access
 from treetune.serve.blocking import BlockingEnvClient
 from treetune.serve.client import EnvClient

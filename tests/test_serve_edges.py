@@ -10,9 +10,9 @@ import pytest
 from serving import Flaw, Numbers, Stream, Talking, served, serving, until
 from test_serve import Raw, run
 from treetune import Environment, Step, Task
+from treetune.episode import Limits
 from treetune.errors import TasksetError, UsageError
-from treetune.evaluate.served import Served, ServedConfig, drawn_from
-from treetune.rollout import Limits
+from treetune.evaluate.served import Served, ServedConfig
 from treetune.serve import BlockingEnvClient
 from treetune.serve.answers import Answers
 from treetune.serve.client import EnvClient
@@ -280,7 +280,7 @@ def test_an_evaluation_on_a_generator_leaves_no_stream_behind():
         async with serving(Stream()) as server, EnvClient(server.address) as client:
             taskset = Served(ServedConfig(address=server.address))
             taskset.describe_as(await client.info())
-            drawn = [task.idx async for task, _ in drawn_from(client, taskset, 5)]
+            drawn = [task.idx async for task, _ in client.draw(5)]
             return drawn, dict(server.streams.cursors)
 
     assert run(evaluate()) == ([0, 1, 2, 3, 4], {})

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treetune.environment import Action, Environment, Observation, Step, make, register
+    from treetune.episode import Limits
     from treetune.errors import TreetuneError
     from treetune.mixture import Mixture, Union
     from treetune.policy import Completion, Policy, Request, Sampling
-    from treetune.rollout import Limits, run_rollout
+    from treetune.rollout import run_rollout
     from treetune.score import UNCHECKED, VALID, Score, Verdict, invalid
     from treetune.target import build_taskset, load_taskset
     from treetune.task import Message, Task
@@ -71,7 +72,7 @@ _HOMES = {
     "Policy": "policy",
     "Request": "policy",
     "Sampling": "policy",
-    "Limits": "rollout",
+    "Limits": "episode",
     "run_rollout": "rollout",
     "Score": "score",
     "UNCHECKED": "score",

@@ -1,7 +1,12 @@
-"""An Episode is one live run of a task's environment, stepped from outside: by a trainer, over a wire.
+"""An Episode is one live run of a task's environment, and the only code that touches an environment.
 
     episode = await Episode.start(taskset, task)
     step = await episode.step("an answer", turn=0)
+    episode.result.reward                               # what all steps earned so far
+    await episode.close()
+
+It makes, starts, steps, checks, limits, times and closes the environment. Whoever plays (a rollout, a trainer, a
+server) goes through it, so that every one of them sees the same reward for the same answers.
 
 Steps are idempotent by turn number: asking again for the turn that was answered last repeats its answer.
 """
@@ -11,17 +16,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
-from treetune.environment import Action, Environment, Observation, Step
-from treetune.errors import EnvironmentFault, UsageError
+from treetune.environment import Action, Environment, Observation, SingleTurn, Step
+from treetune.errors import EnvironmentFault, UsageError, described
 from treetune.offload import call
-from treetune.rollout import CLOSE_SECONDS, Limits
 from treetune.score import finite
 from treetune.task import Task
 from treetune.taskset import Taskset
+
+CLOSE_SECONDS = 30.0
+"""How long an environment may take to clean up."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """The most answers of one episode; absent: the environment decides."""
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The most seconds of one rollout, of scoring a group, and of each call where an episode is stepped from outside;
+    absent: no limit."""
+
+    def overdue(self) -> str:
+        """What a failure says of a deadline that passed."""
+        return f"no end after {self.timeout} seconds"
+
+
+class DeadlinePassed(TimeoutError):
+    """The time that the limits allow is over. A TimeoutError of an environment's own is its failure instead."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -31,30 +54,100 @@ class Started(msgspec.Struct, frozen=True):
     observation: Observation
 
 
+class Result(msgspec.Struct):
+    """What an episode has come to so far: what its environment said of it."""
+
+    reward: float = 0.0
+    """The sum over the steps."""
+    rewards: list[float] = []
+    """Of each step."""
+    answer: str | None = None
+    explanation: str | None = None
+    success: bool | None = None
+    """What the environment says of success, where it says anything."""
+    metrics: dict[str, float] = {}
+
+    def add(self, step: Step) -> None:
+        """Takes one more step in; the one place that reads the `info` of steps."""
+        info = step.info
+        metrics = info.get("metrics") or {}
+        if not isinstance(metrics, dict):
+            raise EnvironmentFault(f"metrics must be a dict of numbers, got {metrics!r:.60}")
+        for name, value in metrics.items():
+            self.metrics[str(name)] = finite(value, f"metric {name!r}")
+        if (answer := info.get("answer")) is not None:
+            self.answer = str(answer)
+        if (explanation := info.get("explanation")) is not None:
+            self.explanation = str(explanation)
+        if (success := info.get("success")) is not None:
+            self.success = bool(success)
+        self.reward += step.reward
+        self.rewards.append(step.reward)
+
+    def passed(self, threshold: float = 1.0) -> bool:
+        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
+        return self.success if self.success is not None else self.reward >= threshold
+
+
 class Episode:
-    def __init__(self, environment: Environment, limits: Limits) -> None:
-        self._environment: Environment | None = environment
-        """None once it is closed: what it holds is let go, though the last answer may still be asked for."""
-        self._limits = limits
+    def __init__(
+        self, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None, until: float | None = None
+    ) -> None:
+        """`until` is the loop's time at which the whole episode must have ended; without it `limits.timeout` holds for
+        each call."""
+        self._taskset, self._task = taskset, task
+        self._limits = limits or Limits()
+        self._until = until
+        self._environment: Environment | None = None
+        """None before it is made and once it is closed: what it holds is let go, though the last answer may still be
+        asked for."""
         self._lock = asyncio.Lock()
         self._turn = 0
         self._last: Step | None = None
         self.observation = Observation()
+        """What it showed first."""
+        self.result = Result()
+        self.finished = False
+        """A step said that it is done."""
+        self.cut_short = False
+        """The limit on turns ended it, not its environment."""
+        self.start_seconds = self.step_seconds = self.close_seconds = 0.0
+        self.close_failure: str | None = None
+        """What went wrong when the environment was closed. What the episode earned stands all the same."""
         self.heard = time.monotonic()
         """When it was last stepped."""
 
     @classmethod
     async def start(cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None) -> Self:
-        limits = limits or Limits()
-        async with asyncio.timeout(limits.timeout):
-            environment = await call(taskset.environment, task)
-            episode = cls(environment, limits)
-            try:
-                episode.observation = Observation.of(await call(environment.start))
-            except BaseException:
-                await asyncio.shield(episode.close())
-                raise
+        episode = cls(taskset, task, limits)
+        await episode.begin()
         return episode
+
+    async def begin(self) -> Observation:
+        """Makes and starts the environment; what it shows first."""
+        began = time.perf_counter()
+        try:
+            self.observation = await self._in_time(self._open())
+        except BaseException:
+            await self._close_shielded()
+            raise
+        finally:
+            self.start_seconds = time.perf_counter() - began
+        return self.observation
+
+    async def _open(self) -> Observation:
+        taskset, task = self._taskset, self._task
+        if task.env_class is None and not taskset.overrides("environment"):
+            self._environment = SingleTurn(task, taskset)  # no user code, so no thread
+        else:
+            loop = asyncio.get_running_loop()
+            self._environment = await call(taskset.environment, task, late=lambda made: _close_late(made, loop))
+        if not isinstance(self._environment, Environment):
+            made, self._environment = self._environment, None
+            raise EnvironmentFault(
+                f"{taskset.name}.environment() gave a {type(made).__name__}", remedy="return a treetune.Environment"
+            )
+        return Observation.of(await call(self._environment.start))
 
     async def step(self, action: Any, turn: int | None = None) -> Step:
         """The answer to an action. `turn` counts from 0; without it a step cannot safely be repeated."""
@@ -65,45 +158,65 @@ class Episode:
                 raise UsageError(f"this episode is at turn {self._turn}, not {turn}", remedy="send the next turn")
             if self._environment is None:
                 raise UsageError("this episode is over", remedy="start another")
-            self._last = await self._play(self._environment, Action.of(action))
+            self._last = step = await self._play(self._environment, Action.of(action))
             self._turn += 1
-            if self._last.done:
-                await self.close()
-            return self._last
+            if step.done:
+                self.finished = True
+                await self._close_shielded()
+            return step
 
     async def _play(self, environment: Environment, action: Action) -> Step:
+        began = time.perf_counter()
         try:
-            step = await self._in_time(call(environment.step, action))
-            if not isinstance(step, Step):
-                raise EnvironmentFault(
-                    f"{type(environment).__name__}.step() returned a {type(step).__name__}",
-                    remedy="return a Step",
-                )
-            _check(environment, step)
+            step = _checked(environment, await self._in_time(call(environment.step, action)))
+            self.result.add(step)
         except BaseException:
             # What an environment is worth after a failed step nobody knows.
-            await asyncio.shield(self.close())
+            await self._close_shielded()
             raise
+        finally:
+            self.step_seconds += time.perf_counter() - began
         if not step.done and self._limits.max_turns is not None and self._turn + 1 >= self._limits.max_turns:
-            step.done = step.truncated = True
+            step.done = step.truncated = self.cut_short = True
         return step
 
     async def _in_time(self, work: Awaitable[Any]) -> Any:
-        if self._limits.timeout is None:
-            return await work
-        async with asyncio.timeout(self._limits.timeout):
-            return await work
+        """The one deadline rule: whoever does not answer in time is no longer waited for."""
+        until = self._until
+        if until is None:
+            if self._limits.timeout is None:
+                return await work
+            until = asyncio.get_running_loop().time() + self._limits.timeout
+        try:
+            async with asyncio.timeout_at(until) as deadline:
+                return await work
+        except TimeoutError:
+            if deadline.expired():
+                raise DeadlinePassed(self._limits.overdue()) from None
+            raise
 
     async def close(self) -> None:
         """Runs the environment's own `close`, once."""
         if self._environment is None:
             return
         environment, self._environment = self._environment, None
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await call(environment.close)
-        except Exception:
-            return  # nobody is left to tell
+        began = time.perf_counter()
+        self.close_failure = await _close(environment)
+        self.close_seconds = time.perf_counter() - began
+
+    async def _close_shielded(self) -> None:
+        """A caller that is cancelled still cleans up."""
+        if self._environment is not None:
+            await asyncio.shield(self.close())
+
+    def with_ending(self, step: Step) -> Step:
+        """A step for whoever plays from outside and sees no trace: its `info` says how the episode ended."""
+        if not step.done:
+            return step
+        info = {"success": self.result.passed(), **step.info}
+        if step.truncated:
+            info["truncated"] = True
+        return Step(step.observation, step.reward, step.done, info, step.truncated)
 
     @property
     def over(self) -> bool:
@@ -115,12 +228,44 @@ class Episode:
         return self._lock.locked()
 
 
-def _check(environment: Environment, step: Step) -> None:
-    """What an environment answers may be of its own making; from here on it is what it should be."""
-    step.reward = finite(step.reward, "reward")
-    if step.done not in (True, False) or not isinstance(step.info, dict):
+async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limits: Limits | None = None) -> Episode:
+    """The episode of a task after one answer to it; `finished` says whether that was all. It is closed either way."""
+    episode = await Episode.start(taskset, task, limits)
+    try:
+        await episode.step(answer)
+        return episode
+    finally:
+        await episode.close()
+
+
+def _checked(environment: Environment, step: Any) -> Step:
+    """A step as it should be. An environment may return anything, also the same object each time."""
+    name = type(environment).__name__
+    if not isinstance(step, Step):
+        raise EnvironmentFault(f"{name}.step() returned a {type(step).__name__}", remedy="return a Step")
+    if step.done not in (True, False) or step.truncated not in (True, False) or not isinstance(step.info, dict):
         raise EnvironmentFault(
-            f"{type(environment).__name__}.step() returned done={step.done!r:.60}, info={step.info!r:.60}",
-            remedy="`done` is True or False, and `info` a dict",
+            f"{name}.step() returned done={step.done!r:.60}, truncated={step.truncated!r:.60}, info={step.info!r:.60}",
+            remedy="`done` and `truncated` are True or False, and `info` a dict",
         )
-    step.done = bool(step.done)
+    return Step(step.observation, finite(step.reward, "reward"), bool(step.done), step.info, bool(step.truncated))
+
+
+async def _close(environment: Environment) -> str | None:
+    """Closes it; says what went wrong, if anything did."""
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await call(environment.close)
+    except Exception as error:
+        return described(error)
+    return None
+
+
+def _close_late(environment: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Made after its deadline, so nobody will use it: what it holds is given back all the same."""
+    if not isinstance(environment, Environment):
+        return
+    if loop.is_running():
+        asyncio.run_coroutine_threadsafe(_close(environment), loop)
+    else:
+        asyncio.run(_close(environment))

@@ -10,32 +10,37 @@ One cursor for each named stream, owned in one place. `request` names a call so 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from treetune import streams
 from treetune.environment import Step
-from treetune.episode import Episode, Started
-from treetune.errors import UsageError
+from treetune.episode import Episode, Limits, Started
+from treetune.errors import InfiniteTasksetError, TreetuneError, UsageError
 from treetune.freed import Freed
 from treetune.policy import Policy, Sampling
-from treetune.rollout import Limits, run_rollout, score_together
-from treetune.streams import State, Streams
+from treetune.rollout import run_rollout, score_together
+from treetune.streams import State, Streams, StreamState
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trace import Trace
 
-PROTOCOL = 1
-"""The version of what hosts and clients say to each other."""
+PROTOCOL = 2
+"""The version of what hosts and clients say to each other. 2: a failed rollout has no reward."""
 EPISODE_IDLE_SECONDS = 900.0
 """An episode that nobody steps for so long is closed."""
 EPISODE_ENDED_SECONDS = 60.0
 """How long the last answer of an episode that is over can be asked for again."""
 MOST_IN_GROUP = 4096
+_AHEAD = 32
+"""Tasks that are asked of a remote host before they are needed."""
 
 PolicyOf = Callable[[str | None, str | None], Policy]
 """Who answers, by the name of a model and the address of its endpoint; None: the host's own."""
@@ -74,6 +79,10 @@ class Host(Protocol):
     async def info(self) -> Info: ...
     async def health(self) -> Health: ...
     async def sample(self, index: int | None = None, *, stream: str = "") -> Task: ...
+    def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
+        """The first tasks of the order, each once, with its occurrence; no cursor moves."""
+        ...
+
     async def run_rollout(
         self,
         task: Task,
@@ -111,11 +120,16 @@ class Host(Protocol):
 class LocalHost:
     """The host in this process."""
 
-    def __init__(self, streams: Streams, policy_of: PolicyOf, limits: Limits | None = None) -> None:
+    def __init__(
+        self, streams: Streams, policy_of: PolicyOf, limits: Limits | None = None, capacity: int | None = None
+    ) -> None:
+        """`capacity` is the most rollouts that are under way at once; others wait."""
         self.streams = streams
         self.taskset = streams.taskset
         self._policy_of = policy_of
         self._limits = limits or Limits()
+        self._capacity = capacity
+        self._free = asyncio.Semaphore(capacity) if capacity is not None else nullcontext()
         self._requests: dict[str, asyncio.Task[Any]] = {}
         self._episodes: dict[str, Episode] = {}
         self._looking: asyncio.TimerHandle | None = None
@@ -127,7 +141,9 @@ class LocalHost:
         return cls(await streams.load(taskset), policy_of, limits)
 
     async def info(self) -> Info:
-        return info_of(self.streams)
+        info = info_of(self.streams)
+        info.capacity = self._capacity
+        return info
 
     async def health(self) -> Health:
         return Health(in_flight=len(self._requests) + len(self._episodes))
@@ -137,6 +153,9 @@ class LocalHost:
         if index is not None:
             return await self.streams.task_at(index)
         return await self.streams.fetch(self.streams.advance(stream))
+
+    def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
+        return streams.draw_tasks(self.taskset, num_tasks)
 
     async def run_rollout(
         self,
@@ -156,16 +175,22 @@ class LocalHost:
                 remedy="call run_group(task, n) instead of run_rollout(task)",
             )
         policy = self._policy_of(model, endpoint)
-        run = run_rollout(
-            self.taskset,
-            task,
-            policy,
-            sampling=sampling,
-            limits=self._narrowed(limits),
-            occurrence=occurrence,
-            rollout=rollout,
-        )
+        run = self._rollout(task, policy, sampling, self._narrowed(limits), occurrence, rollout)
         return await self._named(request, run)
+
+    async def _rollout(
+        self,
+        task: Task,
+        policy: Policy,
+        sampling: Sampling | None,
+        limits: Limits,
+        occurrence: int,
+        rollout: int,
+    ) -> Trace:
+        async with self._free:
+            return await run_rollout(
+                self.taskset, task, policy, sampling=sampling, limits=limits, occurrence=occurrence, rollout=rollout
+            )
 
     async def run_group(
         self,
@@ -187,12 +212,7 @@ class LocalHost:
         policy, limits = self._policy_of(model, endpoint), self._narrowed(limits)
 
         async def run() -> list[Trace]:
-            play = [
-                run_rollout(
-                    self.taskset, task, policy, sampling=sampling, limits=limits, occurrence=occurrence, rollout=number
-                )
-                for number in numbers
-            ]
+            play = [self._rollout(task, policy, sampling, limits, occurrence, number) for number in numbers]
             traces = list(await asyncio.gather(*play))
             if self.taskset.scores_group_of(task):
                 await score_together(self.taskset, task, traces, limits)
@@ -212,7 +232,7 @@ class LocalHost:
         if live is None:
             raise UsageError(f"no episode {episode!r} is live", remedy="start one; idle and ended ones are closed")
         try:
-            return await live.step(action, turn)
+            return live.with_ending(await live.step(action, turn))
         finally:
             live.heard = time.monotonic()
 
@@ -305,6 +325,39 @@ def info_of(streams: Streams) -> Info:
         cursors=dict(streams.cursors),
         by_index=not streams.sequential,
     )
+
+
+async def draw_by_index(host: Host, num_tasks: int | None) -> AsyncIterator[tuple[Task, int]]:
+    """`draw` of a host that is elsewhere: tasks are asked for by index, a few ahead. A finite order never begins
+    again."""
+    info = await host.info()
+    known = [number for number in (num_tasks, info.num_tasks) if number is not None]
+    if not known:
+        raise InfiniteTasksetError(
+            f"{info.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)"
+        )
+    # A generator has no task at an index of our choice, but a fresh stream begins at its first.
+    stream = None if info.by_index else f"eval-{secrets.token_hex(8)}"
+    waiting: deque[asyncio.Task[Task]] = deque()
+    seen: Counter[str] = Counter()
+    asked = 0
+    try:
+        while asked < min(known) or waiting:
+            while asked < min(known) and len(waiting) < (_AHEAD if stream is None else 1):
+                ask = host.sample(asked) if stream is None else host.sample(stream=stream)
+                waiting.append(asyncio.ensure_future(ask))
+                asked += 1
+            task = await waiting.popleft()
+            yield task, seen[task.uid]
+            seen[task.uid] += 1
+    finally:
+        for one in waiting:
+            one.cancel()
+        if stream is not None:
+            with contextlib.suppress(TreetuneError):
+                # A stream that is put back to its beginning is forgotten: a server has only so many.
+                state = await host.state(stream)
+                await host.restore(msgspec.structs.replace(state, streams={stream: StreamState(0)}))
 
 
 def _least(own: Any, asked: Any) -> Any:

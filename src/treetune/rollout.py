@@ -1,19 +1,19 @@
-"""A rollout plays one policy against one task's environment and gives a Trace, whatever happens.
+"""A rollout is one task played by a policy to its end, giving a Trace.
 
-trace = await run_rollout(taskset, task, policy)
+    trace = await run_rollout(taskset, task, policy)
+
+The environment is the episode's; here are the policy, its tokens, and what a trace keeps of both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
-import msgspec
-
-from treetune.environment import Action, Environment, Observation, SingleTurn, Step
+from treetune.environment import Action
+from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import EnvironmentFault
 from treetune.offload import call
 from treetune.policy import Completion, Policy, Request, Sampling, Usage, check_continues
@@ -21,21 +21,7 @@ from treetune.score import finite
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
 from treetune.tokens import Tokens
-from treetune.trace import Failure, Outcome, Timing, Trace, Turn
-
-CLOSE_SECONDS = 30.0
-"""How long an environment may take to clean up."""
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """The most answers of one episode; absent: the environment decides."""
-    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """The most seconds of one rollout, and of scoring a group; absent: no limit."""
-
-    def overdue(self) -> str:
-        """What a failure says of a deadline that passed."""
-        return f"no end after {self.timeout} seconds"
+from treetune.trace import Failure, Outcome, Trace, Turn
 
 
 async def run_rollout(
@@ -72,7 +58,7 @@ async def score_together(
         if deadline.expired():
             outcome, failure = Outcome.TIMEOUT, Failure("TimeoutError", limits.overdue(), "score_group")
         for trace in scored:
-            trace.outcome, trace.failure = outcome, failure
+            trace.fail(outcome, failure)
 
 
 class Rollout:
@@ -98,48 +84,29 @@ class Rollout:
 
     async def run(self) -> Trace:
         trace, began = self.trace, time.perf_counter()
-        environment: Environment | None = None
+        timeout = self._limits.timeout
+        until = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        episode = Episode(self._taskset, trace.task, self._limits, until)
         try:
-            async with asyncio.timeout(self._limits.timeout) as deadline:
-                environment = await self._open()
-                await self._play(environment)
-        except TimeoutError as error:
-            if deadline.expired():
-                self._fail(Outcome.TIMEOUT, error, self._limits.overdue())
-            else:
-                self._fail(self._culprit(), error)
-        except asyncio.CancelledError as error:
-            self._fail(Outcome.CANCELLED, error, "cancelled")
+            await self._play(episode, until)
+        except DeadlinePassed as error:
+            trace.fail(Outcome.TIMEOUT, Failure("TimeoutError", str(error), self._phase))
+        except asyncio.CancelledError:
+            trace.fail(Outcome.CANCELLED, Failure("CancelledError", "cancelled", self._phase))
             raise
         except Exception as error:
-            self._fail(self._culprit(), error)
+            culprit = Outcome.POLICY_ERROR if self._phase == "policy" else Outcome.ENVIRONMENT_ERROR
+            trace.fail(culprit, Failure.of(error, self._phase))
         finally:
-            if environment is not None:
-                # Shielded: a cancelled rollout still cleans up.
-                await asyncio.shield(self._close(environment))
+            if not episode.over:
+                await asyncio.shield(episode.close())  # a cancelled rollout still cleans up
+            self._record(episode)
             trace.timing.total = time.perf_counter() - began
         return trace
 
-    async def _open(self) -> Environment:
-        taskset, task = self._taskset, self.trace.task
-        if task.env_class is None and not taskset.overrides("environment"):
-            return SingleTurn(task, taskset)  # no user code, so no thread
-        loop = asyncio.get_running_loop()
-
-        def close_late(environment: Environment) -> None:
-            # Made after the deadline, so nobody will use it; what it holds is given back all the same.
-            if loop.is_running():
-                asyncio.run_coroutine_threadsafe(self._close(environment), loop)
-            else:
-                asyncio.run(self._close(environment))
-
-        environment: Environment = await call(taskset.environment, task, late=close_late)
-        return environment
-
-    async def _play(self, environment: Environment) -> None:
+    async def _play(self, episode: Episode, until: float | None) -> None:
         trace = self.trace
-        with self._timed("start"):
-            observed = Observation.of(await call(environment.start)).messages()
+        observed = (await episode.begin()).messages()
         conversation: list[Message] = []
         while True:
             conversation += observed
@@ -147,34 +114,27 @@ class Rollout:
             trace.turns.append(turn)
             # A last message of the assistant's is the beginning of the answer, which the answer holds then.
             continues = bool(observed) and observed[-1].get("role") == "assistant"
-            with self._timed("policy"):
-                completion = await self._complete(conversation, continues)
+            completion = await self._complete(conversation, until, continues)
             turn.message = completion.as_message()
             turn.finish_reason = completion.finish_reason
             if continues:
                 conversation.pop()
             conversation.append(turn.message)
-            with self._timed("environment"):
-                step = await call(environment.step, _action(completion))
-            if not isinstance(step, Step):
-                raise EnvironmentFault(
-                    f"{type(environment).__name__}.step() returned a {type(step).__name__}",
-                    remedy="return a Step",
-                )
+            self._phase = "environment"
+            step = await episode.step(_action(completion))
+            turn.reward, turn.info = step.reward, step.info
             observed = step.observation.messages()
-            self._record(turn, step)
             if step.done:
                 # An answer cut off by a token limit is scored, but it is not what the policy meant to say.
                 cut = step.truncated or completion.finish_reason == "length"
                 trace.outcome = Outcome.TRUNCATED if cut else Outcome.COMPLETED
-                break
-            if self._limits.max_turns is not None and len(trace.turns) >= self._limits.max_turns:
-                trace.outcome = Outcome.TRUNCATED
-                break
-        trace.final = observed
+                trace.reward = episode.result.reward
+                trace.final = observed
+                return
 
-    async def _complete(self, conversation: list[Message], continues: bool) -> Completion:
+    async def _complete(self, conversation: list[Message], until: float | None, continues: bool) -> Completion:
         trace = self.trace
+        self._phase, began = "policy", time.perf_counter()
         request = Request(
             messages=list(conversation),
             sampling=self._sampling,
@@ -184,7 +144,15 @@ class Rollout:
             tokens=trace.tokens,
             continues=continues,
         )
-        completion = await self._policy.complete(request)
+        try:
+            async with asyncio.timeout_at(until) as deadline:
+                completion = await self._policy.complete(request)
+        except TimeoutError:
+            if deadline.expired():
+                raise DeadlinePassed(self._limits.overdue()) from None
+            raise
+        finally:
+            trace.timing.policy += time.perf_counter() - began
         check_continues(request, completion, self._policy.name)
         if completion.usage is not None:
             trace.usage = Usage(
@@ -201,48 +169,15 @@ class Rollout:
             )
         return completion
 
-    def _record(self, turn: Turn, step: Step) -> None:
-        trace, info = self.trace, step.info
-        turn.reward = finite(step.reward, "reward")
-        turn.info = info
-        trace.reward += turn.reward
-        if (answer := info.get("answer")) is not None:
-            trace.answer = str(answer)
-        if (explanation := info.get("explanation")) is not None:
-            trace.explanation = str(explanation)
-        if (success := info.get("success")) is not None:
-            trace.success = bool(success)
-        for name, value in dict(info.get("metrics") or {}).items():
-            trace.metrics[name] = finite(value, f"metric {name!r}")
-
-    async def _close(self, environment: Environment) -> None:
-        began = time.perf_counter()
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await call(environment.close)
-        except Exception as error:
-            self.trace.warnings.append(f"close failed: {type(error).__name__}: {error}")
-        self.trace.timing.close = time.perf_counter() - began
-
-    def _culprit(self) -> Outcome:
-        return Outcome.POLICY_ERROR if self._phase == "policy" else Outcome.ENVIRONMENT_ERROR
-
-    def _fail(self, outcome: Outcome, error: BaseException, message: str | None = None) -> None:
-        self.trace.outcome = outcome
-        if message is None:
-            self.trace.failure = Failure.of(error, self._phase)
-        else:
-            self.trace.failure = Failure(type(error).__name__, message, self._phase)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        self._phase = phase
-        timing: Timing = self.trace.timing
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            setattr(timing, phase, getattr(timing, phase) + time.perf_counter() - began)
+    def _record(self, episode: Episode) -> None:
+        """What the episode came to, also where it failed."""
+        trace, result, timing = self.trace, episode.result, self.trace.timing
+        trace.answer, trace.explanation, trace.success = result.answer, result.explanation, result.success
+        trace.metrics = result.metrics
+        timing.start, timing.environment = episode.start_seconds, episode.step_seconds
+        timing.close = episode.close_seconds
+        if episode.close_failure is not None:
+            trace.warnings.append(f"close failed: {episode.close_failure}")
 
 
 def _action(completion: Completion) -> Action:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -31,6 +33,8 @@ CHEAP_SECONDS = 0.002
 """A task that is made faster than this is made on the event loop; others in a thread or by a worker."""
 MOST_STREAMS = 1024
 _PROBES = 8
+_DRAWN_AT_ONCE = 64
+_DRAWING_SECONDS = 0.02
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -273,3 +277,25 @@ async def load(taskset: Taskset[Any, Any]) -> Streams:
     streams = Streams(taskset)
     await call_apart(streams.load)
     return streams
+
+
+async def draw_tasks(taskset: Taskset[Any, Any], num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
+    """The first tasks of the order with their occurrence, without a cursor. They are made off the loop in small
+    batches, since making one may take long."""
+    tasks = taskset.draw(num_tasks)
+    seen: Counter[str] = Counter()
+    while batch := await call_apart(_take, tasks):
+        for task in batch:
+            uid = task.uid
+            yield task, seen[uid]
+            seen[uid] += 1
+
+
+def _take(tasks: Iterator[Any]) -> list[Any]:
+    batch: list[Any] = []
+    until = time.monotonic() + _DRAWING_SECONDS
+    for task in islice(tasks, _DRAWN_AT_ONCE):
+        batch.append(task)
+        if time.monotonic() > until:
+            break
+    return batch

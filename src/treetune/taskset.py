@@ -400,3 +400,25 @@ _encoder = msgspec.json.Encoder()
 @lru_cache(maxsize=256)
 def _decoder(task_type: type[Task]) -> msgspec.json.Decoder[Task]:
     return msgspec.json.Decoder(task_type)
+
+
+class ByEnvironment(Taskset[Task, TasksetConfig]):
+    """The taskset of tasks that come from elsewhere: each is played by the environment that it names.
+
+    `environment` names or is the environment of all of them instead.
+    """
+
+    def __init__(self, environment: str | type[Environment] | None = None, name: str = "rows") -> None:
+        super().__init__()
+        self.name = name
+        self._environment = environment
+
+    def load_tasks(self) -> Iterable[Task]:
+        return ()
+
+    def environment(self, task: Task) -> Environment:
+        from treetune.environment import make
+
+        if isinstance(self._environment, type):
+            return self._environment(task)
+        return make(self._environment or task.env_class or "", task)

@@ -83,7 +83,8 @@ class Trace(msgspec.Struct, kw_only=True):
     """Which of the rollouts of this task."""
     model: str = ""
     outcome: Outcome = Outcome.COMPLETED
-    reward: float = 0.0
+    reward: float | None = None
+    """The sum over the turns, or what `score_group` gave; None where it failed: a failure has no reward."""
     turns: list[Turn] = []
     final: list[Message] = []
     """What the environment said last, after the last answer."""
@@ -116,8 +117,14 @@ class Trace(msgspec.Struct, kw_only=True):
         return conversation + self.final
 
     def passed(self, threshold: float = 1.0) -> bool:
-        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
+        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold. A failure
+        never does."""
+        if self.reward is None:
+            return False
         return self.success if self.success is not None else self.reward >= threshold
+
+    def fail(self, outcome: Outcome, failure: Failure) -> None:
+        self.outcome, self.failure, self.reward = outcome, failure, None
 
 
 def encode_trace(trace: Trace) -> bytes:

@@ -63,7 +63,7 @@ def demo_command(
     from treetune.evaluate.config import Evaluation, read_evaluation
     from treetune.evaluate.display import rollout_line, summary_table
     from treetune.evaluate.run_folder import TRACES, RunFolder, unused
-    from treetune.evaluate.runner import Runner
+    from treetune.evaluate.runner import Runner, local_host
     from treetune.evaluate.summary import Summary
     from treetune.fingerprint import taskset_fingerprint
     from treetune.policies import load_policy
@@ -109,7 +109,7 @@ def demo_command(
         fingerprint = taskset_fingerprint(evaluation.taskset)
         with RunFolder.create(path, TRACES, evaluation.resolved(), fingerprint) as run:
             policy = load_policy(model, evaluation.taskset)
-            results[model] = asyncio.run(Runner(evaluation, policy, run).run())
+            results[model] = asyncio.run(Runner(evaluation, run, local_host(evaluation, policy)).run())
         paths[model] = path
         mean, error = results[model].mean_reward, results[model].stderr
         say(f"   {model:<15} mean reward {mean or 0:.3f} ± {error or 0:.3f}   ({about})")

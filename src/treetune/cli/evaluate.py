@@ -157,6 +157,7 @@ def _run(
     from treetune.evaluate.rescore import score_again
     from treetune.evaluate.run_folder import TRACES, RunFolder
     from treetune.evaluate.runner import Runner
+    from treetune.evaluate.summary import Tally
     from treetune.fingerprint import taskset_fingerprint
     from treetune.policies import load_policy
     from treetune.requirements import refuse_unservable
@@ -173,18 +174,19 @@ def _run(
     else:
         run = RunFolder.create(path, TRACES, resolved, fingerprint)
     console = console_for(json)
-    runner = Runner(evaluation, policy, run)
+    tally = Tally(config.pass_threshold)
 
     async def evaluate() -> Summary:
-        done = runner.resume() if resume else 0
-        async with ended(taskset), host_for(evaluation, remote, workers) as runner.host:
+        nonlocal tally
+        async with ended(taskset), host_for(evaluation, policy, remote, workers) as host:
+            runner = Runner(evaluation, run, host)
+            done = runner.resume() if resume else 0
             with display_for(console, evaluation, total_rollouts(evaluation), done) as display:
                 runner.on_trace = display.on_trace
                 try:
                     return await runner.run()
                 finally:
-                    if policy is not None:
-                        await policy.close()
+                    tally = runner.tally
 
     interrupted = False
     with run:
@@ -194,7 +196,7 @@ def _run(
                 console.print(f"scored again: {again.changed} of {again.after.rollouts} rewards changed", markup=False)
             summary = asyncio.run(evaluate())
         except KeyboardInterrupt:
-            interrupted, summary = True, runner.tally.summary()
+            interrupted, summary = True, tally.summary()
     if write_pass_rate is not None and not interrupted:
         write_pass_rates(path, write_pass_rate, config.pass_threshold)
     if json:

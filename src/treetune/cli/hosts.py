@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treetune.evaluate.config import Evaluation
     from treetune.host import Host, Info
+    from treetune.policy import Policy
 
 _DEADLINE = 30
 _SILENT_SECONDS = 2.0
@@ -60,8 +61,20 @@ def describe(evaluation: Evaluation, info: Info) -> None:
 
 
 @asynccontextmanager
-async def host_for(evaluation: Evaluation, remote: str | None, workers: int | None) -> AsyncIterator[Host | None]:
-    """Where the rollouts run: the server at an address, one that is started for this run, or (None) here."""
+async def host_for(
+    evaluation: Evaluation, policy: Policy | None, remote: str | None, workers: int | None
+) -> AsyncIterator[Host]:
+    """Where the rollouts run: the server at an address, one that is started for this run, or here with the policy."""
+    if policy is not None:
+        from treetune.evaluate.runner import local_host
+
+        host = local_host(evaluation, policy)
+        try:
+            yield host
+        finally:
+            await host.close()
+            await policy.close()
+        return
     from tempfile import TemporaryDirectory
 
     from treetune.serve.client import EnvClient
@@ -70,9 +83,7 @@ async def host_for(evaluation: Evaluation, remote: str | None, workers: int | No
         async with EnvClient(remote, **_access()) as client:
             yield client
         return
-    if workers is None:
-        yield None
-        return
+    assert workers is not None
     from treetune.serve.models import ModelsConfig
     from treetune.serve.pool import EnvServerPool, PoolConfig
     from treetune.serve.server import ServerConfig

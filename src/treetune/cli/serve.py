@@ -98,10 +98,10 @@ def serve_command(
     from treetune.cli.register import open_place
     from treetune.cli.target import trusted
     from treetune.config import convert
+    from treetune.episode import Limits
     from treetune.errors import UsageError
     from treetune.policies.endpoint import EndpointConfig
     from treetune.requirements import refuse_unservable
-    from treetune.rollout import Limits
     from treetune.serve import loops
     from treetune.serve.access import Access
     from treetune.serve.models import ModelsConfig

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import msgspec
 
 from treetune.config import collect, defaults_of, to_plain
+from treetune.episode import Limits
 from treetune.errors import ConfigError, did_you_mean
 from treetune.policies.endpoint import EndpointConfig
 from treetune.policy import Sampling
-from treetune.rollout import Limits
 from treetune.target import collect_taskset, describe
 from treetune.taskset import Taskset
 

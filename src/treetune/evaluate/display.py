@@ -119,7 +119,7 @@ def rollout_line(trace: Trace) -> Text:
     return Text.assemble(
         f"task {trace.task.idx:<6} r{trace.rollout:<3} ",
         (f"{trace.outcome.value:<18}", _COLOURS.get(trace.outcome, "red")),
-        f"{trace.reward:6.2f}  {trace.timing.total:7.2f}s  ",
+        f"{'-' if trace.reward is None else format(trace.reward, '.2f'):>6}  {trace.timing.total:7.2f}s  ",
         what if len(what) <= 80 else what[:79] + "…",
         no_wrap=True,
     )

@@ -1,18 +1,16 @@
 """Runs an evaluation: draws tasks, keeps a bounded number of rollouts under way, saves each as it ends.
 
-summary = await Runner(evaluation, policy, run).run()
+summary = await Runner(evaluation, run, host).run()
 
-With a host its tasks come from there and its rollouts run there; without one, both are here.
+Tasks come from a host and rollouts run on it, here or elsewhere; this only counts and saves.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,20 +18,20 @@ import msgspec
 from treetune.errors import TasksetError, TreetuneError, first_of
 from treetune.evaluate.config import Evaluation
 from treetune.evaluate.run_folder import RunFolder
-from treetune.evaluate.served import drawn_from
 from treetune.evaluate.summary import Summary, Tally
-from treetune.host import Host
-from treetune.offload import call_apart
+from treetune.host import Host, LocalHost, always
 from treetune.policy import Policy
-from treetune.rollout import run_rollout, score_together
+from treetune.streams import Streams
 from treetune.task import Task
-from treetune.taskset import Taskset
 from treetune.trace import Failure, Outcome, Trace
 
 Key = tuple[str, int, int]
 
-_DRAWN_AT_ONCE = 64
-_DRAWING_SECONDS = 0.02
+
+def local_host(evaluation: Evaluation, policy: Policy) -> LocalHost:
+    """The host that plays an evaluation in this process. It loads nothing: only what is drawn is made."""
+    capacity = evaluation.config.max_concurrent
+    return LocalHost(Streams(evaluation.taskset), always(policy), capacity=capacity)
 
 
 class Job(msgspec.Struct):
@@ -49,19 +47,16 @@ class Runner:
     def __init__(
         self,
         evaluation: Evaluation,
-        policy: Policy | None,
         run: RunFolder[Trace],
+        host: Host,
         on_trace: Callable[[Trace, Tally], None] | None = None,
-        host: Host | None = None,
     ) -> None:
         self._config = evaluation.config
         self._taskset = evaluation.taskset
-        self._policy = policy
-        self.host = host
+        self._host = host
         self._run = run
         self.on_trace = on_trace
         self._done: set[Key] = set()
-        self._free = asyncio.Semaphore(self._config.max_concurrent)
         self.tally = Tally(self._config.pass_threshold)
 
     def resume(self) -> int:
@@ -110,9 +105,7 @@ class Runner:
     async def _produce(self, jobs: asyncio.Queue[Job | None]) -> None:
         unseen = set(self._done)
         tasks = 0
-        number = self._config.num_tasks
-        source = drawn(self._taskset, number) if self.host is None else drawn_from(self.host, self._taskset, number)
-        async for task, occurrence in source:
+        async for task, occurrence in self._host.draw(self._config.num_tasks):
             keys = [(task.uid, occurrence, number) for number in range(self._config.num_rollouts)]
             unseen.difference_update(keys)
             tasks += 1
@@ -130,65 +123,30 @@ class Runner:
 
     async def _work(self, jobs: asyncio.Queue[Job | None]) -> None:
         while (job := await jobs.get()) is not None:
-            if job.grouped and self.host is not None:
-                traces = await self._group_there(self.host, job)
-            elif job.grouped:
-                traces = await asyncio.gather(*(self._rollout(job, number) for number in job.rollouts))
-                await score_together(self._taskset, job.task, traces, self._config.limits)
-            else:
-                traces = [await self._rollout(job, job.rollouts[0])]
+            try:
+                traces = await self._play(job)
+            except TreetuneError as error:
+                traces = [self._failed(job, number, error) for number in job.rollouts]
             for trace in traces:
                 self._run.append(trace)
                 self.tally.add(trace)
                 if self.on_trace is not None:
                     self.on_trace(trace, self.tally)
 
-    async def _rollout(self, job: Job, number: int) -> Trace:
-        async with self._free:
-            if self.host is not None:
-                return await self._rollout_there(self.host, job, number)
-            assert self._policy is not None
-            return await run_rollout(
-                self._taskset,
-                job.task,
-                self._policy,
-                sampling=self._config.sampling,
-                limits=self._config.limits,
-                occurrence=job.occurrence,
-                rollout=number,
-            )
-
-    async def _rollout_there(self, host: Host, job: Job, number: int) -> Trace:
-        config = self._config
-        try:
-            return await host.run_rollout(
-                job.task,
-                model=config.model,
-                sampling=config.sampling,
-                limits=config.limits,
-                occurrence=job.occurrence,
-                rollout=number,
-            )
-        except TreetuneError as error:
-            return self._failed(job, number, error)
-
-    async def _group_there(self, host: Host, job: Job) -> list[Trace]:
-        config = self._config
-        try:
-            return await host.run_group(
-                job.task,
-                len(job.rollouts),
-                model=config.model,
-                sampling=config.sampling,
-                limits=config.limits,
-                occurrence=job.occurrence,
-                rollouts=job.rollouts,
-            )
-        except TreetuneError as error:
-            return [self._failed(job, number, error) for number in job.rollouts]
+    async def _play(self, job: Job) -> list[Trace]:
+        config, numbers = self._config, job.rollouts
+        asked: dict[str, Any] = {
+            "model": config.model,
+            "sampling": config.sampling,
+            "limits": config.limits,
+            "occurrence": job.occurrence,
+        }
+        if job.grouped:
+            return await self._host.run_group(job.task, len(numbers), rollouts=numbers, **asked)
+        return [await self._host.run_rollout(job.task, rollout=numbers[0], **asked)]
 
     def _failed(self, job: Job, number: int, error: TreetuneError) -> Trace:
-        """What the server could not run is a failure of that rollout, which a resumed run tries again."""
+        """What the host could not run is a failure of that rollout, which a resumed run tries again."""
         return Trace(
             task=job.task,
             uid=job.task.uid,
@@ -196,7 +154,7 @@ class Runner:
             rollout=number,
             model=self._config.model,
             outcome=Outcome.ENVIRONMENT_ERROR,
-            failure=Failure.of(error, "server"),
+            failure=Failure.of(error, "host"),
         )
 
     def _forget(self, unseen: set[Key]) -> None:
@@ -208,24 +166,3 @@ class Runner:
         self.tally = Tally(self._config.pass_threshold)
         for trace in self._run.read():
             self.tally.add(trace)
-
-
-async def drawn(taskset: Taskset[Any, Any], num_tasks: int | None) -> AsyncIterator[tuple[Task, int]]:
-    """Tasks with their occurrence, drawn off the loop in small batches: building one may take long."""
-    tasks = taskset.draw(num_tasks)
-    seen: Counter[str] = Counter()
-    while batch := await call_apart(_take, tasks):
-        for task in batch:
-            uid = task.uid
-            yield task, seen[uid]
-            seen[uid] += 1
-
-
-def _take(tasks: Iterator[Any]) -> list[Any]:
-    batch: list[Any] = []
-    until = time.monotonic() + _DRAWING_SECONDS
-    for task in islice(tasks, _DRAWN_AT_ONCE):
-        batch.append(task)
-        if time.monotonic() > until:
-            break
-    return batch

@@ -69,7 +69,7 @@ class Tally:
         self._tokens[1] += trace.usage.completion_tokens
         self._tried[trace.task.data_source] += 1
         rewards = self._sources[trace.task.data_source][task]
-        if not trace.outcome.scored:
+        if trace.reward is None:
             return
         self.scored += 1
         self._reward_sum += trace.reward

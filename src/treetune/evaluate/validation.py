@@ -16,11 +16,11 @@ import msgspec
 from treetune.errors import described, first_of
 from treetune.evaluate.config import ValidateConfig
 from treetune.evaluate.run_folder import Records, RunFolder
-from treetune.evaluate.runner import drawn
 from treetune.finding import SHOWN, Finding, Severity
 from treetune.policies.scripted import Gold
 from treetune.rollout import run_rollout
 from treetune.score import Validity
+from treetune.streams import draw_tasks
 from treetune.task import Task
 from treetune.taskset import Taskset
 
@@ -73,7 +73,7 @@ async def validate_taskset(
 
     try:
         async with asyncio.TaskGroup() as group:
-            async for task, occurrence in drawn(taskset, config.num_tasks):
+            async for task, occurrence in draw_tasks(taskset, config.num_tasks):
                 unseen.discard((task.uid, occurrence))
                 if (task.uid, occurrence) not in checks:
                     await free.acquire()
@@ -120,7 +120,7 @@ async def _check_gold(taskset: Taskset[Any, Any], task: Task, config: ValidateCo
     gold = Gold(taskset, probability=1.0, name="scripted:gold")
     trace = await run_rollout(taskset, task, gold, limits=config.limits)
     check.gold_reward = trace.reward
-    if not trace.outcome.scored:
+    if trace.reward is None:
         check.validity, check.rule = Validity.INVALID, "gold-failed"
         check.reason = trace.failure.message if trace.failure else trace.outcome.value
     elif not trace.passed(config.pass_threshold):

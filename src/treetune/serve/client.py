@@ -17,22 +17,21 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 import msgspec
 import zmq
 
 from treetune.environment import Step
-from treetune.episode import Started
+from treetune.episode import Limits, Started
 from treetune.errors import UsageError
-from treetune.host import Health, Info
+from treetune.host import PROTOCOL, Health, Info, draw_by_index
 from treetune.policy import Sampling
-from treetune.rollout import Limits
 from treetune.serve import wire
 from treetune.serve.access import connect
 from treetune.serve.codec import pack, unpack
-from treetune.serve.errors import Busy, Refused, Stopping, Unreachable
+from treetune.serve.errors import Busy, Misused, Refused, Stopping, Unreachable
 from treetune.serve.sockets import Frames, LoopSocket, new_socket
 from treetune.streams import State
 from treetune.task import Task
@@ -111,7 +110,13 @@ class EnvClient:
     # What a host does
 
     async def info(self) -> Info:
-        return await self._ask("info", wire.Request(), wire.InfoResponse)
+        info = await self._ask("info", wire.Request(), wire.InfoResponse)
+        if info.protocol != PROTOCOL:
+            raise Misused(
+                f"the server at {self.address} speaks protocol {info.protocol}, this client protocol {PROTOCOL}",
+                remedy="install the same version of treetune on both sides",
+            )
+        return info
 
     async def health(self, deadline: float | None = None) -> Health:
         return await self._ask("health", wire.Request(), wire.HealthResponse, deadline)
@@ -131,6 +136,9 @@ class EnvClient:
         if len(self._seals) > _REMEMBERED:
             self._seals.popitem(last=False)
         return task
+
+    def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
+        return draw_by_index(self, num_tasks)
 
     async def run_rollout(
         self,
@@ -238,7 +246,7 @@ class EnvClient:
     async def _call(self, method: str, request: wire.Request, answer: type[R], seconds: float, id: bytes) -> R:
         if self._closed:
             raise UsageError("this client is closed", remedy="open another")
-        request.token = self._token
+        request.token, request.protocol = self._token, PROTOCOL
         request.ack, self._received = self._received[:_ACKS], self._received[_ACKS:]
         now = time.monotonic()
         until, pause = now + seconds, 0.05

@@ -111,9 +111,11 @@ class RemoteEpisode:
         if answer.done:
             self._end()
         try:
+            if answer.reward is None and answer.done:
+                raise ServeError("the episode ended without a reward", remedy="a step that is done has one")
             reward = finite(answer.reward or 0.0, "reward")
         except TreetuneError as error:
-            raise ServeError(f"{self.url}{STEP}: {error.message}") from None
+            raise ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy) from None
         truncated = bool(answer.info.get("truncated"))
         return Step(observed(answer.observation), reward, answer.done, answer.info, truncated)
 

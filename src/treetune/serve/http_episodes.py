@@ -260,12 +260,7 @@ class Episodes:
             episode.rest()
 
     def _taken(self, episode: Live, response: StepResponse) -> bytes:
-        info = response.info
-        if response.done:
-            info.setdefault("success", response.reward >= 1.0)
-        if response.truncated:
-            info["truncated"] = True
-        answer = encode(StepAnswer(response.observation, response.reward, response.done, info))
+        answer = encode(StepAnswer(response.observation, response.reward, response.done, response.info))
         episode.keep(answer)
         if response.done:
             self._past.keep_answer(episode.id, episode.turn - 1, answer)

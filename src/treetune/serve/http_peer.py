@@ -16,8 +16,9 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from treetune.environment import ContentType, Observation
-from treetune.serve.errors import Denied, ServeError, Unreachable
+from treetune.serve.errors import Denied, Misused, ServeError, Unreachable
 from treetune.serve.http_link import Answer, Link, error_of
+from treetune.serve.http_wire import API_VERSION
 
 INFO, HEALTH = "/api/task/info", "/api/health"
 QUICK_SECONDS = 10.0
@@ -71,6 +72,12 @@ class Peer:
                 if answer.status in AGAIN:
                     raise Unreachable(error.message) from None
                 self.info = {}  # it offers none
+            version = self.info.get("api_version")
+            if isinstance(version, int) and version > API_VERSION:
+                raise Misused(
+                    f"{self.link.url} speaks api_version {version}, this client {API_VERSION} at most",
+                    remedy="install the treetune of the server here",
+                )
             self._known, self.problem, self._pause = True, None, FIRST_PAUSE
 
     async def answers(self) -> bool:

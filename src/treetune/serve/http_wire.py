@@ -21,6 +21,8 @@ from treetune.serve.errors import ServeError
 from treetune.serve.wire import failure
 
 MOST_IN_BATCH = 1024
+API_VERSION = 2
+"""2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
 B = TypeVar("B")
 
 
@@ -103,7 +105,7 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     max_batch: int = MOST_IN_BATCH
     features: list[str] = msgspec.field(default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse"])
     """What the server can do beyond the five endpoints."""
-    api_version: int = 1
+    api_version: int = API_VERSION
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True):

@@ -65,7 +65,7 @@ class Metrics:
     def scored(self, traces: Iterable[Scored]) -> None:
         for trace in traces:
             self.outcomes[trace.outcome] += 1
-            if trace.outcome in ("completed", "truncated"):
+            if trace.reward is not None:
                 sums = self.rewards.setdefault(trace.source, [0, 0.0])
                 sums[0] += 1
                 sums[1] += trace.reward

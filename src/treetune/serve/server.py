@@ -22,13 +22,13 @@ from typing import Annotated, Any
 import msgspec
 import zmq
 
+from treetune.episode import Limits
 from treetune.errors import StorageError, UsageError, user_code
-from treetune.host import EPISODE_IDLE_SECONDS, MOST_IN_GROUP, LocalHost, info_of
-from treetune.rollout import Limits
+from treetune.host import EPISODE_IDLE_SECONDS, MOST_IN_GROUP, PROTOCOL, LocalHost, info_of
 from treetune.serve.access import Access, bind_address, check_address, curve_server, seal_key, secret_key
 from treetune.serve.codec import pack, unpack
 from treetune.serve.crew import Crew, Job, LocalCrew
-from treetune.serve.errors import BadRequest, Busy, Stopping
+from treetune.serve.errors import BadRequest, Busy, Misused, Stopping
 from treetune.serve.front import Front, Handler
 from treetune.serve.integrity import Seals, new_key
 from treetune.serve.models import Models, ModelsConfig
@@ -322,14 +322,17 @@ class EnvServer(Front):
         if method == "step":
             step = self._read(id, payload, StepRequest)
             size, episode = 0, step.episode
+            self._check_protocol(step)
             if episode in self._episodes:
                 self._episodes[episode] = time.monotonic()
         elif method == "run_group":
-            size = self._read(id, payload, RunGroupRequest).n
+            group = self._read(id, payload, RunGroupRequest)
+            self._check_protocol(group)
+            size = group.n
             if not 1 <= size <= MOST_IN_GROUP:
                 raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
         else:
-            self._read(id, payload, Request)
+            self._check_protocol(self._read(id, payload, Request))
         if self._is_known(identity, id):
             return
         if self._stopping:
@@ -348,6 +351,14 @@ class EnvServer(Front):
         job = Job(id, method, payload, self._finisher(id, method, size), size, episode)
         self._jobs[id] = job
         self.crew.submit(job)
+
+    def _check_protocol(self, request: Request) -> None:
+        if request.protocol != PROTOCOL:
+            raise Misused(
+                f"this server speaks protocol {PROTOCOL}, the client protocol {request.protocol}",
+                remedy="install the same version of treetune on both sides; a client of your own sends "
+                f"`protocol: {PROTOCOL}` once it takes a reward that is null",
+            )
 
     def _cancel(self, identity: bytes, id: bytes, method: str, payload: bytes) -> None:
         request = self._read(id, payload, CancelRequest)

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from treetune.environment import Observation
+from treetune.episode import DeadlinePassed, Limits
 from treetune.errors import TasksetError, TreetuneError, UsageError
 from treetune.host import Health, Info
 from treetune.policy import Sampling
-from treetune.rollout import Limits
 from treetune.serve.codec import pack, unpack, unpack_plain
 from treetune.serve.errors import KINDS, BadRequest, ServeError
 from treetune.streams import State
@@ -31,6 +31,8 @@ class Request(msgspec.Struct, kw_only=True):
     """What every request may carry."""
 
     token: str | None = None
+    protocol: int = 1
+    """The version that the client speaks (`info` tells the server's): one that speaks another is told so."""
     ack: list[bytes] = []
     """Request ids whose answers have arrived: the server need not keep those any longer."""
 
@@ -163,8 +165,8 @@ def failure(error: BaseException) -> Response:
     kind = "usage" if isinstance(error, UsageError) else "failed"
     if isinstance(error, ServeError):
         kind = error.kind
-    if isinstance(error, TimeoutError):
-        return Response(success=False, error=str(error) or "it took longer than the limit", kind="timeout")
+    if isinstance(error, DeadlinePassed):
+        return Response(success=False, error=str(error), kind="timeout")
     if isinstance(error, TreetuneError):
         return Response(success=False, error=error.message, kind=kind, remedy=error.remedy)
     return Response(success=False, error=f"{type(error).__name__}: {error}", kind=kind)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.episode import DeadlinePassed
 from treetune.errors import TreetuneError
 from treetune.host import LocalHost
 from treetune.serve.codec import pack, unpack
@@ -50,7 +51,7 @@ class Scored(msgspec.Struct, array_like=True):
 
     source: str
     outcome: str
-    reward: float
+    reward: float | None
 
 
 class Done(msgspec.Struct, array_like=True):
@@ -154,7 +155,7 @@ class Work:
             # A step that failed or was stopped may have ended its episode, which then counts no longer.
             if isinstance(error, asyncio.CancelledError):
                 error = Cancelled("cancelled")
-            elif not isinstance(error, TreetuneError | TimeoutError):
+            elif not isinstance(error, TreetuneError | DeadlinePassed):
                 log.exception("step failed")
             return failed(error, request.episode, self._host.episode_over(request.episode))
         response = StepResponse(

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import zmq
 
+from treetune.episode import Limits
 from treetune.host import LocalHost
 from treetune.partial import shown_to
-from treetune.rollout import Limits
 from treetune.serve import loops
 from treetune.serve.access import connect
 from treetune.serve.integrity import Seals

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 from treetune import streams
 from treetune.environment import Step
-from treetune.episode import Episode
+from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import TreetuneError, described
-from treetune.rollout import Limits
 from treetune.serve.errors import ServeError
 from treetune.streams import Streams
 from treetune.taskset import Taskset
@@ -36,12 +35,7 @@ class LocalEpisode:
         return self._episode.over
 
     async def step(self, action: Any) -> Step:
-        step = await self._episode.step(action)
-        if step.done:
-            step.info.setdefault("success", step.reward >= 1.0)
-        if step.truncated:
-            step.info["truncated"] = True
-        return step
+        return self._episode.with_ending(await self._episode.step(action))
 
     async def cancel(self) -> None:
         await self._episode.close()
@@ -92,7 +86,7 @@ async def _or_error(work: Awaitable[T]) -> T | ServeError:
         return await work
     except TreetuneError as error:
         return ServeError(error.message, remedy=error.remedy)
-    except TimeoutError as error:
-        return ServeError(f"the environment did not answer in time: {described(error)}", remedy="allow more: timeout=")
+    except DeadlinePassed as error:
+        return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
     except Exception as error:
         return ServeError(described(error))

@@ -1,7 +1,6 @@
 """What one answer to a row's task earns: for trainers that sample an answer and ask a function for its reward.
 
-    trace = play_row(scorer, task, "42")
-    trace.reward
+    play_row(scorer, task, "42").reward
 
 A row that cannot be scored is an error, never a zero.
 """
@@ -10,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.errors import TasksetError
-from treetune.formats.scorer import SEVERAL_TURNS
+from treetune.episode import Episode, Result, play_answer
+from treetune.errors import TasksetError, TreetuneError, UsageError, described
+from treetune.formats.scorer import SEVERAL_TURNS, taskset_of, with_type
 from treetune.task import Task
-from treetune.trace import Outcome, Trace
 
 
 def scorer_in(extra_info: Any, data_source: Any) -> str:
@@ -27,28 +26,24 @@ def scorer_in(extra_info: Any, data_source: Any) -> str:
     return scorer
 
 
-def play_row(scorer: str, task: Task, answer: str, *, trust: bool = False) -> Trace:
+def play_row(scorer: str, task: Task, answer: str, *, trust: bool = False) -> Result:
     from treetune.background import run
 
-    trace: Trace = run(_play(scorer, task, answer, trust))
     row = f"row {task.extra_info.get('index', '?')} of {task.data_source}"
-    if trace.outcome is Outcome.TRUNCATED:
+    try:
+        episode: Episode = run(_play(scorer, task, answer, trust))
+    except UsageError:
+        raise
+    except Exception as error:
+        why = error.message if isinstance(error, TreetuneError) else described(error)
+        raise TasksetError(f"{row} could not be scored: {why}") from error
+    if not episode.finished:
         raise TasksetError(
             f"{row} goes on after the first answer, and the trainer plays only that", remedy=SEVERAL_TURNS
         )
-    if not trace.outcome.scored:
-        raise TasksetError(
-            f"{row} could not be scored: {trace.failure.message if trace.failure else trace.outcome.value}"
-        )
-    return trace
+    return episode.result
 
 
-async def _play(scorer: str, task: Task, answer: str, trust: bool) -> Trace:
-    from treetune.formats.scorer import taskset_of, with_type
-    from treetune.policies.scripted import Replay
-    from treetune.policy import Completion
-    from treetune.rollout import Limits, run_rollout
-
+async def _play(scorer: str, task: Task, answer: str, trust: bool) -> Episode:
     taskset = taskset_of(scorer, trust=trust)
-    policy = Replay([Completion(text=answer)])
-    return await run_rollout(taskset, with_type(task, taskset), policy, limits=Limits(max_turns=1))
+    return await play_answer(taskset, with_type(task, taskset), answer)

@@ -24,15 +24,14 @@ import msgspec
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from treetune.background import run, submit
-from treetune.environment import Action, Environment, Observation, Step, make
+from treetune.environment import Environment
 from treetune.envs.conversation import max_turns_of
+from treetune.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.errors import EnvironmentFault, described
 from treetune.formats.note import looks_like_uid
 from treetune.formats.skyrl import task_to_play
-from treetune.offload import call
-from treetune.rollout import CLOSE_SECONDS
-from treetune.score import finite
 from treetune.task import Message, Task
+from treetune.taskset import ByEnvironment
 
 
 class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
@@ -47,77 +46,72 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._id = id
-        self._named = environment
+        self._taskset = ByEnvironment(environment, name=id)
         self._config = env_config
         self._extras = dict(extras or {})
-        self._environment: Environment | None = None
+        self._episode: Episode | None = None
         self._finalizer: Any = None
-        self._metrics: dict[str, Any] = {}
         self.task: Task | None = None
 
     def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
         self.close()
-        self.turns, self._metrics = 0, {}
+        self.turns, self._episode = 0, None
         self.task = task_of_extras(self._id, prompt, self._extras)
         with self._guarded("start"):
             self.max_turns = max_turns_of(self.task, self._extras.get("max_turns") or 0)
             self.task = task = _with_settings(self.task, self._config, self.max_turns)
-            environment = self._named(task) if isinstance(self._named, type) else make(self._named, task)
-            self._environment = environment
-            self._finalizer = weakref.finalize(self, _begin_closing, environment)
-            observed = Observation.of(run(call(environment.start))).messages()
+            self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
+            self._finalizer = weakref.finalize(self, _begin_closing, episode)
+            observed = run(episode.begin()).messages()
         # A copy: the trainer appends the conversation to it.
         return copy.deepcopy(observed), {}
 
     def step(self, action: str) -> dict[str, Any]:
-        environment = self._environment
-        if environment is None:
-            raise EnvironmentFault(f"{self._id}: step() without init(), or after an error")
+        episode = self._episode
+        if episode is None or episode.over:
+            raise EnvironmentFault(f"{self._id}: step() without init(), after the end, or after an error")
         self.turns += 1
         with self._guarded("step"):
-            step = run(call(environment.step, Action.of(action)))
-            if not isinstance(step, Step):
-                raise EnvironmentFault(
-                    f"{type(environment).__name__}.step() returned a {type(step).__name__}", remedy="return a Step"
-                )
-            self._remember(step)
-            reward = finite(step.reward, "reward")
+            step = run(episode.step(action))
             observations = copy.deepcopy(step.observation.messages())
-        # SkyRL's loop goes on until the environment says that it is done: nobody else counts turns.
-        cut = not step.done and bool(self.max_turns) and self.turns >= self.max_turns
-        if cut:
+        if episode.cut_short:
             warnings.warn(
                 f"{self._id}: an episode was ended after max_turns={self.max_turns}; "
                 "give rows an extra_info.max_turns, or set generator.max_turns",
                 stacklevel=2,
             )
+        self._warn_of_close(episode)
         return {
             "observations": observations,
-            "reward": reward,
-            "done": step.done or cut,
-            "metadata": {**step.info, "truncated": step.truncated or cut},
+            "reward": step.reward,
+            "done": step.done,
+            "metadata": {**step.info, "truncated": step.truncated},
         }
 
     def get_metrics(self) -> dict[str, Any]:
         """What SkyRL logs of an episode: turns, success where the environment tells it, its own metrics. Under the
         environment's id, because SkyRL lets metrics of one name replace each other."""
-        return {f"{self._id}/{name}": value for name, value in {"turns": self.turns, **self._metrics}.items()}
+        metrics: dict[str, Any] = {"turns": self.turns}
+        if self._episode is not None:
+            metrics |= self._episode.result.metrics
+            if (success := self._episode.result.success) is not None:
+                metrics["success"] = float(success)
+        return {f"{self._id}/{name}": value for name, value in metrics.items()}
 
     def close(self) -> None:
-        self._environment = None
         closing: Future[Any] | None = self._finalizer() if self._finalizer is not None else None
-        if closing is not None:
+        if closing is not None and self._episode is not None:
             try:
                 closing.result(CLOSE_SECONDS)
             except Exception as error:
                 # What the episode earned stands, whatever becomes of its leftovers.
                 warnings.warn(f"{self._id}: close failed: {described(error)}", stacklevel=2)
+            self._warn_of_close(self._episode)
 
-    def _remember(self, step: Step) -> None:
-        for name, value in dict(step.info.get("metrics") or {}).items():
-            self._metrics[name] = finite(value, f"metric {name!r}")
-        if (success := step.info.get("success")) is not None:
-            self._metrics["success"] = float(success)
+    def _warn_of_close(self, episode: Episode) -> None:
+        if episode.close_failure is not None:
+            warnings.warn(f"{self._id}: close failed: {episode.close_failure}", stacklevel=3)
+            episode.close_failure = None
 
     @contextmanager
     def _guarded(self, phase: str) -> Iterator[None]:
@@ -162,6 +156,6 @@ def _chosen(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in config.items()} if isinstance(config, Mapping) else {}
 
 
-def _begin_closing(environment: Environment) -> Future[Any]:
+def _begin_closing(episode: Episode) -> Future[Any]:
     """Does not wait: it may be the garbage collector that asks, in any thread."""
-    return submit(call(environment.close))
+    return submit(episode.close())

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.environment import Environment, make
+from treetune.environment import Environment
+from treetune.episode import Limits
 from treetune.errors import TreetuneError, described
 from treetune.formats.batch import Batch
 from treetune.formats.format import detect, named
@@ -23,8 +24,10 @@ from treetune.offload import call
 from treetune.plugins import environments
 from treetune.policies.scripted import WRONG, Replay
 from treetune.policy import Completion
-from treetune.rollout import Limits, run_rollout
+from treetune.rollout import run_rollout
 from treetune.task import Task
+from treetune.taskset import ByEnvironment
+from treetune.trace import Outcome
 
 CONCURRENT = 16
 """Rows that are tried at a time."""
@@ -169,19 +172,13 @@ def _other(task: Task) -> dict[str, Any]:
 async def _earned(task: Task, answer: str | list[str]) -> float:
     """The reward of an answer, given each turn until the episode ends, or of one action a turn."""
     texts = [answer] * TURNS if isinstance(answer, str) else answer
-    trace = await run_rollout(_ByEnvironment(), task, Replay([Completion(text=text) for text in texts]), limits=_LIMITS)  # type: ignore[arg-type]
-    if trace.failure is not None and not (isinstance(answer, list) and trace.outcome.value == "policy_error"):
-        raise TreetuneError(trace.failure.message)
-    return trace.reward
+    trace = await run_rollout(_ROWS, task, Replay([Completion(text=text) for text in texts]), limits=_LIMITS)
+    if trace.reward is not None:
+        return trace.reward
+    if isinstance(answer, list) and trace.outcome is Outcome.POLICY_ERROR:  # it has no more actions
+        return sum(turn.reward for turn in trace.turns)
+    raise TreetuneError(trace.failure.message if trace.failure else trace.outcome.value)
 
 
+_ROWS = ByEnvironment()
 _LIMITS = Limits(max_turns=TURNS, timeout=120.0)
-
-
-class _ByEnvironment:
-    """The taskset that rows are: each is scored by the environment that it names."""
-
-    name = "rows"
-
-    def environment(self, task: Task) -> Environment:
-        return make(task.env_class or "", task)
