@@ -71,7 +71,7 @@ def find(body: dict) -> dict:
 
 
 def info(body: dict) -> dict:
-    return {"name": "counting", "num_tasks": 10, "by_index": True, "features": ["turn", "request_id"], "api_version": 1}
+    return {"name": "counting", "num_tasks": 10, "by_index": True, "features": ["turn", "request_id"], "api_version": 2}
 
 
 PATHS = {

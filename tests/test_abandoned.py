@@ -16,6 +16,7 @@ from test_serve_cli import serve
 from treetune import Action, Observation
 from treetune.cli.serve import summary
 from treetune.errors import UsageError
+from treetune.host import PROTOCOL
 from treetune.serve import wire
 from treetune.serve.client import EnvClient
 from treetune.serve.http_client import TaskServerClient
@@ -45,7 +46,7 @@ def test_a_start_that_is_cancelled_leaves_no_episode(workers, after):
     async def play():
         async with serving(Stubbornly(), workers=workers) as server, EnvClient(server.address) as client:
             task = await client.sample()
-            request = wire.StartRequest(task=client._sealed(task))
+            request = wire.StartRequest(task=client._sealed(task), protocol=PROTOCOL)
             start = asyncio.create_task(client._run("start", request, wire.StartResponse, "mine"))
             await asyncio.sleep(after)
             found = await client.cancel("mine")

@@ -29,6 +29,7 @@ from serving import (
 from treetune import Mixture, Outcome, Sampling
 from treetune.episode import Limits
 from treetune.errors import ResumeError, UsageError
+from treetune.host import PROTOCOL
 from treetune.serve.access import Access
 from treetune.serve.blocking import BlockingEnvClient
 from treetune.serve.client import EnvClient
@@ -59,7 +60,7 @@ class Raw:
         return id, unpack_plain(data)
 
     async def ask(self, id, method, /, **payload):
-        await self.send(id, method.encode(), pack(payload))
+        await self.send(id, method.encode(), pack({"protocol": PROTOCOL, **payload}))
         answered, data = await self.receive()
         assert answered == id
         return data
@@ -225,7 +226,7 @@ def test_a_request_that_is_under_way_is_joined_by_its_repetitions(tmp_path, monk
             with Raw(server.address) as raw, Raw(server.address) as other:
                 task = (await raw.ask(b"1", "sample"))["task"]
                 for sender in (raw, raw, other):
-                    await sender.send(b"2", b"run_rollout", pack({"task": task}))
+                    await sender.send(b"2", b"run_rollout", pack({"task": task, "protocol": PROTOCOL}))
                 await until((tmp_path / "begun-0").exists)
                 await raw.ask(b"3", "cancel", id=b"2")
                 return [await raw.receive(), await other.receive()]

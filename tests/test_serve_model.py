@@ -18,6 +18,7 @@ import pytest
 
 from serving import GOLD, Colours, Numbers, Stream, shuffled
 from treetune import Mixture, Task
+from treetune.host import PROTOCOL
 from treetune.serve.codec import pack, unpack_plain
 from treetune.serve.pool import EnvServerPool, PoolConfig
 from treetune.serve.server import ServerConfig
@@ -127,7 +128,7 @@ class World:
     def ask(self, method, payload):
         self.number += 1
         id = self.number.to_bytes(8, "big")
-        payload = {**payload, "ack": self.acks}
+        payload = {**payload, "ack": self.acks, "protocol": PROTOCOL}
         self.acks = []
         self.outstanding[id] = (method, payload)
         self.send(id)
