@@ -13,7 +13,7 @@ import pytest
 from serving import serving
 from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout
 from treetune.episode import DeadlinePassed, Episode, play_answer
-from treetune.errors import EnvironmentFault, UsageError
+from treetune.errors import EnvironmentFault, TasksetError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
@@ -153,7 +153,8 @@ def test_only_the_episode_touches_an_environment_in_skyrl(monkeypatch):
     sys.modules.pop("treetune.trainers.skyrl_env", None)
 
 
-def test_only_the_episode_touches_an_environment_in_verl():
+def test_only_the_episode_touches_an_environment_in_verl(monkeypatch):
+    monkeypatch.setenv("TREETUNE_TRUST", "1")
     from treetune.trainers import verl
 
     Watching.closed_by.clear()
@@ -165,10 +166,11 @@ def test_only_the_episode_touches_an_environment_in_verl():
     assert set(played) == {"treetune.episode"}
 
 
-def test_verl_refuses_an_episode_that_goes_on_instead_of_paying_for_its_first_step():
+def test_verl_refuses_an_episode_that_goes_on_instead_of_paying_for_its_first_step(monkeypatch):
+    monkeypatch.setenv("TREETUNE_TRUST", "1")
     from treetune.trainers import verl
 
-    with pytest.raises(EnvironmentFault, match="goes on after the first answer"):
+    with pytest.raises(TasksetError, match="goes on after the first answer"):
         verl.compute_score("watched", "go on", "end", {"scorer": f"env:{SPEC}", "env_class": SPEC})
 
 

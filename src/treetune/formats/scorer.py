@@ -19,7 +19,7 @@ from treetune.formats.note import RULE
 from treetune.kept_code import located, portable, spec_of
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task, own_fields, own_values
-from treetune.taskset import Taskset
+from treetune.taskset import ByEnvironment, Taskset
 
 if TYPE_CHECKING:
     from treetune.environment import Environment
@@ -120,7 +120,7 @@ def _taskset_of(scorer: str, trust: bool) -> Any:
     if scorer.startswith(ENVIRONMENT):
         spec = located(scorer.removeprefix(ENVIRONMENT), trust=trust)
         environments.resolve(spec)  # its file runs now, before many threads ask for it at once
-        return _ByEnvironment(spec)
+        return ByEnvironment(spec, name="environment")
     try:
         node = msgspec.json.decode(scorer)
     except msgspec.DecodeError:
@@ -152,25 +152,16 @@ def environment_of(task: Task) -> Environment:
     return environment
 
 
-class _ByEnvironment:
-    """Scores by an environment."""
-
-    name = "environment"
-
-    def __init__(self, spec: str) -> None:
-        self._spec = spec
-
-    def environment(self, task: Task) -> Environment:
-        from treetune.environment import make
-
-        return make(self._spec, task)
-
-
 class _ByRule(Taskset):
     """Scores by comparing with the ground truth."""
 
     def load_tasks(self) -> list[Task]:
         return []
+
+    def environment(self, task: Task) -> Environment:
+        from treetune.environment import SingleTurn
+
+        return SingleTurn(task, self)
 
     def reward(self, task: Task, answer: str) -> Score:
         from treetune.datasets.rule import score
