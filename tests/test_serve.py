@@ -105,7 +105,7 @@ def test_info_says_what_is_served():
     finite, infinite, ranked = run(infos())
     assert (finite.num_tasks, infinite.num_tasks) == (6, None)
     assert (finite.requires_group_scoring, ranked.requires_group_scoring) == (False, True)
-    assert (finite.cursor, finite.capacity, finite.protocol, finite.models) == (1, 7, 1, ["scripted:gold"])
+    assert (finite.cursor, finite.capacity, finite.protocol, finite.models) == (1, 7, PROTOCOL, ["scripted:gold"])
     assert finite.fingerprint != infinite.fingerprint
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -87,6 +88,10 @@ class _DaemonThreads:
     def __init__(self, most: int, stay: bool = True) -> None:
         self._most = most
         self._stay = stay
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins with no thread."""
         self._work: SimpleQueue[_Work] = SimpleQueue()
         self._lock = threading.Lock()
         self._counted = 0
@@ -139,3 +144,6 @@ class _DaemonThreads:
 
 
 _threads = _DaemonThreads(most=256)
+
+# A forked child has no threads, also where its parent had idle ones.
+os.register_at_fork(after_in_child=_threads.forget)
