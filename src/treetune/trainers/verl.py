@@ -71,5 +71,5 @@ def compute_score(
             raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
         result = score(solution_str, task.ground_truth)
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
-    result = play_row(scorer, task, solution_str, trust=trust)
-    return {"score": result.reward, "acc": float(result.passed()), "answer": result.answer or ""}
+    played = play_row(scorer, task, solution_str, trust=trust)
+    return {"score": played.reward, "acc": float(played.passed()), "answer": played.answer or ""}
