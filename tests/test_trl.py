@@ -188,6 +188,7 @@ def test_what_the_environment_says_is_masked():
     )
     assert columns["logprobs"] is None
     assert (columns["task_reward"], columns["num_turns"]) == ([0.25], [2])
+    assert [len(rewards) for rewards in columns["turn_rewards"]] == [2]
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.__name__)

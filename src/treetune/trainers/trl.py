@@ -228,6 +228,7 @@ def _columns(games: list[Game], end_token: int) -> dict[str, Any]:
         "env_mask": [row.mask[start:] for row, start in cut],
         "task_reward": [game.reward for game in games],
         "num_turns": [game.turns for game in games],
+        "turn_rewards": [game.rewards for game in games],
     }
 
 

@@ -31,7 +31,8 @@ class Game:
         self.episode = None if self.failure else episode
         self.prompt = Prompt([])
         self.turns = 0
-        self._sum = 0.0
+        self.rewards: list[float] = []
+        """Of each step."""
         self._info: dict[str, Any] = self.episode.info if self.episode else {}
         self._observation: Any = self.episode.observation if self.episode else None
         self._over = self.failure is not None
@@ -60,14 +61,16 @@ class Game:
         if isinstance(step, ServeError):
             self.failure, self._over = step, True
         else:
-            self._sum += step.reward
+            self.rewards.append(step.reward)
             self._info, self._observation, self._over = step.info, step.observation, step.done
 
     @property
     def reward(self) -> float | None:
         if self.failure is not None or not self.turns:
             return None
-        return finite(self._hooks.postprocess_reward(self._sum, self.turns, self._info), "the postprocessed reward")
+        return finite(
+            self._hooks.postprocess_reward(sum(self.rewards), self.turns, self._info), "the postprocessed reward"
+        )
 
     @property
     def rewritten(self) -> bool:
