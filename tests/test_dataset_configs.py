@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import datasets
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -14,7 +16,10 @@ from treetune.datasets.resolve import get_dataset_paths, load_tasks, resolve_tas
 from treetune.datasets.schema import clashes
 from treetune.datasets.scoring import OURS, Scoring, scoring_of
 from treetune.errors import ConfigError, TasksetError, UsageError
+from treetune.formats import read_tasks
+from treetune.formats.values import pruned
 from treetune.target import build_taskset, load_taskset
+from treetune.trainers.verl import compute_score
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
 OWN = "from treetune_verl.tasks import Task\n\nclass My(Task):\n    pass\n"
@@ -82,10 +87,73 @@ def test_null_beside_a_mapping_cannot_be_joined_but_beside_text_and_lists_it_can
     assert clashes({"a": "null", "b": "null"}, {"a": "string", "b": ["int64"]}) == []
 
 
-def test_a_task_without_truths_beside_one_with_mappings_is_refused(source):
+def test_a_task_without_truths_beside_one_with_mappings_needs_join(source):
     rows = [{"question": "x", "answer": {"low": 1, "high": 2}}]
     with pytest.raises(TasksetError, match=r"tasks 0 \(bare\) and 1 \(spans\).*ground_truth \(null and keys"):
         get_dataset_paths([source(name="bare.jsonl", ground_truth=None), source(rows, "spans.jsonl")])
+    bare = source(name="bare.jsonl", ground_truth=None, join=True)
+    assert len(read_joined(get_dataset_paths([bare, source(rows, "spans.jsonl")]))) == 5
+
+
+def read_joined(paths):
+    """The rows as verl joins them, without what is null."""
+    parts = [datasets.Dataset.from_parquet(path) for path in paths]
+    return pruned(datasets.concatenate_datasets(parts).to_list())
+
+
+def test_a_list_of_truths_beside_a_text_is_joined_where_the_task_says_so(source):
+    lists = source([{"question": "capital?", "answer": ["Paris", "paris"]}], "lists.jsonl")
+    with pytest.raises(TasksetError, match=r"tasks 0 \(lists\) and 1 \(rows\).*ground_truth") as caught:
+        get_dataset_paths([lists, source()])
+    assert "set join: true in task 1 (rows)" in caught.value.remedy
+    paths = get_dataset_paths([lists, source(join=True)])
+    truths = [row["reward_model"]["ground_truth"] for row in read_joined(paths)]
+    assert truths == [["Paris", "paris"], ["1"], ["2"], ["3"], ["4"]]
+    assert get_dataset_paths([lists, source(join=True)]) == paths
+    row = pq.read_table(paths[1]).to_pylist()[2]
+    scores = [
+        compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"], row["extra_info"])["score"]
+        for answer in ("3", "4")
+    ]
+    assert scores == [1.0, 0.0]
+
+
+def test_chats_with_tool_calls_beside_plain_ones_are_joined_where_the_task_says_so(source):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
+    asks = [{"role": "user", "content": "hi"}, call]
+    tools = source(
+        [{"messages": asks, "answer": "1"}], "tools.jsonl", prompt_format="chat_messages", ground_truth="answer"
+    )
+    with pytest.raises(TasksetError, match="prompt") as caught:
+        get_dataset_paths([tools, source()])
+    assert "set join: true in task 1 (rows): its messages get the keys" in caught.value.remedy
+    rows = read_joined(get_dataset_paths([tools, source(join=True)]))
+    assert [row["prompt"] for row in rows[:2]] == [asks, [{"role": "user", "content": "0 + 1?"}]]
+
+
+def test_contents_in_parts_beside_text_are_joined_where_the_task_says_so(source):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "look"}]}]
+    chats = source([{"messages": parts, "answer": "1"}], "parts.jsonl", prompt_format="chat_messages")
+    rows = read_joined(get_dataset_paths([source(join=True), chats]))
+    assert rows[0]["prompt"] == [{"role": "user", "content": [{"type": "text", "text": "0 + 1?"}]}]
+    assert rows[-1]["prompt"] == parts
+
+
+def test_extra_fields_of_other_types_are_joined_where_the_task_says_so(source):
+    words = source([{"question": "x", "answer": "y", "level": "hard"}], "words.jsonl", extra_fields=["level"])
+    with pytest.raises(TasksetError, match=r"extra_info\.level") as caught:
+        get_dataset_paths([words, source(extra_fields=["level"])])
+    assert "join: true in task 1" in caught.value.remedy
+    paths = get_dataset_paths([words, source(extra_fields=["level"], join=True)])
+    assert len(read_joined(paths)) == 5
+    assert [task.extra_info["level"] for task in read_tasks(paths)] == ["hard", 0, 1, 2, 3]
+
+
+def test_truths_that_no_key_makes_alike_say_so(source, tmp_path):
+    spans = source([{"question": "x", "answer": {"low": 1, "high": 2}}], "spans.jsonl", join=True)
+    with pytest.raises(TasksetError, match="ground_truth") as caught:
+        get_dataset_paths([spans, source(join=True)])
+    assert "custom_cls" in caught.value.remedy
 
 
 def test_agent_name_in_one_file_only_is_refused(source, tmp_path):
@@ -99,14 +167,14 @@ def test_agent_name_in_one_file_only_is_refused(source, tmp_path):
 # Who scores
 
 
-OWN = {"path": "my.py"}
+ELSEWHERE = {"path": "my.py"}
 
 
 @pytest.mark.parametrize(
     ("config", "scoring"),
     [
         (
-            {"reward": {"custom_reward_function": {"path": None}}, "custom_reward_function": OWN},
+            {"reward": {"custom_reward_function": {"path": None}}, "custom_reward_function": ELSEWHERE},
             Scoring.OTHER,
         ),
         (

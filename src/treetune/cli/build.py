@@ -114,12 +114,8 @@ def _build_lists(
     from treetune.cli.overrides import read_overrides
     from treetune.datasets.column_faults import refuse_column_faults
     from treetune.datasets.declared import read_declared
-    from treetune.datasets.resolve import (
-        refuse_clashes,
-        refuse_several_turns,
-        refuse_unknown_environments,
-        warn_of_unscored,
-    )
+    from treetune.datasets.joining import joined
+    from treetune.datasets.resolve import refuse_several_turns, refuse_unknown_environments, warn_of_unscored
     from treetune.datasets.scoring import Scoring, scoring_of
 
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
@@ -131,14 +127,10 @@ def _build_lists(
         if scoring_of(declared.config) is not Scoring.OTHER:
             refuse_several_turns(declared.lists, source=config)
     refuse_column_faults(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
-    entries = []
+    entries: list[dict[str, Any]] = []
     for split, tasks in declared.lists.items():
-        sidecars = []
-        for task in tasks:
-            sidecar, path, hit = _build(console, task, format, force, engine)
-            sidecars.append(sidecar)
-            entries.append(_entry(split, task.name, sidecar, path, hit))
-        refuse_clashes([task.name for task in tasks], sidecars)
+        files = joined(tasks, [_build(console, task, format, force, engine) for task in tasks])
+        entries += [_entry(split, task.name, *file) for task, file in zip(tasks, files, strict=True)]
     return entries
 
 

@@ -54,7 +54,7 @@ def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
     try:
         array = pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
-        values = [[_in_parts(message) for message in prompt] for prompt in values]
+        values = [[in_parts(message) for message in prompt] for prompt in values]
         try:
             array = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
@@ -76,7 +76,7 @@ def lacks_roles(prompts: pa.Array) -> bool:
     return bool(pc.struct_field(messages, "role").null_count)
 
 
-def _in_parts(message: Any) -> Any:
+def in_parts(message: Any) -> Any:
     content = message.get("content") if isinstance(message, dict) else None
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 

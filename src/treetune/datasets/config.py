@@ -68,13 +68,15 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     """The tokenizer that counts: a folder or a name."""
     weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The share of these tasks where several entries form a mixture."""
+    join: bool = False
+    """Make the file joinable with the others of its list: message keys are added, text truths become lists of one."""
     num_proc: Annotated[int, msgspec.Meta(ge=1)] = 1
     """Processes that build rows; never changes the result."""
 
     def for_key(self) -> dict[str, Any]:
         """Every value that can change what is built."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        return {key: value for key, value in plain.items() if key not in ("num_proc", "shuffle", "weight")}
+        return {key: value for key, value in plain.items() if key not in ("join", "num_proc", "shuffle", "weight")}
 
 
 def filter_file(spec: str | None) -> Path | None:

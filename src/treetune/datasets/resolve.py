@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from treetune.datasets.cache import Sidecar
 from treetune.datasets.column_faults import refuse_column_faults
 from treetune.datasets.config import filter_file
 from treetune.datasets.content import loading_faults
-from treetune.datasets.schema import clashes
+from treetune.datasets.joining import joined
 from treetune.datasets.scoring import Scoring, problems, scoring_of
 from treetune.datasets.taskset import DatasetTaskset, read_config, unknown_environment
 from treetune.errors import ConfigError, TasksetError, TreetuneError, user_code
 from treetune.plugins import absolute_spec, environments, folders_of, load_object
 from treetune.target import custom_class, missing_values, misspelt_keys, names_class
-
-AGENT = "agent_name"
-"""The column that names a row's agent loop: where the joined rows have it, each must name one."""
 
 LISTS = {"train_tasks": "train_files", "val_tasks": "val_files"}
 
@@ -105,9 +100,7 @@ def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None 
 
 
 def _built_paths(tasksets: Sequence[DatasetTaskset]) -> list[str]:
-    built = [taskset.built() for taskset in tasksets]
-    refuse_clashes([taskset.name for taskset in tasksets], [sidecar for sidecar, _, _ in built])
-    return [str(path) for _, path, _ in built]
+    return [str(path) for _, path, _ in joined(tasksets, [taskset.built() for taskset in tasksets])]
 
 
 def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) -> Any:
@@ -138,23 +131,6 @@ def build_into_config(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]]
     for name, tasksets in lists.items():
         _set(config, LISTS[name], _built_paths(tasksets))
     return config
-
-
-def refuse_clashes(names: Sequence[str], sidecars: Sequence[Sidecar]) -> None:
-    """Files of one list are joined by the trainer: what cannot be joined is told now, not when the model is loaded."""
-    for (one, first), (other, second) in combinations(enumerate(sidecars), 2):
-        both = f"tasks {one} ({names[one]}) and {other} ({names[other]}) cannot be used in one list"
-        if found := clashes(first.schema, second.schema):
-            raise TasksetError(
-                f"{both}: {'; '.join(found)}",
-                remedy="give the key the same type in both: another extra_fields, or a custom_cls that converts it",
-            )
-        if (AGENT in first.schema) != (AGENT in second.schema):
-            without = other if AGENT in first.schema else one
-            raise TasksetError(
-                f"{both}: task {without} ({names[without]}) has no column {AGENT}, so its rows would name no agent",
-                remedy=f"give all of them the column {AGENT}, or none",
-            )
 
 
 def warn_of_unscored(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]]) -> None:

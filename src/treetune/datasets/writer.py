@@ -47,7 +47,7 @@ class GrowingParquet:
         schema, json_fields = self.schema, frozenset(self.json_fields)
         self.json_fields |= already
         wider = table.schema if schema is None else self._widened(schema, table.schema)
-        self.schema = _with_mark(wider) if self.json_fields else wider
+        self.schema = with_mark(wider) if self.json_fields else wider
         if schema is not None and (self.schema != schema or self.json_fields != json_fields):
             self._rewrite(json_fields)
         self._put(table, already)
@@ -156,7 +156,7 @@ def _with_json(table: pa.Table, paths: set[str]) -> pa.Table:
     return table
 
 
-def _with_mark(schema: pa.Schema) -> pa.Schema:
+def with_mark(schema: pa.Schema) -> pa.Schema:
     """A schema whose rows say themselves which of their values are JSON text: trainers do not see the metadata."""
     import pyarrow as pa
 

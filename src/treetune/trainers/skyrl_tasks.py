@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from treetune.contract import contract_of
 from treetune.datasets.column_faults import refuse_column_faults
-from treetune.datasets.resolve import LISTS, load_tasks, refuse_clashes
+from treetune.datasets.joining import joined
+from treetune.datasets.resolve import LISTS, load_tasks
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
 from treetune.formats.sources import File, Kind, Sources
 from treetune.plugins import absolute_spec, folders_of
@@ -206,8 +207,7 @@ def _resolve(
     used: dict[str, str] = {}
     folders = [Path(tasks).expanduser().resolve().parent] if isinstance(tasks, str | Path) else []
     for name, tasksets in lists.items():
-        built = [taskset.built("skyrl") for taskset in tasksets]
-        refuse_clashes([taskset.name for taskset in tasksets], [sidecar for sidecar, _, _ in built])
+        built = joined(tasksets, [taskset.built("skyrl") for taskset in tasksets])
         _set(config, _DATA[name], [str(path) for _, path, _ in built])
         for taskset, (_, path, _) in zip(tasksets, built, strict=True):
             places = [*folders, *folders_of(type(taskset)), Path.cwd()]
