@@ -119,6 +119,7 @@ FAULTS: dict[str, Callable[[Path], Made]] = {
     "type-differs": _two_types,
     "mixed-types": lambda path: lines(path, _truths(["a", "007", 7])),
     "reread-dates": _dates,
+    "nan-becomes-null": lambda path: lines(path, rows(row(1, extra_info={"index": 1, "split": float("nan")}))),
     "late-types": _late,
     "big-integers": lambda path: lines(path, rows(row(1, extra_info={"index": 2**70, "split": "train"}))),
     "missing-prompt": lambda path: parquet(path, rows(row(1, prompt=...))),

@@ -36,7 +36,7 @@ OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-re
 
 WHOLE_FILE = {"unreadable", "no-rows", "unknown-ending", "unsupported-type", "type-differs", "late-types"}
 
-OF_COLUMNS = {*WHOLE_FILE, "null-max-turns", "reread-dates", "mixed-types"}
+OF_COLUMNS = {*WHOLE_FILE, "null-max-turns", "reread-dates", "mixed-types", "nan-becomes-null"}
 """Rules that need many rows of a kind."""
 
 
@@ -416,7 +416,10 @@ def test_what_the_loader_changes_is_told_wherever_it_stands(tmp_path: Path) -> N
     assert of("007", 7) == of("007", {"a": 1}) == {"mixed-types": [1]}
     assert of("a", 7) == of("2024-01-01", 7) == of({"a": "007"}, {"a": 7, "b": 1}) == {}
     assert of(float("nan"), 7) == {}
-    assert of(float("nan"), "a") == of({"a": float("inf")}, {}) == {"mixed-types": [1]}
+    assert of(float("nan"), "a") == of({"a": float("inf")}, {}) == {"nan-becomes-null": [1]}
+    array = tmp_path / "array.json"
+    array.write_text(json.dumps([faults.row(0, value=1.5), faults.row(1, value=float("nan"))]))
+    assert told(array) == {"nan-becomes-null": [1]}
 
 
 def test_parts_of_contents(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ RULES = {
     "reread-dates": _error(
         "text that stays text: a JSON column of dates becomes dates", "write it as parquet", True
     ),
+    "nan-becomes-null": _error(
+        "numbers that JSON has: `datasets` makes null of NaN and Infinity in arrays, and beside other types",
+        "write it as parquet",
+        True,
+    ),
     "late-types": _error(
         "the same columns and types from the start: `datasets` takes those of the first 10 MB of JSON lines",
         "write it as parquet",

@@ -124,26 +124,27 @@ class Shape:
             return [self.items.feature() if self.items is not None else "null"]
         return "timestamp[s]" if kind == "text" and self.dates else _FEATURES[kind]
 
-    def faults(self, path: str = "", *, kept: bool = False) -> Iterator[tuple[str, str, Places]]:
+    def faults(self, path: str = "", *, array: bool, kept: bool = False) -> Iterator[tuple[str, str, Places]]:
         """The rules that are broken here and below: rule, what was found, rows.
 
-        `kept`: `datasets` keeps this as JSON, because what it is part of has no one type. Then text stays as it is.
+        `array`: the rows are a JSON array, not lines. `kept`: `datasets` keeps this as JSON, because what it is part of
+        has no one type. Then text stays as it is.
         """
         kinds = self.counts.keys()
         as_json = kept or (bool(path) and self.feature() == "json")
         if "text" in kinds and len(kinds) > 1 and not kept and self.parsable.count:
             others = ", ".join(sorted(kinds - {"text"}))
             yield "mixed-types", f"{path} is text here, {others} in other rows", self.parsable
-        if as_json and self.nan.count:
-            yield "mixed-types", f"{path} is NaN or infinite here, which becomes null beside other types", self.nan
+        if (as_json or array) and self.nan.count:
+            yield "nan-becomes-null", f"{path} is NaN or infinite here", self.nan
         if kinds == {"text"} and self.dates and not kept:
             yield "reread-dates", f"{path} is a date in every row", self.text
         if self.large.count:
             yield "big-integers", f"{path} is an integer over 64 bits", self.large
         for key, shape in self.keys.items():
-            yield from shape.faults(f"{path}.{key}" if path else key, kept=as_json)
+            yield from shape.faults(f"{path}.{key}" if path else key, array=array, kept=as_json)
         if self.items is not None:
-            yield from self.items.faults(f"{path}[]", kept=as_json)
+            yield from self.items.faults(f"{path}[]", array=array, kept=as_json)
 
 
 def _is_date(text: str) -> bool:
@@ -171,7 +172,7 @@ def shape_of(rows: Sequence[Row], numbers: Any, shape: Shape) -> None:
 def report_shape(shape: Shape, file: str, unit: str, report: Report) -> None:
     """Tell what `datasets` would change, and the integers that it fails on."""
     told: dict[str, tuple[str, set[int], int]] = {}
-    for rule, found, rows in shape.faults():
+    for rule, found, rows in shape.faults(array=unit != "line"):
         first, numbers, count = told.get(rule, (found, set(), 0))
         told[rule] = (first, numbers.union(rows.first), max(count, rows.count))
     for rule, (found, numbers, count) in told.items():

@@ -126,7 +126,8 @@ class _Run:
             if self.on_rows is not None:
                 self.on_rows(report.rows)
         if types.features:
-            types.tell(report)
+            if isinstance(source, File):  # what comes from the hub has been read by `datasets` already
+                types.tell(report)
             self.features[name] = types.features
         self.turns[name] = turns, unit
 
