@@ -68,6 +68,13 @@ def test_an_answer_is_scored_with_its_usage():
     assert "Authorization" not in requests[0]["headers"]
 
 
+def test_an_answer_in_parts_is_their_text():
+    parts = [{"type": "text", "text": "42"}]
+    choice = {**GOOD["choices"][0], "message": {"role": "assistant", "content": parts}}
+    trace, _ = ask(lambda n, r: web.json_response({**GOOD, "choices": [choice]}))
+    assert trace.reward == 1.0
+
+
 def test_busy_and_broken_servers_are_asked_again():
     answers = [
         web.Response(status=503),

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.chat_messages import text_of
 from treetune.errors import first_of
 from treetune.evaluate.config import Evaluation
 from treetune.evaluate.run_folder import TRACES, RunFolder, read_traces
@@ -121,5 +122,4 @@ async def _replayed(evaluation: Evaluation, old: Trace) -> Trace:
 
 
 def _text(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else ""
+    return text_of(message.get("content")) or ""

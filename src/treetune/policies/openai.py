@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from treetune.chat_messages import text_of
 from treetune.errors import PolicyError
 from treetune.policies.endpoint import EndpointConfig
 from treetune.policy import Completion, Request, Usage, cannot_continue
@@ -112,12 +113,12 @@ def _completion(answer: Any, prefix: str = "") -> Completion:
     choice = answer["choices"][0]
     message = dict(choice["message"])
     if prefix:  # the server gives what comes after it
-        message["content"] = prefix + (message.get("content") or "")
+        message["content"] = prefix + (text_of(message.get("content")) or "")
     usage = answer.get("usage") or {}
     logprobs = (choice.get("logprobs") or {}).get("content")
     ids = choice.get("token_ids")
     return Completion(
-        text=message.get("content") or "",
+        text=text_of(message.get("content")) or "",
         message={"role": "assistant", **{key: value for key, value in message.items() if value is not None}},
         finish_reason=choice.get("finish_reason") or "stop",
         usage=Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)),

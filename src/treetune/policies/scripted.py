@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from treetune.chat_messages import text_of
 from treetune.errors import PolicyError, UsageError, did_you_mean
 from treetune.policy import Completion, Policy, Request
 from treetune.taskset import Taskset
@@ -65,7 +66,8 @@ class Echo:
     async def complete(self, request: Request) -> Completion:
         asked = request.messages[: -1 if request.continues else None]
         content = asked[-1].get("content") if asked else ""
-        return _answer(request, content if isinstance(content, str) else str(content))
+        text = text_of(content)
+        return _answer(request, str(content) if text is None else text)
 
     async def close(self) -> None:
         return None

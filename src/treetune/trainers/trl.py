@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from treetune import background
+from treetune.chat_messages import text_of
 from treetune.chat_tokens import ChatTokens
 from treetune.errors import UsageError
 from treetune.score import finite
@@ -264,4 +265,4 @@ def _index_in(prompt: Any) -> int:
 
 
 def _text(completion: Any) -> str:
-    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
+    return completion if isinstance(completion, str) else text_of(completion[-1].get("content")) or ""
