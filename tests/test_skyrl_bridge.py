@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -190,6 +191,14 @@ def test_an_episode_is_played_as_skyrl_plays_it(gym, echo):
     assert env.get_metrics() == {"echo/turns": 2, "echo/length": 4.0}
     env.close()
     env.close()
+    assert Echo.closed == ["word"]
+
+
+def test_a_begun_answer_is_refused_because_skyrl_does_not_go_on_with_it(gym, echo):
+    begun = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "wo"}]
+    env = made(gym, msgspec.structs.replace(echo(), prompt=begun))
+    with pytest.raises(UsageError, match="beginning of an answer"):
+        env.init(begun)
     assert Echo.closed == ["word"]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +17,11 @@ from treetune.task import Message
 
 _TAG = re.compile(r"</?[a-z_|][^<>\n]{0,60}>|\s", re.I)
 _REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def begins_answer(messages: Sequence[Message]) -> bool:
+    """Whether messages that a model is shown end with the beginning of its answer: a message of the assistant's."""
+    return bool(messages) and messages[-1].get("role") == "assistant"
 
 
 def text_of(content: Any) -> str | None:

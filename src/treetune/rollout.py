@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from treetune.chat_messages import begins_answer
 from treetune.environment import Action
 from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import EnvironmentFault
@@ -113,7 +114,7 @@ class Rollout:
             turn = Turn(observed=observed)
             trace.turns.append(turn)
             # A last message of the assistant's is the beginning of the answer, which the answer holds then.
-            continues = bool(observed) and observed[-1].get("role") == "assistant"
+            continues = begins_answer(observed)
             completion = await self._complete(conversation, until, continues)
             turn.message = completion.as_message()
             turn.finish_reason = completion.finish_reason

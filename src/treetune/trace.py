@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.chat_messages import begins_answer
 from treetune.policy import Usage
 from treetune.task import Message, Task
 from treetune.tokens import Tokens
@@ -111,7 +112,7 @@ class Trace(msgspec.Struct, kw_only=True):
         for turn in self.turns:
             conversation += turn.observed
             if turn.message is not None:
-                if turn.observed and turn.observed[-1].get("role") == "assistant":
+                if begins_answer(turn.observed):
                     conversation.pop()  # the beginning of the answer, which the answer holds
                 conversation.append(turn.message)
         return conversation + self.final

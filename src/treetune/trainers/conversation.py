@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from treetune.chat_messages import begins_answer
 from treetune.chat_tokens import ChatTokens
 from treetune.environment import Action, Observation
 from treetune.task import Message
@@ -50,7 +51,7 @@ class Conversation:
         # A hook may change the messages that it is given: then the prompt tells another story, and is seen to.
         self._shown = self._hooks.format_observation_to_messages(shown, [dict(message) for message in history])
         # The beginning of an answer may be written already; the last answer itself is none.
-        self._continues = len(self._shown) > len(history) and self._shown[-1].get("role") == "assistant"
+        self._continues = len(self._shown) > len(history) and begins_answer(self._shown)
         return self._chat.next_prompt(self._shown, self.tokens, continues=self._continues)
 
     def take(

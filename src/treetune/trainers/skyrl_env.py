@@ -24,10 +24,11 @@ import msgspec
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from treetune.background import run, submit
+from treetune.chat_messages import begins_answer
 from treetune.environment import Environment
 from treetune.envs.conversation import max_turns_of
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
-from treetune.errors import EnvironmentFault, described
+from treetune.errors import EnvironmentFault, UsageError, described
 from treetune.formats.note import looks_like_uid
 from treetune.formats.skyrl import task_to_play
 from treetune.task import Message, Task
@@ -63,6 +64,12 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
             self._finalizer = weakref.finalize(self, _begin_closing, episode)
             observed = run(episode.begin()).messages()
+        if begins_answer(observed):
+            self.close()
+            raise UsageError(
+                f"{self._id}: a prompt ends with the beginning of an answer, which SkyRL does not go on with",
+                remedy="leave out the assistant's last message",
+            )
         # A copy: the trainer appends the conversation to it.
         return copy.deepcopy(observed), {}
 

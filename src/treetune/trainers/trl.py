@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from treetune import background
-from treetune.chat_messages import text_of
+from treetune.chat_messages import begins_answer, text_of
 from treetune.chat_tokens import ChatTokens
 from treetune.errors import UsageError
 from treetune.score import finite
@@ -186,7 +186,7 @@ class TrlTasks(Hooks):
         episodes = background.run(self._episodes.start_many(indices))
         try:
             live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
-            if any(_is_begun(episodes[at].observation) for at in live):
+            if any(begins_answer(episodes[at].observation.messages()) for at in live):
                 raise UsageError(
                     "a prompt ends with the beginning of an answer, and TRL's own rollouts do not go on with it",
                     remedy="pass rollout_func=tasks.rollout, or leave out the assistant's last message",
@@ -244,11 +244,6 @@ async def _cancelled(episodes: Sequence[Any]) -> None:
     """Ends those that nobody will step again."""
     live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
     await asyncio.gather(*(episode.cancel() for episode in live))
-
-
-def _is_begun(observation: Any) -> bool:
-    messages = observation.messages()
-    return bool(messages) and messages[-1].get("role") == "assistant"
 
 
 def _row(index: int, messages: list[Message]) -> dict[str, Any]:
