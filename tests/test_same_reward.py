@@ -32,6 +32,7 @@ from treetune.trainers.verl import compute_score
 # A reward that tells 1 from 1.0, True and "1", and sees every field.
 SEEN = """
 import datetime
+import hashlib
 import json
 
 import treetune
@@ -41,7 +42,8 @@ from treetune_verl.tasks import Task
 
 def seen(task):
     extra = {key: value for key, value in task.extra_info.items() if key != "max_turns"}
-    return json.dumps([task.prompt, task.data_source, task.ability, task.reward_spec, extra], sort_keys=True)
+    seen = json.dumps([task.prompt, task.data_source, task.ability, task.reward_spec, extra], sort_keys=True)
+    return hashlib.sha256(seen.encode()).hexdigest()
 
 
 class Plain(Task):
@@ -85,7 +87,7 @@ class Many(treetune.Taskset[Marked]):
             )
 
     def gold(self, task):
-        return seen(task) + repr((task.day, task.shades))
+        return f"{seen(task)} {task.day!r} {task.shades!r}"
 
     def reward(self, task, answer):
         return float(answer == self.gold(task))
@@ -114,16 +116,40 @@ COLUMNS: dict[str, list[Any]] = {
     "date": ["2024-05-01", "1999-12-31", "2024-02-29"],
     "unicode": ["é𝒳\u2028", "名前", "\U0001f600"],
     "truth": ["1", "two", "3.0"],
+    "num_turns": [2, 3, None],
 }
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "seen.py").write_text(SEEN)
+    return with_files(tmp_path)
+
+
+def with_files(folder: Path) -> Path:
+    """A folder with the classes and the rows of all kinds."""
+    (folder / "seen.py").write_text(SEEN)
     rows = [{name: values[number] for name, values in COLUMNS.items()} for number in range(3)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def path_of(taskset: Taskset[Any, Any], format: str) -> str:
+    return str(
+        taskset.get_parquet_path(format) if isinstance(taskset, DatasetTaskset) else build_rows(taskset, format)[1]
+    )
+
+
+def runs_of(folder: Path, format: str) -> tuple[list[dict[str, Any]], list[list[float]]]:
+    """The rows of each kind with right and with wrong answers, and their rewards in eval."""
+    runs, rewards = [], []
+    for kind in KINDS.values():
+        taskset = build_taskset(kind(with_files(folder)))
+        golds = golds_of(taskset)
+        for answers in (golds, [f"not {gold}, 17" for gold in golds]):
+            runs.append({"files": [path_of(taskset, format)], "answers": answers})
+            rewards.append(rewards_in_eval(taskset, answers))
+    return runs, rewards
 
 
 def dataset(folder: Path, **keys: Any) -> dict[str, Any]:
@@ -178,14 +204,16 @@ def golds_of(taskset: Taskset[Any, Any]) -> list[str]:
 
 def rows_of(taskset: Taskset[Any, Any], format: str) -> list[dict[str, Any]]:
     """As a trainer loads them: what the file's metadata says is lost."""
-    path = taskset.get_parquet_path(format) if isinstance(taskset, DatasetTaskset) else build_rows(taskset, format)[1]
-    return datasets.load_dataset("parquet", data_files=str(path), split="train").to_list()
+    return datasets.load_dataset("parquet", data_files=path_of(taskset, format), split="train").to_list()
 
 
 def rewards_in_verl(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
     """As its reward manager asks for them."""
+    added = {"num_turns": None, "rollout_reward_scores": {}}  # by the manager, whatever stands there
     return [
-        compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"], row["extra_info"])["score"]
+        compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"], row["extra_info"] | added)[
+            "score"
+        ]
         for row, answer in zip(rows_of(taskset, "verl"), answers, strict=True)
     ]
 

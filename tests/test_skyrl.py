@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import venvs
+from test_same_reward import runs_of
 from test_skyrl_gym import Retriever
-from test_verl import ended
+from test_verl import DOUBLES, ended
 from treetune import Task
 from treetune.formats import read_tasks, write_tasks
 from treetune.formats.skyrl import row_of
@@ -314,6 +315,42 @@ def test_the_examples_of_the_specification_run_in_the_real_environments(plays, n
     assert [done for _, done in bad] == [False] * (len(wrong) - 1) + [True]
     assert sum(reward for reward, _ in good) == 1.0
     assert sum(reward for reward, _ in bad) == 0.0
+
+
+def test_its_gym_gives_the_rewards_of_eval_for_every_kind_of_task(python, model, gym_config, tmp_path, monkeypatch):
+    caches = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "library")}
+    for name, value in caches.items():
+        monkeypatch.setenv(name, value)
+    runs, rewards = runs_of(tmp_path, "skyrl")
+    runs = [{**run, "answers": [[answer] for answer in run["answers"]]} for run in runs]
+    look = f"{tmp_path}/seen.py:Look"
+    request = {
+        "model": str(model),
+        "config": gym_config,
+        "register": [[look, look], ["scored", "scored"]],
+        "runs": runs,
+    }
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    side = TESTS / "skyrl_side.py"
+    venvs.run(python, side, "episodes", tmp_path / "request.json", tmp_path / "answer.json", **caches)
+    played = json.loads((tmp_path / "answer.json").read_text())
+    assert {module for run in played for module, _, _ in run} == {"treetune.trainers.skyrl_env"}
+    assert [[reward for _, ((reward, _),), _ in run] for run in played] == rewards
+    assert {done for run in played for _, ((_, done),), _ in run} == {True}
+
+
+def test_a_python_task_is_played_in_its_gym(treetune, python, model, gym_config, tmp_path):
+    caches = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "library")}
+    (tmp_path / "doubles.py").write_text(DOUBLES)
+    (path,) = treetune("build", "doubles.py:Doubles", "--format", "skyrl", "--json", **caches).json["train_files"]
+    runs = [{"files": [path], "answers": [[str(2 * n + wrong)] for n in range(100)]} for wrong in (0, 1)]
+    request = {"model": str(model), "config": gym_config, "register": [["scored", "scored"]], "runs": runs}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    side = TESTS / "skyrl_side.py"
+    venvs.run(python, side, "episodes", tmp_path / "request.json", tmp_path / "answer.json", **caches)
+    right, wrong = json.loads((tmp_path / "answer.json").read_text())
+    assert [steps for _, steps, _ in right] == [[[1.0, True]]] * 100
+    assert [steps for _, steps, _ in wrong] == [[[0.0, True]]] * 100
 
 
 # Its generator

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import venvs
+from test_same_reward import runs_of
 from treetune import Task
 
 pytestmark = pytest.mark.slow
@@ -228,6 +229,46 @@ def test_its_reward_manager_scores_each_row_as_its_own_task_says(verl, scored):
     assert [row["reward_extra_info"]["acc"] for row in given["rows"]] == rewards
     # verl takes the keys of the first row for all.
     assert {tuple(row["reward_extra_info"]) for row in given["rows"]} == {("score", "acc", "answer")}
+
+
+def test_its_reward_manager_gives_the_rewards_of_eval_for_every_kind_of_task(
+    python, model, caches, tmp_path, monkeypatch
+):
+    for name, value in caches.items():
+        monkeypatch.setenv(name, value)
+    runs, rewards = runs_of(tmp_path, "verl")
+    (tmp_path / "request.json").write_text(json.dumps({"runs": runs, "model": str(model)}))
+    side, answer = TESTS / "verl_side.py", tmp_path / "answer.json"
+    venvs.run(python, side, "runs", tmp_path / "request.json", answer, timeout=600, **caches)
+    assert [[row["reward_score"] for row in run] for run in json.loads(answer.read_text())] == rewards
+    assert {reward for run in rewards for reward in run} == {0.0, 1.0}
+
+
+DOUBLES = """
+from treetune import Task, Taskset
+
+class Doubles(Taskset):
+    def load_tasks(self):
+        for n in range(100):
+            yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+
+    def reward(self, task, answer):
+        return float(answer.strip() == task.ground_truth)
+"""
+
+
+def test_a_python_task_is_read_by_its_dataset_and_scored_by_its_reward_manager(
+    treetune, python, model, caches, tmp_path
+):
+    (tmp_path / "doubles.py").write_text(DOUBLES)
+    (path,) = treetune("build", "doubles.py:Doubles", "--format", "verl", "--json", **caches).json["train_files"]
+    runs = [{"files": [path], "answers": [str(2 * n + wrong) for n in range(100)]} for wrong in (0, 1)]
+    (tmp_path / "request.json").write_text(json.dumps({"runs": runs, "model": str(model)}))
+    side, answer = TESTS / "verl_side.py", tmp_path / "answer.json"
+    venvs.run(python, side, "runs", tmp_path / "request.json", answer, timeout=600, **caches)
+    right, wrong = json.loads(answer.read_text())
+    assert [row["reward_score"] for row in right] == [1.0] * 100
+    assert [row["reward_score"] for row in wrong] == [0.0] * 100
 
 
 def test_the_reward_workers_of_a_training_give_the_same_scores(verl, scored):

@@ -1,8 +1,9 @@
 """Runs in verl's virtual environment, and says what the real verl makes of tasks.
 
-    python verl_side.py rows|scores|scores_on_ray REQUEST.json ANSWER.json
+    python verl_side.py rows|scores|scores_on_ray|runs REQUEST.json ANSWER.json
 
-The request has `tasks` (as in `train_tasks`), `model` (a folder) and, for scores, an answer to each row.
+The request has `tasks` (as in `train_tasks`) or `files`, `model` (a folder) and, for scores, an answer to each row.
+`runs` are several such requests for scores.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Side:
         self.config = trainer_config(request["model"])
         self.tokenizer = AutoTokenizer.from_pretrained(request["model"])
         self.dataset = RLHFDataset(
-            data_files=get_dataset_paths(request["tasks"]), tokenizer=self.tokenizer, config=self.config.data
+            data_files=request.get("files") or get_dataset_paths(request["tasks"]),
+            tokenizer=self.tokenizer,
+            config=self.config.data,
         )
         self.items = [self.dataset[position] for position in range(len(self.dataset))]
         self.answers = request.get("answers", [])
@@ -103,5 +106,9 @@ class Side:
 
 if __name__ == "__main__":
     what, request, answer = sys.argv[1:]
-    side = Side(json.loads(Path(request).read_text()))
-    Path(answer).write_text(json.dumps(getattr(side, what)()))
+    asked = json.loads(Path(request).read_text())
+    if what == "runs":
+        answers = [Side({**asked, **run}).scores()["rows"] for run in asked["runs"]]
+    else:
+        answers = getattr(Side(asked), what)()
+    Path(answer).write_text(json.dumps(answers))

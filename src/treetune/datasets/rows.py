@@ -23,7 +23,7 @@ from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.source import Batch
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, described, user_code
-from treetune.formats.note import MARK, ROW, RULE, unseen
+from treetune.formats.note import ADDED, MARK, ROW, RULE, unseen
 from treetune.formats.values import uncollected
 from treetune.formats.verl import reward_spec
 from treetune.uid import uid_of, uids_of_texts
@@ -182,7 +182,14 @@ class RowBuilder:
         if self.taskset.scorer not in (None, RULE):
             reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
             around = {"ability": config.ability, "reward_model": reward}
-            extra[ROW] = pa.array([unseen({"prompt": prompt, **around}) for prompt in columns["prompt"].to_pylist()])
+            replaced = [field for field in config.extra_fields if field in ADDED]
+            kept_fields = table.select(replaced).to_pylist() if replaced else [{}] * table.num_rows
+            extra[ROW] = pa.array(
+                [
+                    unseen({"prompt": prompt, **around, "extra_info": fields})
+                    for prompt, fields in zip(columns["prompt"].to_pylist(), kept_fields, strict=True)
+                ]
+            )
         for field in config.extra_fields:
             extra[field] = conform(table[field], canonical_type(table[field].type))
             if field == "uid":
@@ -304,8 +311,14 @@ class RowBuilder:
         if any(scorer not in (None, RULE) for scorer in extra["scorer"]):
             shared = {"env_class", *_FINISHED} - {"prompt", "reward_model"}
             extra[ROW] = [
-                unseen({**{key: _plain(row[key]) for key in row if key not in shared}, "reward_model": reward})
-                for row, reward in zip(rows, rewards, strict=True)
+                unseen(
+                    {
+                        **{key: _plain(row[key]) for key in row if key not in shared},
+                        "reward_model": reward,
+                        "extra_info": info,
+                    }
+                )
+                for row, reward, info in zip(rows, rewards, given, strict=True)
             ]
         extra.update({key: [_plain(info.get(key)) for info in given] for key in keys if key not in RESERVED})
         if "uid" in keys:

@@ -28,6 +28,9 @@ MARK = "treetune_json"
 """The key of `extra_info` that lists the dotted paths whose values are JSON text. Trainers do not see what a file's
 metadata says."""
 
+ADDED = ("num_turns", "rollout_reward_scores")
+"""Keys that verl's reward managers put into `extra_info`, whatever stands there."""
+
 RULE = "rule"
 """The scorer that compares the answer with the ground truth."""
 
@@ -152,11 +155,14 @@ def scorer_of(task: Task) -> str | None:
 
 
 def unseen(row: Mapping[str, Any]) -> str:
-    """The columns of a verl row that its reward functions are not given, as JSON."""
+    """What verl does not give to reward functions of a row, as JSON: columns, and the keys that it replaces."""
     columns = {name: value for name, value in row.items() if name not in ("data_source", "extra_info")}
     if (reward := columns.get("reward_model")) is not None:
         # Its place is kept, so that the keys are in one order wherever the task is read.
         columns["reward_model"] = {key: "" if key == "ground_truth" else value for key, value in reward.items()}
+    extra = row.get("extra_info") or {}
+    if replaced := {key: extra[key] for key in ADDED if extra.get(key) is not None}:
+        columns["extra_info"] = replaced
     return json_text(columns)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treetune.formats.note import ROW, RULE, SHARED, parsed, parts_of, restored, spec_of, task_from, text, unseen
+from treetune.formats.note import ADDED, ROW, RULE, SHARED, parsed, parts_of, restored, spec_of, task_from, text, unseen
 from treetune.formats.values import json_value, pruned
 from treetune.task import Task
 
@@ -47,12 +47,15 @@ def task_of_pruned(row: Mapping[str, Any], *, whole: bool = True) -> Task:
 
 def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Task:
     """The task of a row as verl gives it to reward functions: without most of its columns."""
-    extra = pruned(extra_info)
+    extra = {key: value for key, value in pruned(extra_info).items() if key not in ADDED}
     row = json_value(extra.pop(ROW, None) or "{}")
+    replaced = row.pop("extra_info", {})
     reward = {**row.get("reward_model", {}), "ground_truth": ground_truth}
     row |= {"data_source": data_source, "extra_info": extra, "reward_model": pruned(reward)}
-    # The other columns were never anything but JSON.
-    return task_of_pruned(restored(row, "extra_info."), whole=False)
+    # What the JSON held was never text.
+    row = restored(row, "extra_info.")
+    row["extra_info"] |= replaced
+    return task_of_pruned(row, whole=False)
 
 
 def reward_spec(reward_model: Mapping[str, Any] | None) -> dict[str, Any]:
