@@ -19,10 +19,13 @@ import pytest
 import task_servers
 import venvs
 from serving import until
+from test_same_reward import path_of, runs_of
 from test_tokens import TEMPLATES, Letters, has_no_end, plain
+from test_verl import DOUBLES
 from treetune import Environment, Step, Task, Taskset, background
 from treetune.errors import UsageError
 from treetune.serve.errors import ServeError
+from treetune.target import load_taskset
 from treetune.trainers.trl import TrlTasks
 
 PACKAGES = [
@@ -504,7 +507,25 @@ def test_its_own_trainer_trains_on_our_episodes(python):
     tests = venvs.ROOT / "tests"
     options = ["-q", "--noconftest", "-p", "no:cacheprovider"]
     environment = {"PYTHONPATH": str(tests), "TRL_EXPERIMENTAL_SILENCE": "1"}
-    venvs.run(python, "-m", "pytest", *options, tests / "trl_side.py", **environment)
+    venvs.run(python, "-m", "pytest", *options, tests / "trl_side.py", "-k", "not every_kind", **environment)
+
+
+@pytest.mark.slow
+def test_its_own_trainer_is_given_the_rewards_of_eval_for_every_kind_of_row(python, tmp_path, monkeypatch):
+    caches = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "library")}
+    for name, value in caches.items():
+        monkeypatch.setenv(name, value)
+    runs, rewards = runs_of(tmp_path, "trl")
+    (tmp_path / "doubles.py").write_text(DOUBLES)
+    doubles = path_of(load_taskset(f"{tmp_path}/doubles.py:Doubles"), "trl")
+    for wrong in (0, 1):
+        runs.append({"files": [doubles], "answers": [str(2 * n + wrong) for n in range(100)]})
+        rewards.append([1.0 - wrong] * 100)
+    (tmp_path / "runs.json").write_text(json.dumps({"runs": runs, "rewards": rewards}))
+    tests = venvs.ROOT / "tests"
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "every_kind"]
+    environment = {"PYTHONPATH": str(tests), "TRL_EXPERIMENTAL_SILENCE": "1", "RUNS": str(tmp_path / "runs.json")}
+    venvs.run(python, "-m", "pytest", *options, tests / "trl_side.py", **environment, **caches)
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ The model is a random one, so what it says is nonsense: what is looked at is wha
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +15,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import load_dataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 import task_servers
 from real_letters import letters_tokenizer
 from treetune.trainers.trl import TrlTasks
+from treetune.trainers.trl_rows import score_rows
 
 GROUP, BATCH = 4, 8
 
@@ -67,15 +71,27 @@ class Seen:
         self.sampled, self.batches, self.rewards, self.prompts = [], [], [], []
 
 
-def train(tmp_path, tokenizer, tasks, rows, *, steps=2, rollout=True, callbacks=(), **options):
+def tiny(tokenizer):
     set_seed(0)
-    model = LlamaForCausalLM(
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
             max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
         )
     )  # fmt: skip
+
+
+def config(tmp_path, **options):
+    return GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=False, learning_rate=1e-3,
+        per_device_train_batch_size=BATCH, num_generations=GROUP, max_completion_length=6, save_strategy="no",
+        report_to=[], logging_steps=1, disable_tqdm=True, **options,
+    )  # fmt: skip
+
+
+def train(tmp_path, tokenizer, tasks, rows, *, steps=2, rollout=True, callbacks=(), **options):
+    model = tiny(tokenizer)
     seen = Seen()
 
     def reward(**columns):
@@ -86,11 +102,7 @@ def train(tmp_path, tokenizer, tasks, rows, *, steps=2, rollout=True, callbacks=
 
     trainer = GRPOTrainer(
         model,
-        args=GRPOConfig(
-            output_dir=str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=False, learning_rate=1e-3,
-            per_device_train_batch_size=BATCH, num_generations=GROUP, max_completion_length=6, max_steps=steps,
-            save_strategy="no", report_to=[], logging_steps=1, disable_tqdm=True, **options,
-        ),
+        args=config(tmp_path, max_steps=steps, **options),
         processing_class=tokenizer, train_dataset=rows, reward_funcs=reward,
         rollout_func=tasks.rollout if rollout else None, callbacks=list(callbacks),
     )  # fmt: skip
@@ -247,3 +259,26 @@ def test_it_is_evaluated_on_other_tasks(tmp_path, tokenizer, serve):
     seen, trainer = train(tmp_path, tokenizer, tasks, tasks.dataset(8), steps=1, per_device_eval_batch_size=BATCH)
     trainer.evaluate(tasks.dataset(2, first=100))
     assert set(seen.prompts[-1]) == {100, 101}
+
+
+def test_rows_of_every_kind_have_the_rewards_of_eval(tmp_path, tokenizer):
+    """The trainer hands the rows over; answers that were known before take the place of sampled ones."""
+    asked = json.loads(Path(os.environ["RUNS"]).read_text())
+    for run, expected in zip(asked["runs"], asked["rewards"], strict=True):
+        rows = load_dataset("parquet", data_files=run["files"], split="train")
+        number_of = {row["extra_info"]["uid"]: number for number, row in enumerate(rows)}
+        seen = []
+
+        def reward(prompts, completions, *, run=run, number_of=number_of, seen=seen, **columns):
+            numbers = [number_of[info["uid"]] for info in columns["extra_info"]]
+            known = [[{"role": "assistant", "content": run["answers"][number]}] for number in numbers]
+            seen.extend(zip(numbers, score_rows(prompts, known, **columns), strict=True))
+            return score_rows(prompts, completions, **columns)
+
+        trainer = GRPOTrainer(
+            tiny(tokenizer), args=config(tmp_path, max_steps=1), processing_class=tokenizer, train_dataset=rows,
+            reward_funcs=reward,
+        )  # fmt: skip
+        trainer.train()
+        assert len(seen) >= BATCH
+        assert seen == [(number, expected[number]) for number, _ in seen]
