@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config import collect, load_yaml, to_plain, with_overrides
-from treetune.errors import ConfigError, PluginError, UsageError, user_code
+from treetune.errors import ConfigError, PluginError, TasksetError, UsageError, user_code
 from treetune.files import own_files
 from treetune.matrix import NEEDS_TASKS
 from treetune.plugins import absolute_path, absolute_spec, load_file, load_module, tasksets
@@ -133,9 +133,16 @@ def build_taskset(
 
 
 def collect_taskset(
-    node: Any, path: str, raw: Mapping[str, str], faults: list[tuple[str, str]]
+    node: Any,
+    path: str,
+    raw: Mapping[str, str],
+    faults: list[tuple[str, str]],
+    *,
+    cls: type[Taskset[Any, Any]] | None = None,
+    **options: Any,
 ) -> Taskset[Any, Any] | None:
-    """Like `build_taskset`, but adds to `faults` and gives None."""
+    """Like `build_taskset`, but adds to `faults` and gives None. `cls` is the class where it is known already; the
+    `options` are its own."""
     if isinstance(node, str):
         node = {"id": node}
     if not isinstance(node, Mapping):
@@ -143,24 +150,45 @@ def collect_taskset(
         return None
     before = len(faults)
     faults += missing_values(node, path)
-    cls = _taskset_class(node, path, faults)
+    any_key = cls is not None or "custom_cls" in node
+    cls = cls or _taskset_class(node, path, faults)
     if cls is None:
         return None
-    keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
-    if "extra" in keys:
-        faults.append((f"{path}.extra", "is no key of its own: write the further keys beside the others"))
-    elif "custom_cls" in node and cls.OPEN_KEYS:
-        own = set(cls.config_type.__struct_fields__)
-        keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
-        faults += [(f"{path}.{key}", problem) for key, problem in misspelt_keys(cls, keys["extra"])]
-    config = collect(keys, cls.config_type, path, raw, faults)
+    config = collect_config(cls, node, path, raw, faults, any_key=any_key)
     if len(faults) > before:
         return None
     with user_code(f"making {cls.__name__}"):
-        taskset = cls(config)
+        taskset = cls.from_config(config, **options)
+    if not hasattr(taskset, "config"):
+        raise TasksetError(
+            f"{cls.__name__} was made without its config",
+            remedy="call super().__init__ in its __init__, with what it was given",
+        )
     if taskset.name == cls.__name__ and ":" not in str(node.get("id", ":")):
         taskset.name = str(node["id"])
     return taskset
+
+
+def collect_config(
+    cls: type[Taskset[Any, Any]],
+    node: Mapping[str, Any],
+    path: str,
+    raw: Mapping[str, str],
+    faults: list[tuple[str, str]],
+    *,
+    any_key: bool = True,
+) -> Any:
+    """The typed config of a class from the keys of a node. With `any_key`, a class that declares no config type of its
+    own takes further keys."""
+    inside = f"{path}." if path else ""
+    keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
+    if "extra" in keys:
+        faults.append((f"{inside}extra", "is no key of its own: write the further keys beside the others"))
+    elif any_key and cls.OPEN_KEYS:
+        own = set(cls.config_type.__struct_fields__)
+        keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
+        faults += [(f"{inside}{key}", problem) for key, problem in misspelt_keys(cls, keys["extra"])]
+    return collect(keys, cls.config_type, path, raw, faults)
 
 
 def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskset[Any, Any]] | None:

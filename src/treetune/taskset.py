@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from itertools import count as count_from
 from itertools import islice
 from operator import index as index_of
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, get_args
 
 import msgspec
 from typing_extensions import TypeVar
@@ -107,6 +107,11 @@ class Taskset(Generic[TaskT, ConfigT]):
             raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Self:
+        """The taskset of a typed config, as a config file declares it."""
+        return cls(config, **options)
 
     # What an author writes
 

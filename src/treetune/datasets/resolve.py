@@ -17,10 +17,10 @@ from treetune.datasets.config import filter_file
 from treetune.datasets.content import loading_faults
 from treetune.datasets.joining import joined
 from treetune.datasets.scoring import Scoring, problems, scoring_of
-from treetune.datasets.taskset import DatasetTaskset, read_config, unknown_environment
-from treetune.errors import ConfigError, TasksetError, TreetuneError, user_code
+from treetune.datasets.taskset import DatasetTaskset, unknown_environment
+from treetune.errors import ConfigError, TreetuneError
 from treetune.plugins import absolute_spec, environments, folders_of, load_object
-from treetune.target import custom_class, missing_values, misspelt_keys, names_class
+from treetune.target import collect_taskset, custom_class, missing_values, names_class
 
 LISTS = {"train_tasks": "train_files", "val_tasks": "val_files"}
 
@@ -62,13 +62,11 @@ def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
     if not isinstance(node, Mapping):
         raise ConfigError([("", f"expected keys and values, got {node!r}")])
     cls = task_class(node)
-    read_config(cls, node)  # all its faults, before the class itself runs
-    with user_code(f"making {cls.__name__}"):
-        taskset = cls(node, cache_dir=cache_dir)
-    if not hasattr(taskset, "cache_dir"):
-        raise TasksetError(
-            f"{cls.__name__} was made without its config", remedy="call super().__init__(config, cache_dir) in __init__"
-        )
+    faults: list[tuple[str, str]] = []
+    taskset = collect_taskset(node, "", {}, faults, cls=cls, cache_dir=cache_dir)
+    if taskset is None:
+        raise ConfigError(faults)
+    assert isinstance(taskset, DatasetTaskset)
     return taskset
 
 
@@ -207,9 +205,6 @@ def _further_faults(taskset: DatasetTaskset, node: Mapping[str, Any]) -> Iterato
     """What no single key shows."""
     config = taskset.config
     yield from loading_faults(config.loading_params)
-    yield from misspelt_keys(type(taskset), config.extra)
-    if "extra" in node:
-        yield "extra", "is no key of its own: write the further keys beside the others"
     if config.max_prompt_length is not None and config.tokenizer is None:
         yield "tokenizer", "is required where max_prompt_length is set"
     file = filter_file(config.filter)

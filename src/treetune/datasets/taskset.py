@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from treetune.canonical import digest
 from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
@@ -54,6 +54,14 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
             self.name = config.data_source
         self.cache_dir = default_cache_dir(cache_dir)
         self._opened: Source | None = None
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Self:
+        """A class of the user's own is made from plain values, wherever its config stood."""
+        from treetune.config import to_plain
+
+        plain = to_plain(config)
+        return cls({**{key: value for key, value in plain.items() if key != "extra"}, **config.extra}, **options)
 
     # What seed and subclass know
 
@@ -275,16 +283,14 @@ def unknown_environment(taskset: DatasetTaskset, env_class: Any) -> str | None:
 
 def read_config(cls: type[DatasetTaskset], node: Mapping[str, Any]) -> DatasetConfig:
     """The typed config of a class from plain values; further keys are kept where the class takes them."""
-    from treetune.config import convert
+    from treetune.target import collect_config
 
-    keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
-    if cls.OPEN_KEYS:
-        known = set(cls.config_type.__struct_fields__)
-        further = {key: keys.pop(key) for key in list(keys) if key not in known}
-        keys["extra"] = {**(keys.get("extra") or {}), **further}
-    converted = convert(keys, cls.config_type)
-    assert isinstance(converted, DatasetConfig)
-    return converted
+    faults: list[tuple[str, str]] = []
+    config = collect_config(cls, node, "", {}, faults)
+    if faults:
+        raise ConfigError(faults)
+    assert isinstance(config, DatasetConfig)
+    return config
 
 
 def _plain(config: Any) -> dict[str, Any]:
