@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -22,6 +23,10 @@ __path__: list[str] = []  # makes this module a package, whose children the find
 
 executed: dict[str, bytes] = {}
 """The source of each file as it was run: what a class of it is, whatever has become of the file since."""
+
+
+_parsing = threading.Lock()
+"""Python 3.11 now and then fails where two threads parse at once (its issue 106905)."""
 
 
 def module_name(file: Path) -> str:
@@ -104,7 +109,9 @@ def _imported_beside(file: Path) -> list[Path]:
 def _imports(file: Path) -> list[tuple[int, list[str]]]:
     """The modules that a file names: how many folders up a relative name begins, and the parts of the name."""
     try:
-        tree = ast.parse(file.read_bytes())
+        source = file.read_bytes()
+        with _parsing:
+            tree = ast.parse(source)
     except (SyntaxError, ValueError, OSError):
         return []  # the import itself says it better
     found: list[tuple[int, list[str]]] = []
