@@ -20,6 +20,7 @@ from treetune.policies.scripted import Replay
 from treetune.policy import Completion as Said
 from treetune.tokens import Tokens
 from treetune.trainers.trl import TrlTasks
+from treetune.trainers.trl_rows import score_rows
 
 BEGUN = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "The answer: "}]
 
@@ -218,6 +219,13 @@ def test_in_a_trainers_rollouts_it_is_kept_and_gone_on_with():
 def test_a_trainer_that_samples_by_itself_is_told_that_it_does_not_go_on():
     with TrlTasks(Begun()) as tasks, pytest.raises(UsageError, match="rollout_func"):
         tasks.reward([BEGUN], ["42"], task_index=[0])
+
+
+def test_rows_for_trl_are_refused_where_they_would_be_answered():
+    row = {"data_source": ["d"], "extra_info": [{"scorer": "rule"}], "ground_truth": ["42"]}
+    assert score_rows([BEGUN[:1]], ["42"], **row) == [1.0]
+    with pytest.raises(UsageError, match="beginning of an answer"):
+        score_rows([BEGUN], ["42"], **row)
 
 
 def test_saved_answers_are_scored_again_with_their_beginning(tmp_path, treetune):

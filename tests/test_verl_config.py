@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
 from conftest import ROOT
-from treetune.errors import ConfigError, TasksetError
+from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.trainers.verl import compute_score
 from treetune_verl.tasks import resolve_tasks_into_config, run_with_tasks, score_by_tasks
 
@@ -255,6 +255,17 @@ def test_an_environment_of_several_turns_is_refused(declared):
         OmegaConf.update(config, f"{name}.0.env_class", "gsm8k_multi_turn", force_add=True)
     with pytest.raises(ConfigError, match=r"train_tasks\[0\].env_class: has episodes of several turns.*SkyRL"):
         resolve_tasks_into_config(config)
+
+
+def test_prompts_that_end_with_the_beginning_of_an_answer_are_not_trained_on(declared, fake_verl, folder):
+    main_ppo = fake_verl(RELEASES["0.9"])
+    chats = [{"conversations": chat["conversations"] + [{"role": "assistant", "content": "A"}] * at}
+             for at, chat in enumerate(CHATS)]  # fmt: skip
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    config = declared(TRAINER, CHAT, "reward: {custom_reward_function: {path: /my/reward.py}}")
+    with pytest.raises(UsageError, match="row 1: the prompt ends with the beginning of an answer"):
+        run_with_tasks(config)
+    assert main_ppo.calls == []
 
 
 def test_a_data_source_that_verl_knows_is_left_to_verl(declared):

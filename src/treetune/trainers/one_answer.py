@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from treetune.chat_messages import begins_answer
 from treetune.episode import Episode, Result, play_answer
 from treetune.errors import TasksetError, TreetuneError, UsageError, described
 from treetune.formats.scorer import SEVERAL_TURNS, taskset_of, with_type
@@ -30,6 +31,11 @@ def play_row(scorer: str, task: Task, answer: str, *, trust: bool = False) -> Re
     from treetune.background import run
 
     row = f"row {task.extra_info.get('index', '?')} of {task.data_source}"
+    if begins_answer(task.messages):
+        raise UsageError(
+            f"{row}: the prompt ends with the beginning of an answer, and the trainer does not go on with it",
+            remedy="leave out the assistant's last message, or play it with TrlTasks and its rollout",
+        )
     try:
         episode: Episode = run(_play(scorer, task, answer, trust))
     except UsageError:

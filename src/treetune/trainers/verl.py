@@ -14,7 +14,7 @@ from typing import Any
 
 from treetune.datasets.resolve import build_into_config, declared_tasks
 from treetune.datasets.scoring import problems, score_by_tasks
-from treetune.errors import MissingExtraError, TasksetError
+from treetune.errors import MissingExtraError, TasksetError, UsageError
 from treetune.formats.note import RULE
 from treetune.formats.verl import task_to_score as _task
 from treetune.trainers.one_answer import play_row, scorer_in
@@ -32,7 +32,28 @@ def run_with_tasks(config: Any) -> Any:
         score_by_tasks(config)
     for problem in problems(config, tasksets):
         raise TasksetError(problem.message, remedy=problem.remedy)
-    return start(build_into_config(config, lists))
+    config = build_into_config(config, lists)
+    for taskset in tasksets:
+        _refuse_begun_answers(taskset.get_parquet_path())
+    return start(config)
+
+
+def _refuse_begun_answers(path: str) -> None:
+    """verl answers every prompt: it does not go on with one that ends with the beginning of an answer."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    first = 0
+    for batch in pq.ParquetFile(path).iter_batches(columns=["prompt"]):
+        prompts = batch.column(0)
+        last = prompts.values.field("role").take(pc.subtract(prompts.offsets[1:], 1))  # no prompt is empty
+        if (at := pc.index(last, "assistant").as_py()) >= 0:
+            raise UsageError(
+                f"{path}, row {first + at}: the prompt ends with the beginning of an answer, a message of the "
+                "assistant's, and verl would answer it",
+                remedy="leave that message out, or filter such rows",
+            )
+        first += len(batch)
 
 
 def start(config: Any) -> Any:
