@@ -769,6 +769,18 @@ def test_rows_that_cannot_be_fixed_are_left_out_and_named(kind: str, tmp_path: P
     )
 
 
+@pytest.mark.parametrize("bad", [["gsm8k"], {"a": 1}, 7, True])
+def test_rows_with_values_of_any_type_are_told_and_left_out(bad: Any, tmp_path: Path, capsys: Any) -> None:
+    columns = ("prompt", "env_class", "reward_spec", "extra_info", "data_source", "ability", "db_id", "max_turns")
+    for number, column in enumerate(columns):
+        rows = [faults.row(0), faults.row(1, prompt="1?")]
+        rows[1] |= {"env_class": "gsm8k_multi_turn", "reward_spec": {"ground_truth": 2}, column: bad}
+        path = faults.lines(tmp_path / f"{number}", rows)
+        main(["validate", str(path), "--gold", "--fix", str(tmp_path / f"{number}.parquet"), "--json"])
+        fixed = json.loads(capsys.readouterr().out)["fixed"]
+        assert fixed["rows"] + sum(left["count"] for left in fixed["left_out"]) == 2, column
+
+
 def test_what_fixing_left_faulty_is_told(tmp_path: Path, capsys: Any) -> None:
     rows = [faults.row(0, prompt="1?"), faults.row(1, reward_spec={"ground_truth": "twelve"})]
     path, out = faults.lines(tmp_path / "bad", rows), tmp_path / "good.parquet"

@@ -88,7 +88,7 @@ def write_fixed(
             for number, row in zip(batch.numbers, batch.rows, strict=True):
                 try:
                     task = _task(row, read, turns)
-                    written = write.row_of(task)
+                    written = _row(task, write)
                     _refuse_unwritable(written, plain_json)
                 except TreetuneError as error:
                     why = error.message.partition(":")[0]
@@ -113,7 +113,7 @@ def helps(rule: str, row: Row, check: RowCheck) -> bool:
     """Whether a row that breaks a rule breaks it no more when it is fixed."""
     format = named(check.format)
     try:
-        written = pruned(format.row_of(_task(row, format)))
+        written = pruned(_row(_task(row, format), format))
     except TreetuneError:
         return False
     return all(found != rule for found, _ in check(written))
@@ -124,12 +124,21 @@ def _task(row: Row, format: Format, turns: bool = False) -> Task:
     if contradicts(row):
         raise TreetuneError("two ground truths")
     task = format.task_of_pruned(fixed(row, turns=turns))
+    if not isinstance(task.env_class, str | None):
+        raise TreetuneError("an env_class that is no text")
     if not task.messages:
         raise TreetuneError("no prompt")
     truth = task.ground_truth
     if isinstance(truth, float) and not math.isfinite(truth):
         raise TreetuneError("a ground truth that is no number")
     return task
+
+
+def _row(task: Task, format: Format) -> Row:
+    try:
+        return format.row_of(task)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever values a faulty row has
+        raise TreetuneError(f"values that are no task's: {error}") from None
 
 
 def _refuse_unwritable(row: Row, plain_json: bool) -> None:

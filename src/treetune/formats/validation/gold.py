@@ -72,7 +72,7 @@ async def _tasks(batches: Iterable[Batch], format: str | None) -> AsyncIterator[
                 task = (named(format) if format is not None else detect(row)).task_of_pruned(row)
             except TreetuneError:
                 continue
-            if task.env_class in environments.names():
+            if isinstance(task.env_class, str) and task.env_class in environments.names():
                 yield Place(batch.source, batch.unit, number), task
         await asyncio.sleep(0)
 
