@@ -20,7 +20,9 @@ from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
 from areal.infra.workflow_executor import WorkflowExecutor, check_trajectory_format
 
 import task_servers
+from kinds import KINDS, write_targets
 from real_letters import letters_tokenizer
+from treetune.matrix import Kind, cells
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
 
@@ -220,6 +222,19 @@ def test_our_own_server_is_played_over_several_turns_of_messages(tokenizer, sort
         play(workflow(tokenizer, sorting), again, {"task_index": 0})["input_ids"].tolist()
         == trajectory["input_ids"].tolist()
     )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["AReaL"] is True])
+def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tokenizer, tmp_path, kind):
+    write_targets(tmp_path)
+    target, actions = KINDS[kind]
+    port = task_servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = ["-m", "treetune", "serve", f"{tmp_path}/{target}", "--http", f":{port}"]
+    with task_servers.process(*command, url=url, path="/api/health"):
+        engines = guess(tokenizer, *actions), guess(tokenizer, "#### 77")
+        rewards = [play(workflow(tokenizer, url), engine, {"task_index": 0})["rewards"].tolist() for engine in engines]
+    assert rewards == [[1.0], [0.0]]
 
 
 def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, minimal, caplog):

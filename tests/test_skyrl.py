@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 import venvs
+from kinds import KINDS, write_targets
 from test_same_reward import runs_of
 from test_skyrl_gym import Retriever
 from test_verl import DOUBLES, ended
 from treetune import Task
 from treetune.formats import read_tasks, write_tasks
 from treetune.formats.skyrl import row_of
+from treetune.matrix import Kind, cells
 
 pytestmark = pytest.mark.slow
 
@@ -516,3 +518,19 @@ def test_training_begins_on_our_tasks_and_ends_where_it_needs_a_gpu(python, mode
     ):
         assert said in printed, f"{said!r} is not in:\n{printed[-6000:]}"
     assert code == 1
+
+
+# The matrix
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["SkyRL"] is True])
+def test_a_kind_of_task_that_the_matrix_gives_it_is_played(skyrl, treetune, tmp_path, caches, kind):
+    write_targets(tmp_path)
+    target, actions = KINDS[kind]
+    files = treetune("build", target, "--format", "skyrl", "-n", "1", "--json", **caches).json["train_files"]
+    runs = [{"files": files, "answers": [answers]} for answers in (actions, ["#### 77"] * len(actions))]
+    earned = [
+        (sum(reward for reward, _ in steps), steps[-1][1])
+        for ((_, steps, _),) in skyrl("episodes", register=[], config={}, runs=runs)
+    ]
+    assert earned == [(1.0, True), (0.0, True)]

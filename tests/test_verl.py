@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import venvs
+from kinds import KINDS, write_targets
 from test_same_reward import runs_of
 from treetune import Task
+from treetune.matrix import Kind, cells
 
 pytestmark = pytest.mark.slow
 
@@ -59,9 +61,12 @@ def caches(tmp_path: Path) -> dict[str, str]:
 def verl(python: Path, model: Path, caches: dict[str, str], tmp_path: Path) -> Callable[..., Any]:
     """Asks `verl_side.py`."""
 
-    def ask(what: str, tasks: list[dict[str, Any]], answers: list[str] | None = None) -> Any:
+    def ask(
+        what: str, tasks: list[dict[str, Any]] = (), answers: list[str] | None = None, files: list[str] | None = None
+    ) -> Any:
         request, answer = tmp_path / "request.json", tmp_path / "answer.json"
-        request.write_text(json.dumps({"tasks": tasks, "model": str(model), "answers": answers or []}))
+        asked = {"tasks": tasks, "files": files, "model": str(model), "answers": answers or []}
+        request.write_text(json.dumps(asked))
         venvs.run(python, TESTS / "verl_side.py", what, request, answer, timeout=300, **caches)
         return json.loads(answer.read_text())
 
@@ -337,3 +342,12 @@ def ended(command: list[str | Path], *, log: Path, seconds: float, **environment
             process.wait()
     # Ray colours what its workers print, and verl prints its config over many lines.
     return code, re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["verl"] is True])
+def test_a_kind_of_task_that_the_matrix_gives_it_is_scored(verl, treetune, tmp_path, caches, kind):
+    write_targets(tmp_path)
+    target, (answer,) = KINDS[kind]
+    built = treetune("build", target, "--format", "verl", "-n", "2", "--json", **caches).json
+    rows = verl("scores", files=built["train_files"], answers=[answer, "#### 77"])["rows"]
+    assert [row["reward_score"] for row in rows] == [1.0, 0.0]

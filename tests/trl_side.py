@@ -20,7 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, set_see
 from trl import GRPOConfig, GRPOTrainer
 
 import task_servers
+from kinds import KINDS, write_targets
 from real_letters import letters_tokenizer
+from treetune.matrix import Kind, cells
 from treetune.trainers.trl import TrlTasks
 from treetune.trainers.trl_rows import score_rows
 
@@ -145,6 +147,24 @@ def test_a_single_turn_is_trained_on_as_it_was_sampled(tmp_path, tokenizer, serv
         for (prompt, answer), row in zip(sampled, rows_of(batch), strict=True):
             assert row == (prompt + answer, [0] * len(prompt) + [1] * len(answer))
     assert all(reward is not None for rewards in seen.rewards for reward in rewards)
+    tasks.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["TRL"] is True])
+def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tmp_path, tokenizer, kind):
+    write_targets(tmp_path)
+    target, actions = KINDS[kind]
+
+    def say(prompts, trainer):
+        """What earns the whole reward, turn by turn; all episodes are at the same turn."""
+        turn, say.calls = say.calls, (say.calls + 1) % len(actions)
+        ids = trainer.processing_class(actions[turn], add_special_tokens=False)["input_ids"]
+        return [[*ids, trainer.processing_class.eos_token_id] for _ in prompts], None
+
+    say.calls = 0
+    tasks = TrlTasks(f"{tmp_path}/{target}", generate=say)
+    seen, _ = train(tmp_path, tokenizer, tasks, tasks.dataset(1), steps=1)
+    assert seen.rewards == [[1.0] * BATCH]
     tasks.close()
 
 
