@@ -39,7 +39,6 @@ class Countdown(Environment):
 
     def start(self):
         self.left = 2
-        return "Count down from 2."
 
     def step(self, action):
         right = action.text.strip() == str(self.left)
@@ -53,7 +52,7 @@ class Countdown(Environment):
 
 class Countdowns(Taskset):
     def load_tasks(self):
-        return [Task(prompt=None, env_class="kinds_of.py:Countdown", extra_info={"number": n}) for n in range(2)]
+        return [Task(prompt=f"Count down from 2, {n}.", env_class="kinds_of.py:Countdown") for n in range(2)]
 '''
 
 TRUTHS = [

@@ -31,9 +31,12 @@ def prompts(request: dict[str, Any]) -> Any:
 
 
 def episodes(request: dict[str, Any]) -> list[list[Any]]:
-    """Each item of each run's `files` played in the environment that it names, with the `answers` of its position."""
+    """Each item of each run's `files` played in the environment that it names, with the `answers` of its position.
+    `all`: our environments take the place of skyrl-gym's, as they do where Treetune starts SkyRL."""
     from treetune.trainers.skyrl import register
 
+    if request.get("all"):
+        register(replace=True)
     for spec, id in request["register"]:
         register(spec, id=id)
     return [

@@ -50,6 +50,28 @@ def test_rows_of_any_layout_and_file_are_one_taskset(folder):
     assert pickle.loads(pickle.dumps(taskset))[1] == in_order[1]
 
 
+def test_rows_of_csv_are_read(folder, treetune):
+    messages = json.dumps([{"role": "user", "content": "1 + 2?"}]).replace('"', '""')
+    (folder / "rows.csv").write_text(
+        f'\ufeffprompt,ground_truth,extra_info.level\n"{messages}",3,\n"[1, 2]: which, of them, is more?",2,hard\n'
+    )
+    first, second = load_taskset("rows.csv").draw()
+    assert (first.messages, first.ground_truth, first.extra_info) == (
+        [{"role": "user", "content": "1 + 2?"}],
+        "3",
+        {},
+    )
+    assert (second.prompt, second.extra_info) == ("[1, 2]: which, of them, is more?", {"level": "hard"})
+    assert treetune("eval", "rows.csv", "-m", "scripted:gold", "--json").json["mean_reward"] == 1.0
+    assert treetune("convert", "rows.csv", "rows.parquet", "--to", "skyrl").code == 0
+    written = treetune("convert", "rows.parquet", "other.csv", "--to", "trl")
+    assert (written.code, "trainers read no rows from CSV" in written.err) == (2, True)
+    (folder / "bad.csv").write_text("prompt,ground_truth\none, two,3\n")
+    bad = treetune("show", "bad.csv")
+    assert "bad.csv, row 0: 3 cells, where 2 columns have a name" in bad.err
+    assert treetune("validate", "bad.csv").code == 1
+
+
 def test_shuffled_rows_come_in_an_order_of_their_own(folder):
     taskset = load_taskset("truths.jsonl", {"taskset.shuffle.seed": "1"})
     assert sorted(task.idx for task in taskset.draw()) == [0, 1, 2, 3]

@@ -528,9 +528,10 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(skyrl, treetune, tmp_
     write_targets(tmp_path)
     target, actions = KINDS[kind]
     files = treetune("build", target, "--format", "skyrl", "-n", "1", "--json", **caches).json["train_files"]
+    countdown = [(f"{tmp_path}/kinds_of.py:Countdown", "kinds_of.py:Countdown")]
     runs = [{"files": files, "answers": [answers]} for answers in (actions, ["#### 77"] * len(actions))]
     earned = [
         (sum(reward for reward, _ in steps), steps[-1][1])
-        for ((_, steps, _),) in skyrl("episodes", register=[], config={}, runs=runs)
+        for ((_, steps, _),) in skyrl("episodes", register=countdown, all=True, config={}, runs=runs)
     ]
     assert earned == [(1.0, True), (0.0, True)]

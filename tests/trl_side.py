@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
@@ -163,7 +163,8 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tmp_path, tokenizer, 
 
     say.calls = 0
     tasks = TrlTasks(f"{tmp_path}/{target}", generate=say)
-    seen, _ = train(tmp_path, tokenizer, tasks, tasks.dataset(1), steps=1)
+    rows = Dataset.from_list([*tasks.dataset(1)] * (BATCH // GROUP))
+    seen, _ = train(tmp_path, tokenizer, tasks, rows, steps=1)
     assert seen.rewards == [[1.0] * BATCH]
     tasks.close()
 

@@ -80,7 +80,7 @@ def _print_fixed(fixed: Fixed, console: Any) -> None:
 
 def _refuse_contradictions(targets: list[str], options: FileOptions) -> None:
     from treetune.errors import UsageError
-    from treetune.formats.sources import kind_of, refuse_compressed
+    from treetune.formats.sources import kind_of, refuse_unwritable
 
     if options.quick and (options.tokenizer or options.gold):
         raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
@@ -91,7 +91,7 @@ def _refuse_contradictions(targets: list[str], options: FileOptions) -> None:
             raise UsageError("--force: nothing is written", remedy="say --fix OUT")
         return
     kind_of(options.fix)
-    refuse_compressed(options.fix)
+    refuse_unwritable(options.fix)
     if options.fix.exists() and not options.force:
         raise UsageError(f"{options.fix} exists already", remedy="choose another name, or say --force")
     training, held_out = split(targets, options.val)

@@ -15,8 +15,8 @@ import msgspec
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.formats.batch import BATCH, Batch, ReadError, Row
+from treetune.formats.csv_files import text_batches
 from treetune.formats.format import FormatOf
-from treetune.formats.json_files import json_batches
 from treetune.formats.note import parsed
 from treetune.formats.sources import File, HubName, Kind, Sources, find
 from treetune.formats.values import json_value, pruned, rows_of, uncollected
@@ -89,7 +89,7 @@ def read_batches(sources: Sources, *, columns: Sequence[str] | None = None) -> I
 def _batches(source: File | HubName, columns: Sequence[str] | None) -> Iterator[Batch]:
     if isinstance(source, File) and source.kind is Kind.PARQUET:
         return _parquet(source.path, columns)
-    found = hub_batches(source) if isinstance(source, HubName) else json_batches(source)
+    found = hub_batches(source) if isinstance(source, HubName) else text_batches(source)
     return found if columns is None else (_only(batch, columns) for batch in found)
 
 

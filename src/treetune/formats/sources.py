@@ -22,10 +22,11 @@ class Kind(StrEnum):
     PARQUET = "parquet"
     JSON = "json"
     LINES = "lines"
+    CSV = "csv"
 
 
-KINDS = {".parquet": Kind.PARQUET, ".json": Kind.JSON, ".jsonl": Kind.LINES, ".ndjson": Kind.LINES}
-"""By the ending of a name; those of JSON may be compressed, as in `.jsonl.gz`."""
+KINDS = {".parquet": Kind.PARQUET, ".json": Kind.JSON, ".jsonl": Kind.LINES, ".ndjson": Kind.LINES, ".csv": Kind.CSV}
+"""By the ending of a name; all but parquet may be compressed, as in `.jsonl.gz`."""
 
 _CODE_OR_CONFIG = re.compile(r"\.(py|ya?ml)(:|$)")
 
@@ -88,8 +89,12 @@ def known_kind(path: Path) -> Kind | None:
     return None if kind is Kind.PARQUET and plain != path else kind
 
 
-def refuse_compressed(path: Path) -> None:
-    """Raises where a file that is to be written would be compressed as a whole."""
+def refuse_unwritable(path: Path) -> None:
+    """Raises where a file that is to be written would be one that trainers cannot read."""
+    if known_kind(path) is Kind.CSV:
+        raise UsageError(
+            f"{path}: trainers read no rows from CSV", remedy=f"write {path.with_suffix('.parquet').name} or .jsonl"
+        )
     if path.suffix.lower() in ENDINGS:
         raise UsageError(
             f"{path} would be compressed as a whole, and trainers' loaders read no such file",
@@ -118,7 +123,9 @@ def _named(source: str) -> list[File | HubName]:
 def _inside(folder: Path) -> list[Path]:
     """The files below a folder, but for hidden ones."""
     found = (path for path in folder.rglob("*") if known_kind(path) and path.is_file())
-    return sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
+    files = sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
+    # A table beside rows is about them; alone it holds them.
+    return [path for path in files if known_kind(path) is not Kind.CSV] or files
 
 
 def _some(paths: list[Path], source: str) -> list[File | HubName]:

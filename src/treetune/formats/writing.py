@@ -22,7 +22,7 @@ from treetune.formats.checked import refuse_invalid
 from treetune.formats.format import Format, named
 from treetune.formats.note import RULE
 from treetune.formats.reading import RowTasks, read_rows
-from treetune.formats.sources import Kind, kind_of, refuse_compressed
+from treetune.formats.sources import Kind, kind_of, refuse_unwritable
 from treetune.formats.values import json_line
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -54,8 +54,8 @@ def write_tasks(
     False. `environments`: ids that are registered elsewhere.
     """
     path, rows_format = Path(path).expanduser(), named(format)
+    refuse_unwritable(path)
     write = {Kind.PARQUET: write_parquet, Kind.JSON: _array, Kind.LINES: _lines}[kind_of(path)]
-    refuse_compressed(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside the file, so that it can be put in its place in one step.

@@ -14,7 +14,7 @@ import numpy as np
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.formats.batch import Batch, Row
-from treetune.formats.json_files import json_batches
+from treetune.formats.csv_files import text_batches
 from treetune.formats.note import parsed
 from treetune.formats.reading import hub_batches, json_fields_of
 from treetune.formats.sources import File, HubName, Kind
@@ -99,7 +99,7 @@ def _chunks(source: File | HubName, report: Report, quick: bool) -> Iterator[Chu
         batches = hub_batches(source)
     else:
         unit = "line" if source.kind is Kind.LINES else "row"
-        batches = json_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
+        batches = text_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
     for batch in batches:
         yield Chunk(name, batch.unit, batch.numbers, pruned(batch.rows), batch.rows)
 
