@@ -233,7 +233,10 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tokenizer, tmp_path, 
     command = ["-m", "treetune", "serve", f"{tmp_path}/{target}", "--http", f":{port}"]
     with task_servers.process(*command, url=url, path="/api/health"):
         engines = guess(tokenizer, *actions), guess(tokenizer, "#### 77")
-        rewards = [play(workflow(tokenizer, url), engine, {"task_index": 0})["rewards"].tolist() for engine in engines]
+        rewards = [
+            play(workflow(tokenizer, url, turn_discount=1.0), engine, {"task_index": 0})["rewards"].tolist()
+            for engine in engines
+        ]
     assert rewards == [[1.0], [0.0]]
 
 

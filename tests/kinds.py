@@ -39,6 +39,7 @@ class Countdown(Environment):
 
     def start(self):
         self.left = 2
+        return super().start()
 
     def step(self, action):
         right = action.text.strip() == str(self.left)
