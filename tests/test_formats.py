@@ -474,7 +474,7 @@ def test_what_cannot_be_written_is_said(tmp_path):
     with pytest.raises(UsageError, match="did you mean 'verl'"):
         write_tasks([], tmp_path / "rows.jsonl", "verll")
     with pytest.raises(UsageError, match="no known kind"):
-        write_tasks([], tmp_path / "rows.csv", "verl")
+        write_tasks([], tmp_path / "rows.tsv", "verl")
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be written"):
         write_tasks([Task()], tmp_path / "file" / "rows.jsonl", "verl", scorer="rule")
