@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from treetune import Task
+from treetune.errors import TasksetError, UsageError
+from treetune.formats import read_tasks, scorer, write_tasks
+from treetune.target import load_taskset
 from treetune.trainers.verl import compute_score
 
 DOUBLES = """
@@ -100,14 +105,11 @@ def test_each_row_of_a_mixture_is_scored_by_its_own_source(treetune, folder):
 
 def test_rows_are_scored_where_only_the_cache_is_shared(treetune, folder):
     (row, *_) = built(treetune, "doubles.py:Doubles")
-    scorer = json.loads(row["extra_info"]["scorer"])
-    assert scorer["custom_cls"]["path"].startswith("cache://")
+    assert json.loads(row["extra_info"]["scorer"])["custom_cls"]["path"].startswith("cache://")
     assert str(folder) not in row["extra_info"]["scorer"]
     for name in ("doubles.py", "half.py"):
         (folder / name).unlink()
-    from treetune.formats.scorer import _taskset_of
-
-    _taskset_of.cache_clear()
+    scorer._taskset_of.cache_clear()
     assert (score(row, "0"), score(row, "7")) == (1.0, 0.0)
 
 
@@ -127,3 +129,138 @@ def test_episodes_of_several_turns_are_refused_for_verl(treetune, folder):
     assert "several turns" in done.err
     assert "SkyRL" in done.err
     assert len(built(treetune, "alphabet-sort", "-n", "3", "--format", "skyrl")) == 3
+
+
+# What rows may run
+
+
+EVIL = """
+from pathlib import Path
+from treetune import Environment, Step, Taskset
+
+Path(__file__).with_name("ran").touch()
+
+class Evil(Taskset):
+    def load_tasks(self):
+        return []
+
+    def reward(self, task, answer):
+        return 1.0
+
+class Bad(Environment):
+    def step(self, action):
+        return Step(reward=1.0, done=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "scorer",
+    [
+        '{"custom_cls":{"path":"FOLDER/evil.py","name":"Evil"}}',
+        '{"custom_cls":{"path":"file://FOLDER/evil.py","name":"Evil"}}',
+        '{"custom_cls":{"path":"pkg://evil","name":"Evil"}}',
+        '{"id":"FOLDER/evil.py:Evil"}',
+        '{"id":"evil:Evil"}',
+        "env:FOLDER/evil.py:Bad",
+        "env:evil:Bad",
+    ],
+)
+def test_code_that_rows_from_elsewhere_name_is_not_run_without_trust(folder, scorer, monkeypatch):
+    (folder / "evil.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(folder)
+    extra = {"scorer": scorer.replace("FOLDER", str(folder))}
+    with pytest.raises(UsageError) as error:
+        compute_score("d", "x", None, extra)
+    assert "--trust" in (error.value.remedy or "")
+    assert not (folder / "ran").exists()
+    (row,) = written(folder, [Task(prompt="?", extra_info=extra)])
+    with pytest.raises(UsageError):  # also after a way through our own files
+        compute_score("d", "x", None, row["extra_info"])
+    assert not (folder / "ran").exists()
+    assert compute_score("d", "x", None, extra, trust=True)["score"] == 1.0
+    for name in [
+        name for name, module in sys.modules.items() if getattr(module, "__file__", "") == f"{folder}/evil.py"
+    ]:
+        del sys.modules[name]
+
+
+def written(folder: Path, tasks: Any, **options: Any) -> list[dict[str, Any]]:
+    write_tasks(tasks, folder / "in.jsonl", "skyrl", **options)
+    write_tasks(read_tasks(folder / "in.jsonl"), folder / "rows.parquet", "verl")
+    return pq.read_table(folder / "rows.parquet").to_pylist()
+
+
+def test_a_file_that_rows_name_as_their_environment_is_not_kept_on_the_way(folder):
+    (folder / "evil.py").write_text(EVIL)
+    row = {"prompt": [{"role": "user", "content": "?"}], "env_class": f"{folder}/evil.py:Bad", "reward_spec": {}}
+    (folder / "theirs.jsonl").write_text(json.dumps(row))
+    write_tasks(read_tasks(folder / "theirs.jsonl"), folder / "rows.parquet", "verl", environments=[row["env_class"]])
+    (row,) = pq.read_table(folder / "rows.parquet").to_pylist()
+    with pytest.raises(UsageError, match="no build of yours has kept"):
+        compute_score("d", "x", None, row["extra_info"])
+
+
+def test_an_importable_class_is_named_by_its_module(treetune, folder):
+    (row, *_) = built(treetune, "reverse-text", "-n", "2")
+    assert json.loads(row["extra_info"]["scorer"])["custom_cls"] == {
+        "path": "pkg://treetune.tasksets.reverse_text",
+        "name": "ReverseText",
+    }
+
+
+def test_rows_on_a_machine_without_the_cache_say_what_is_needed(treetune, folder, monkeypatch):
+    (row, *_) = built(treetune, "doubles.py:Doubles")
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(folder / "another"))
+    scorer._taskset_of.cache_clear()
+    with pytest.raises(UsageError, match=r"doubles\.py, is not in the cache of this machine") as error:
+        compute_score("d", "x", None, row["extra_info"])
+    assert "TREETUNE_TASK_CACHE_DIR" in (error.value.remedy or "")
+
+
+def test_build_says_what_other_nodes_need(treetune, folder):
+    done = treetune("build", "doubles.py:Doubles")
+    assert "doubles.py" in done.err
+    assert "other nodes" in done.err
+    assert "other nodes" not in treetune("build", "reverse-text", "-n", "2").err
+
+
+# write_tasks
+
+
+def test_tasks_are_scored_by_the_taskset_that_they_are_drawn_from(folder):
+    taskset = load_taskset("doubles.py:Doubles")
+    for tasks, options in ((taskset, {}), (taskset.draw(3), {"scorer": taskset})):
+        write_tasks(tasks, folder / "rows.parquet", "verl", **options)
+        rows = pq.read_table(folder / "rows.parquet").to_pylist()
+        assert {score(row, row["reward_model"]["ground_truth"]) for row in rows} == {1.0}
+        assert {score(row, "7") for row in rows} == {0.0}
+
+
+def test_tasks_of_a_taskset_that_is_not_known_are_refused(folder):
+    for tasks in (
+        load_taskset("doubles.py:Doubles").select_tasks(2),
+        [Task(prompt="?", reward_spec={"ground_truth": 1})],
+    ):
+        with pytest.raises(TasksetError, match="nothing says what scores it") as error:
+            write_tasks(tasks, folder / "rows.parquet", "verl")
+        assert 'scorer="rule"' in (error.value.remedy or "")
+        write_tasks(tasks, folder / "rows.parquet", "verl", scorer="rule")
+        assert pq.read_table(folder / "rows.parquet").to_pylist()[0]["extra_info"]["scorer"] == "rule"
+
+
+@pytest.mark.parametrize("path", ["doubled.py", "file://FOLDER/doubled.py", "pkg://doubled", None])
+def test_a_class_is_named_as_verl_names_one(treetune, folder, monkeypatch, path):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "doubled.py").write_text("from treetune_verl.tasks import Task\n\nclass Mine(Task):\n    pass\n")
+    (folder / "rows.jsonl").write_text('{"q": "1?", "a": "1"}\n')
+    named = {"path": path and path.replace("FOLDER", str(folder)), "name": "Mine" if path else "Task"}
+    node = {
+        "custom_cls": named,
+        "loading_params": {"args": ["json"], "kwargs": {"data_files": str(folder / "rows.jsonl"), "split": "train"}},
+        "prompt_template": "{q}",
+        "ground_truth": "a",
+    }
+    (folder / "tasks.yaml").write_text(json.dumps({"train_tasks": [node]}))
+    assert [row["prompt"][0]["content"] for row in built(treetune, "tasks.yaml")] == ["1?"]
+    assert treetune("show", "tasks.yaml", "--json").json["tasks"][0]["ground_truth"] == "1"
+    sys.modules.pop("doubled", None)

@@ -3,20 +3,20 @@
     spec = portable("/home/me/doubles.py:Doubles")      # "cache://3f…/doubles.py:Doubles", and a copy is in the cache
     located(spec)                                       # "/home/me/doubles.py:Doubles" again, or that of the copy
 
-Rows from elsewhere may name any code. A file runs only where this user's own build kept it: `located` refuses every
-other one unless `trust` says otherwise. Installed modules are named `module:Name`, and are trusted as what they are.
+Rows from elsewhere may name any code. A file runs only where this user's own build kept it, a module only where it is
+installed or a build of this user's named it: `located` and `check_module` refuse every other one unless `trust` says
+otherwise.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import os
 import re
 import site
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ SCHEME = "cache://"
 TRUST = "TREETUNE_TRUST"
 """The variable that says `trust` to processes that nobody calls with it, such as a trainer's workers."""
 
+_LOOK = f"look at that code, then pass --trust (in a trainer's processes: {TRUST}=1)"
+
 _FILE = re.compile(r"(?P<file>.+\.py)(?P<name>:[^:/\\]+)?")
 _KEPT = re.compile(rf"{SCHEME}(?P<hash>[0-9a-f]+)/(?P<file>[^/\\:]+\.py)(?P<name>:[^:/\\]+)?")
 
@@ -35,7 +37,9 @@ def spec_of(cls: type, cache_dir: str | Path | None = None) -> str:
     """`module:Name` of a class that other processes can import, else where its file is kept."""
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
-    if _is_installed(cls.__module__, file):
+    if _is_importable(cls.__module__):
+        if not _is_installed(cls.__module__):
+            _remember(cls.__module__, cache_dir)
         return f"{cls.__module__}:{cls.__qualname__}"
     if file is None or not Path(file).is_file():
         raise PluginError(
@@ -43,6 +47,16 @@ def spec_of(cls: type, cache_dir: str | Path | None = None) -> str:
             remedy="define the class in a .py file rather than in a notebook or a prompt",
         )
     return f"{keep(Path(file), cache_dir)}:{cls.__qualname__}"
+
+
+_kept: dict[Path, None] = {}
+
+
+def kept_files() -> list[Path]:
+    """The files that this process kept since it was asked last."""
+    files = list(_kept)
+    _kept.clear()
+    return files
 
 
 def portable(value: Any, cache_dir: str | Path | None = None) -> Any:
@@ -67,12 +81,19 @@ def located(value: Any, *, trust: bool = False) -> Any:
         return value
     if value.startswith(SCHEME):
         return _found(value)
-    if _FILE.fullmatch(value) and not (trust or os.environ.get(TRUST) == "1"):
-        raise UsageError(
-            f"a row names code that no build of yours has kept: {value}",
-            remedy=f"look at the file, then pass --trust (in a trainer's processes: {TRUST}=1)",
-        )
+    if _FILE.fullmatch(value) and not _trusts(trust):
+        raise UsageError(f"a row names code that no build of yours has kept: {value}", remedy=_LOOK)
     return value
+
+
+def check_module(module: str, *, trust: bool = False) -> None:
+    """Refuses a module that is neither installed nor was named by a build of this user's, unless `trust`."""
+    if not (_trusts(trust) or _is_installed(module) or (_folder(None) / "modules" / module).is_file()):
+        raise UsageError(f"a row names code that is not installed: {module}", remedy=_LOOK)
+
+
+def _trusts(trust: bool) -> bool:
+    return trust or os.environ.get(TRUST) == "1"
 
 
 def keep(file: Path, cache_dir: str | Path | None = None) -> str:
@@ -80,15 +101,16 @@ def keep(file: Path, cache_dir: str | Path | None = None) -> str:
     from treetune.datasets.content import write_atomically
 
     file = file.resolve()
-    contents = {path.name: path.read_bytes() for path in (file, *imported_siblings(file))}
+    _kept[file] = None
+    contents = _contents(file)
     name = _hash(contents)
     # Also where other processes look that are not told of another cache folder.
     for folder in dict.fromkeys((_folder(None) / name, _folder(cache_dir) / name)):
         if (folder / ".origin").is_file():
             continue
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             for path, content in contents.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(folder / path, content)
             write_atomically(folder / ".origin", os.fsencode(file))
         except OSError as error:
@@ -97,28 +119,6 @@ def keep(file: Path, cache_dir: str | Path | None = None) -> str:
                 remedy="set TREETUNE_TASK_CACHE_DIR to a folder of your own",
             ) from None
     return f"{SCHEME}{name}/{file.name}"
-
-
-def imported_siblings(file: Path) -> list[Path]:
-    """The files beside a file that it imports, directly or not."""
-    beside = {path.stem: path for path in file.parent.glob("*.py")}
-    found: dict[str, Path] = {}
-    waiting = [file]
-    while waiting:
-        for name in _imports(waiting.pop()):
-            if name in beside and name != file.stem and name not in found:
-                found[name] = beside[name]
-                waiting.append(beside[name])
-    return [found[name] for name in sorted(found)]
-
-
-def _imports(file: Path) -> Iterator[str]:
-    with contextlib.suppress(SyntaxError, ValueError):  # whoever runs the file says it better
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                yield from (alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                yield node.module.partition(".")[0]
 
 
 def _found(spec: str) -> str:
@@ -130,11 +130,10 @@ def _found(spec: str) -> str:
     with contextlib.suppress(OSError):
         # Where it was kept from, if it is the same still: it may read other files beside it.
         origin = Path(os.fsdecode((folder / ".origin").read_bytes()))
-        if origin.name == file and _hash_of(origin, imported_siblings(origin)) == match["hash"]:
+        if origin.name == file and _hash(_contents(origin)) == match["hash"]:
             return f"{origin}{name}"
-    copies = [path for path in sorted(folder.glob("*.py")) if path.name != file]
     with contextlib.suppress(OSError):
-        if _hash_of(folder / file, copies) == match["hash"]:
+        if _hash(_contents(folder / file)) == match["hash"]:
             return f"{folder / file}{name}"
     raise UsageError(
         f"the code that scores a row, {file}, is not in the cache of this machine: {folder}",
@@ -143,8 +142,12 @@ def _found(spec: str) -> str:
     )
 
 
-def _hash_of(file: Path, others: list[Path]) -> str:
-    return _hash({path.name: path.read_bytes() for path in (file, *others)})
+def _contents(file: Path) -> dict[str, bytes]:
+    """What a file is made of: itself, and what it imports from beside it, by the names that they have there."""
+    from treetune.files import with_imports
+
+    files = [path for path in with_imports(file) if path.is_relative_to(file.parent)]
+    return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in files}
 
 
 def _hash(contents: Mapping[str, bytes]) -> str:
@@ -160,13 +163,36 @@ def _folder(cache_dir: str | Path | None) -> Path:
     return default_cache_dir(cache_dir) / "code"
 
 
-def _is_installed(module: str, file: str | None) -> bool:
-    """Whether other processes of this Python import the module too: not because of where this one was started."""
+def _is_importable(module: str) -> bool:
+    """Whether other processes may import it by its name: it is installed, or part of a package, which is no single
+    file."""
     if module == "__main__" or module.startswith("treetune.files."):
         return False
-    if "." in module or file is None:  # part of a package, which is no single file
-        return True
-    return Path(file).resolve().parent in _installed_folders()
+    return "." in module or _is_installed(module)
+
+
+def _is_installed(module: str) -> bool:
+    """Whether processes of this Python import the module wherever they were started. Runs nothing of it."""
+    from importlib.util import find_spec
+
+    top = module.partition(".")[0]
+    if top in ("treetune", "treetune_verl"):
+        return not module.startswith("treetune.files.")
+    try:
+        found = find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    if found is None:
+        return False
+    places = list(found.submodule_search_locations or []) or [found.origin or ""]
+    return any(Path(place).resolve().parent in _installed_folders() for place in places)
+
+
+def _remember(module: str, cache_dir: str | Path | None) -> None:
+    for folder in dict.fromkeys((_folder(None), _folder(cache_dir))):
+        with contextlib.suppress(OSError):
+            (folder / "modules").mkdir(parents=True, exist_ok=True)
+            (folder / "modules" / module).touch()
 
 
 def _installed_folders() -> set[Path]:

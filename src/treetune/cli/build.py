@@ -72,6 +72,16 @@ def build_command(
                 remedy="declare train_tasks in YAML",
             )
         entries = [_build_target(context, console, target, format, num_tasks, force, cache_dir, trust)]
+    from treetune.kept_code import kept_files
+
+    for file in kept_files():
+        console_for(True).print(
+            f"{file} scores these rows, and is kept in the cache: other nodes need the cache folder "
+            "(TREETUNE_TASK_CACHE_DIR), or the class in an installed package",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     files = {f"{split}_files": [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")}
     to_paste = _overrides(entries) if format == "skyrl" else None
     if json:

@@ -16,13 +16,14 @@ import msgspec
 
 from treetune.errors import TasksetError, UsageError
 from treetune.formats.note import RULE
-from treetune.kept_code import located, portable, spec_of
+from treetune.kept_code import check_module, located, portable, spec_of
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task, own_fields, own_values
 from treetune.taskset import ByEnvironment, Taskset
 
 if TYPE_CHECKING:
     from treetune.environment import Environment
+    from treetune.plugins import Registry
 
 ENVIRONMENT = "env:"
 
@@ -112,13 +113,14 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Any:
 
 @lru_cache(maxsize=256)
 def _taskset_of(scorer: str, trust: bool) -> Any:
-    from treetune.plugins import environments
+    from treetune.plugins import environments, tasksets
     from treetune.target import build_taskset
 
     if scorer == RULE:
         return _ByRule()
     if scorer.startswith(ENVIRONMENT):
         spec = located(scorer.removeprefix(ENVIRONMENT), trust=trust)
+        _check(spec, environments, trust)
         environments.resolve(spec)  # its file runs now, before many threads ask for it at once
         return ByEnvironment(spec, name="environment")
     try:
@@ -127,7 +129,20 @@ def _taskset_of(scorer: str, trust: bool) -> Any:
         raise UsageError(
             f"a row names a scorer that is none: {scorer!r:.80}", remedy="it is rule, env:NAME, or a taskset as JSON"
         ) from None
+    if not isinstance(node, dict):
+        raise UsageError(f"a row names a scorer that is none: {scorer!r:.80}")
+    _check(str(node.get("id", "")), tasksets, trust)
+    path = str((node.get("custom_cls") or {}).get("path", ""))
+    if path.startswith("pkg://"):
+        check_module(path.removeprefix("pkg://"), trust=trust)
     return build_taskset(located(node, trust=trust), path="scorer", source="the scorer of a row")
+
+
+def _check(spec: str, registry: Registry, trust: bool) -> None:
+    """A module that a name stands for must be trusted; files are checked where they are located."""
+    place, _, _ = spec.rpartition(":")
+    if place and not place.endswith(".py") and spec not in registry.names() and place not in registry.foreign:
+        check_module(place, trust=trust)
 
 
 def with_type(task: Task, taskset: Any) -> Task:

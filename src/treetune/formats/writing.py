@@ -78,6 +78,7 @@ def scored(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Ite
 
     if scorer is None and isinstance(tasks, Taskset):
         scorer = tasks
+    of_rows = isinstance(tasks, RowTasks)
     told: set[str] = set()
     for number, task in enumerate(tasks):
         if isinstance(scorer, Taskset):
@@ -85,9 +86,13 @@ def scored(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Ite
                 told.add(lost)
                 warnings.warn(lost, stacklevel=5)
             yield task, scorer_for(scorer, task) or ""
-        elif task.env_class is not None:
+        elif task.env_class is not None and scorer is None and not of_rows:
+            # Not of rows: a file that somebody else's rows name must not become one that this user kept.
             yield task, scorer_of_environment(task.env_class)
-        elif scorer is None and not isinstance(tasks, RowTasks) and task.ground_truth is not None and not _says(task):
+        elif task.env_class is None and scorer is None and not of_rows and task.ground_truth is not None:
+            if _says(task):
+                yield task, None
+                continue
             raise TasksetError(
                 f"task {number} has a ground truth, and nothing says what scores it",
                 remedy='pass the taskset that it is of, as scorer=taskset, or scorer="rule": answers are compared with '
