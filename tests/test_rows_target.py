@@ -86,7 +86,11 @@ def test_files_that_a_yaml_names_are_beside_it(folder, monkeypatch):
 
 def test_a_row_that_does_not_say_how_it_is_scored_is_told(folder, treetune):
     lines(folder / "bare.jsonl", {"prompt": [{"role": "user", "content": "Hello"}]})
-    assert treetune("show", "bare.jsonl").code != 0
+    lines(folder / "theirs.jsonl", {**ENVIRONMENTS[0], "env_class": "theirs"})
+    for name in ("bare.jsonl", "theirs.jsonl"):
+        shown = treetune("show", name, "--json")
+        assert shown.json["tasks"][0]["gold"] is None, shown.err
+    assert "unknown environment 'theirs'" in treetune("eval", "theirs.jsonl", "-m", "scripted:echo").err
     result = treetune("eval", "bare.jsonl", "-m", "scripted:echo")
     assert result.code != 0
     assert "does not say how it is scored" in result.out + result.err
@@ -99,6 +103,7 @@ def test_code_that_rows_name_runs_only_where_it_is_trusted(folder, treetune):
     lines(folder / "env.jsonl", row)
     lines(folder / "scorer.jsonl", by_taskset)
     for name in ("env.jsonl", "scorer.jsonl"):
+        assert treetune("show", name).code == 0
         refused = treetune("eval", name, "-m", "scripted:echo")
         assert refused.code != 0
         assert "--trust" in refused.out + refused.err

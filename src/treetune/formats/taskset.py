@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from treetune.environment import Environment
-from treetune.errors import TasksetError
+from treetune.errors import TasksetError, TreetuneError
 from treetune.formats.batch import Row
 from treetune.formats.format import FormatOf
 from treetune.formats.note import RULE, scorer_of
@@ -104,7 +104,10 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         return score(answer, inner.ground_truth)
 
     def gold(self, task: Task) -> Any:
-        scorer, inner = self._scored(task)
+        try:
+            scorer, inner = self._scored(task)
+        except TreetuneError:
+            return None  # what cannot be scored here, or may not be, can still be looked at
         if isinstance(scorer, Taskset):
             return scorer.gold(inner)
         name = str(self.scorer_of(task))
