@@ -168,7 +168,7 @@ def tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str
     return [entry for path, entry in found.items() if recursive or "/" not in path.removeprefix(prefix)]
 
 
-def make_gsm8k(folder: Path, rows_train: list[dict[str, str]], rows_test: list[dict[str, str]]) -> None:
+def make_gsm8k(folder: Path, rows_train: list[dict[str, Any]], rows_test: list[dict[str, Any]]) -> None:
     """Writes `openai/gsm8k` with its config `main` below the folder, laid out as on the hub."""
     import pyarrow as pa
     import pyarrow.parquet
@@ -177,7 +177,7 @@ def make_gsm8k(folder: Path, rows_train: list[dict[str, str]], rows_test: list[d
     (repo / "main").mkdir(parents=True, exist_ok=True)
     card = ["---", "configs:", "- config_name: main", "  data_files:"]
     for split, rows in {"train": rows_train, "test": rows_test}.items():
-        schema = pa.schema({"question": pa.string(), "answer": pa.string()})
+        schema = pa.schema({"question": pa.string(), "answer": pa.string()}) if "question" in rows[0] else None
         file = repo / "main" / f"{split}-00000-of-00001.parquet"
         pyarrow.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), file)
         card += [f"  - split: {split}", f"    path: main/{split}-*"]

@@ -48,3 +48,16 @@ def test_gsm8k_is_built_by_its_hub_name_and_the_revision_is_kept(tmp_path):
     rows = pq.read_table(first["path"]).to_pylist()
     assert [row["reward_model"]["ground_truth"] for row in rows] == [str(n + 1) for n in range(12)]
     assert [row["prompt"][0]["content"] for row in rows] == [row["question"] for row in train]
+
+
+def test_rows_of_the_hub_are_a_target(tmp_path):
+    row = {"prompt": "1 + 1?", "env_class": "gsm8k", "reward_spec": {"ground_truth": "2"}}
+    make_gsm8k(tmp_path / "hub", [row] * 3, [row])
+    with Hub(tmp_path / "hub") as hub:
+        environment = {**os.environ, **hub.environment(tmp_path / "home"), "TREETUNE_TASK_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-m", "treetune", "eval", "openai/gsm8k@main:train", "-m", "scripted:gold", "--json"],
+            capture_output=True, text=True, env=environment, timeout=60, cwd=tmp_path,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mean_reward"] == 1.0
