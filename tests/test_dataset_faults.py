@@ -199,6 +199,14 @@ def test_columns_of_every_type_can_be_shown_in_a_prompt(table, column):
     assert load_task(config).built()[0].rows == len(column) - column.null_count
 
 
+def test_bytes_are_a_ground_truth_where_they_are_text(table):
+    columns = {"question": ["a", "b"], "answer": pa.array([b"Paris", b"Rome"])}
+    task = load_task(table(columns, ground_truth="answer"))
+    assert [task[index].ground_truth for index in range(2)] == ["Paris", "Rome"]
+    columns["answer"] = pa.array([b"Paris", b"\xff"])
+    assert "row 1: text that is no UTF-8" in fault_of(table(columns, ground_truth="answer")).message
+
+
 def test_a_filter_that_fails_says_on_which_row(rows):
     levels = [{"question": "a", "level": 1}, {"question": "b", "level": None}]
     assert "the filter failed on row 1: filter 'level < 5'" in fault_of(rows(levels, filter="level < 5")).message
@@ -250,6 +258,10 @@ def test_a_class_that_fails_is_told_by_its_method(rows, custom, body, said):
         ("{'reward_model': {'ground_truth': 'x', 1: 2}}", "row 0 has a key that is no text"),
         ("{'prompt': [{'role': 'user', 'content': '\\ud800'}]}", "row 0: text that is no Unicode"),
         ("{'reward_model': {'ground_truth': [2**70]}}", "does not fit in 64 bits"),
+        ("{'prompt': [{'role': 5, 'content': 'x'}]}", "row 0 has a message whose role is a int"),
+        ("{'prompt': [{'role': None, 'content': 'x'}]}", "row 0 has a message without a role"),
+        ("{'prompt': [{'role': 'user', 'content': b'x'}]}", "row 0 has a message whose content is a bytes"),
+        ("{'env_class': 5}", "row 0 has the env_class 5, which is no name"),
     ],
 )
 def test_a_row_that_no_file_can_hold_is_told(rows, custom, row, said):

@@ -655,6 +655,12 @@ def test_copies_of_sources_are_listed_and_pruned_with_what_was_built_from_them(s
     assert len(rows_of(source(prompt_template="{question}!"))) == 3
 
 
+def test_a_task_whose_source_was_checked_can_be_pickled(source):
+    task = load_task(source(prompt_template="{question}"))
+    task.check_source()
+    assert pickle.loads(pickle.dumps(task)).count() == 3
+
+
 def test_a_copy_that_is_being_built_from_is_not_pruned(source, tmp_path):
     from treetune.datasets.copies import copies, prune_copies
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -105,6 +105,24 @@ def user_code(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise TasksetError(f"{what} failed: {described(error)}") from error
+
+
+def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str = "config") -> None:
+    """Runs each check and raises one `ConfigError` with what all of them found, each fault under its check's place."""
+    faults: list[tuple[str, str]] = []
+    others: list[TreetuneError] = []
+    for place, check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            faults += [(f"{place}.{key}" if key else place, problem) for key, problem in error.faults]
+        except TreetuneError as error:
+            others.append(error)
+            faults.append((place, str(error)))
+    if len(faults) == len(others) == 1:
+        raise others[0]  # of its own kind, with its own remedy
+    if faults:
+        raise ConfigError(faults, source=source)
 
 
 def described(error: BaseException) -> str:

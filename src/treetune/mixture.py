@@ -18,7 +18,7 @@ import msgspec
 
 from treetune import order
 from treetune.environment import Environment
-from treetune.errors import ConfigError, TasksetError, UsageError
+from treetune.errors import ConfigError, TasksetError, UsageError, check_all
 from treetune.interleave import Interleave, Spread
 from treetune.task import Task
 from treetune.taskset import ConfigT, Taskset, TasksetConfig
@@ -215,7 +215,9 @@ def _built(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
     built = [collect_taskset(node, f"taskset.sources[{number}]", {}, faults) for number, node in enumerate(nodes)]
     if faults:
         raise ConfigError(faults)
-    return [taskset for taskset in built if taskset is not None]
+    sources = [taskset for taskset in built if taskset is not None]
+    check_all((f"taskset.sources[{number}]", source.check_source) for number, source in enumerate(sources))
+    return sources
 
 
 def _weight(value: Any, number: int) -> float:

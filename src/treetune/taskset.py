@@ -132,6 +132,10 @@ class Taskset(Generic[TaskT, ConfigT]):
         """How many tasks there are; None where INFINITE."""
         return None if self.INFINITE else len(self._loaded)
 
+    def check_source(self) -> None:
+        """Raises what is wrong with where the tasks come from. A union and a mixture ask all of their sources before
+        the first task is drawn."""
+
     def validate(self, task: TaskT) -> Any:
         """Is the task well-formed and solvable? `VALID`, `invalid("why")`, or `UNCHECKED`. May be async."""
         return UNCHECKED

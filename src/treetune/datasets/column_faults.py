@@ -6,10 +6,11 @@ refuse_column_faults({"train_tasks": tasksets}, "verl")
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from treetune.datasets.config import Format
-from treetune.errors import ConfigError, TreetuneError, did_you_mean
+from treetune.errors import ConfigError, TreetuneError, check_all, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from treetune.datasets.taskset import DatasetTaskset
 
 Faults = list[tuple[str, str]]
+
+_LISTS = {"train": "train_tasks", "val": "val_tasks"}
 
 
 def refuse_column_faults(
@@ -27,23 +30,14 @@ def refuse_column_faults(
     source: str = "config",
 ) -> None:
     """Opens the source of each task that is not in the cache, and raises one error with the faults of all of them."""
-    faults: Faults = []
-    others: list[TreetuneError] = []
-    for name, tasksets in lists.items():
-        for number, taskset in enumerate(tasksets):
-            place = f"{name}_tasks[{number}]" if name in ("train", "val") else f"{name}[{number}]"
-            try:
-                if force or not taskset.is_built(format):
-                    taskset.check_columns()
-            except ConfigError as error:
-                faults += [(f"{place}.{key}" if key else place, problem) for key, problem in error.faults]
-            except TreetuneError as error:
-                others.append(error)
-                faults.append((place, str(error)))
-    if len(faults) == len(others) == 1:
-        raise others[0]  # of its own kind, with its own remedy
-    if faults:
-        raise ConfigError(faults, source=source)
+    check_all(
+        [
+            (f"{_LISTS.get(name, name)}[{number}]", partial(taskset.check_source, format, force=force))
+            for name, tasksets in lists.items()
+            for number, taskset in enumerate(tasksets)
+        ],
+        source=source,
+    )
 
 
 def column_faults(taskset: DatasetTaskset, columns: Mapping[str, pa.DataType]) -> Faults:

@@ -65,15 +65,18 @@ def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
     return conform(array, canonical_type(array.type))
 
 
-def lacks_roles(prompts: pa.Array) -> bool:
-    """Whether some entry of some prompt is no message with a role."""
+def are_misshapen(prompts: pa.Array) -> bool:
+    """Whether some entry of some prompt is no message: it has no role, or says what is no text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     messages = prompts.flatten()
     if not pa.types.is_struct(messages.type) or messages.type.get_field_index("role") < 0:
         return True
-    return bool(pc.struct_field(messages, "role").null_count)
+    roles = pc.struct_field(messages, "role")
+    content = messages.type.field("content").type if messages.type.get_field_index("content") >= 0 else pa.null()
+    said = pa.types.is_string(content) or pa.types.is_nested(content) or pa.types.is_null(content)
+    return bool(roles.null_count) or not pa.types.is_string(roles.type) or not said
 
 
 def in_parts(message: Any) -> Any:

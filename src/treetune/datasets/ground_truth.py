@@ -60,4 +60,6 @@ def stored(value: Any) -> Any:
         return None
     if isinstance(value, str | list | dict):
         return value
+    if isinstance(value, bytes):
+        return value.decode() or None  # bytes that are no text are a fault of their row
     return msgspec.to_builtins(value) if isinstance(value, _TIMES) else str(value)

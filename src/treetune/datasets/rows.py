@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treetune.datasets.column_faults import column_faults
-from treetune.datasets.columns import constant, inferred, keys_of, lacks_roles, messages_column, prompts, struct
+from treetune.datasets.columns import are_misshapen, constant, inferred, keys_of, messages_column, prompts, struct
 from treetune.datasets.config import filter_file
 from treetune.datasets.ground_truth import GroundTruth, stored
 from treetune.datasets.messages import says_nothing
@@ -267,10 +267,10 @@ class RowBuilder:
         except TasksetError:
             _refuse_faulty(rows, indices)  # says which row, where one is to blame
             raise
-        if lacks_roles(columns["prompt"]):
+        if are_misshapen(columns["prompt"]):
             _refuse_faulty(rows, indices)
         columns["data_source"] = pa.array(
-            [str(row.get("data_source", config.data_source)) for row in rows], pa.string()
+            [str(config.data_source if (own := row.get("data_source")) is None else own) for row in rows], pa.string()
         )
         specs: list[dict[str, Any]] = [{}] * len(rows)
         rewards: list[dict[str, Any] | None] = [None] * len(rows)
@@ -292,6 +292,9 @@ class RowBuilder:
                 row.get("env_class") or info.get("env_class") or config.env_class
                 for row, info in zip(rows, given, strict=True)
             ]
+            for env_class, index in zip(environments, indices, strict=True):
+                if type(env_class) is not str and env_class is not None:
+                    raise TasksetError(f"row {index} has the env_class {env_class!r}, which is no name")
         if any(environments):
             extra["env_class"] = environments
         uids = [
@@ -357,8 +360,12 @@ def _fault(made: Any) -> str | None:
     if type(prompt) is not list or not prompt:
         return "has no prompt (a list of messages)"
     for message in prompt:
-        if type(message) is not dict or "role" not in message:
+        if type(message) is not dict or message.get("role") is None:
             return "has a message without a role"
+        if type(message["role"]) is not str:
+            return f"has a message whose role is a {type(message['role']).__name__}"
+        if isinstance(content := message.get("content"), bytes | bool | int | float):
+            return f"has a message whose content is a {type(content).__name__}"
     for name in ("reward_model", "extra_info"):
         if not (type(value := made.get(name)) is dict or value is None):
             return f"has a {name} that is no dict"

@@ -63,6 +63,9 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         plain = to_plain(config)
         return cls({**{key: value for key, value in plain.items() if key != "extra"}, **config.extra}, **options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_opened": None}
+
     # What seed and subclass know
 
     def build_dataset(self) -> datasets.Dataset:
@@ -154,12 +157,11 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
             seconds=time.perf_counter() - began,
         )
 
-    def is_built(self, format: Format = "verl") -> bool:
-        return Cache(self.cache_dir).has(self.cache_key(format))
-
-    def check_columns(self) -> None:
-        """Raises every fault of the config that the columns of its source show. The source is kept for the build."""
-        if self.overrides_build:  # it loads what it likes
+    def check_source(self, format: Format = "verl", *, force: bool = False) -> None:
+        """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
+        kept for the build."""
+        # An overridden `build_dataset` loads what it likes.
+        if self.overrides_build or (not force and Cache(self.cache_dir).has(self.cache_key(format))):
             return
         from treetune.datasets.rows import RowBuilder
 
