@@ -16,13 +16,15 @@ import io
 import json
 import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,19 +67,39 @@ def run(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> 
     """The same in this process, outside of an event loop; a second one at a time gets a process of its own."""
     if any(name.startswith(READ_AT_START) for name in environment) or not _turn.acquire(blocking=False):
         return run_process(folder, arguments, environment)
+    from treetune.cli.app import run
+
     try:
-        return _run_here(folder, arguments, environment)
+        return _run_here(folder, ["treetune", *arguments], environment, lambda: run(list(arguments)))
     finally:
         _turn.release()
 
 
-def _run_here(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> Result:
-    from treetune.cli.app import run
+def run_script(folder: Path, file: Path, arguments: Sequence[str]) -> Result:
+    """`python FILE ARGUMENTS` in a folder, in this process."""
 
+    def script() -> int:
+        sys.path[0] = str(file.parent)
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit as error:
+            if isinstance(error.code, str):
+                sys.stderr.write(f"{error.code}\n")
+            return error.code if isinstance(error.code, int) else int(error.code is not None)
+        except Exception:
+            traceback.print_exc()
+            return 1
+        return 0
+
+    with _turn:
+        return _run_here(folder, [str(file), *arguments], {}, script)
+
+
+def _run_here(folder: Path, argv: list[str], environment: dict[str, str], program: Callable[[], int]) -> Result:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         with _place(folder, environment), _modules(folder), _registries(), _listeners(), _streams(out, err):
-            sys.argv = ["treetune", *arguments]
-            code = run(list(arguments))
+            sys.argv = argv
+            code = program()
         return Result(code, _text(out), _text(err))
 
 

@@ -323,6 +323,7 @@ def test_json_columns_of_the_datasets_library_are_values(tmp_path):
     assert [row.get("j") for row in rows] == [7, {"b": [1]}, "007", None]
 
 
+@pytest.mark.thorough
 def test_large_files_keep_their_order_over_batches(tmp_path):
     given = [Task(prompt=str(n), extra_info={"n": n}) for n in range(25_003)]
     for kind in KINDS:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import command_line
 from treetune import Action, Task, load_taskset
 from treetune.formats import read_rows, read_tasks
 from treetune.plugins import load_object
@@ -25,13 +26,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.fixture
 def script(tmp_path):
     """Runs a Python script in a fresh folder."""
-
-    def run(file: str | Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(file), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-
-    return run
+    return lambda file, *arguments: command_line.run_script(tmp_path, tmp_path / file, arguments)
 
 
 @pytest.mark.parametrize("name", ["word-problems", "json", "class", "Task"])
@@ -39,9 +34,9 @@ def test_a_scaffolded_dataset_is_written_and_valid(treetune, script, tmp_path, n
     assert treetune("init", name, "--dataset").code == 0
     module = name.lower().replace("-", "_")
     done = script(f"{module}/{module}_dataset.py", "--output_dir", "out", "--train_size", "7", "--val_size", "3")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Created 7 train examples" in done.stdout
-    assert "Created 3 validation examples" in done.stdout
+    assert done.code == 0, done.out + done.err
+    assert "Created 7 train examples" in done.out
+    assert "Created 3 validation examples" in done.out
     assert [len(list(read_rows(tmp_path / f"out/{split}.parquet"))) for split in ("train", "validation")] == [7, 3]
     row = next(read_rows(tmp_path / "out/train.parquet"))
     assert row["env_class"] == "gsm8k"
@@ -58,6 +53,7 @@ def test_a_scaffolded_dataset_has_a_test_that_passes(treetune, tmp_path):
         text=True,
         timeout=120,
         cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     assert done.returncode == 0, done.stdout
 
@@ -75,13 +71,13 @@ def test_a_faulty_dataset_fails_the_script(treetune, script, tmp_path):
         changed = file.with_name("changed.py")
         changed.write_text(file.read_text().replace(right, wrong))
         done = script(changed, "--output_dir", "out", "--train_size", "5", "--val_size", "5")
-        assert done.returncode == 1, f"{wrong}: {done.stdout}{done.stderr}"
+        assert done.code == 1, f"{wrong}: {done.out}{done.err}"
 
 
 def test_sizes_and_home_folders_are_understood(treetune, script, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     treetune("init", "sums", "--dataset")
-    assert script("sums/sums_dataset.py").returncode == 0
+    assert script("sums/sums_dataset.py").code == 0
     assert len(list(read_rows(tmp_path / "home/data/sums/train.parquet"))) == 1000
     assert len(list(read_rows(tmp_path / "home/data/sums/validation.parquet"))) == 100
 
@@ -223,7 +219,7 @@ def test_the_gsm8k_example_writes_the_rows_of_the_format(script, gsm8k, tmp_path
         "--train", f"{gsm8k}/train.jsonl", "--validation", f"{gsm8k}/test.jsonl",
         "--train_size", "50", "--val_size", "20",
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     source = [json.loads(line) for line in (gsm8k / "train.jsonl").read_text().splitlines()[:50]]
     rows = list(read_rows(tmp_path / "out/train.parquet"))
     assert [row["extra_info"]["question"] for row in rows] == [row["question"] for row in source]
@@ -248,16 +244,20 @@ def test_the_gsm8k_example_writes_the_rows_of_the_format(script, gsm8k, tmp_path
 
 def test_the_gsm8k_example_rewards_the_answers_of_the_source(script, gsm8k, tmp_path):
     arguments = ["--train", f"{gsm8k}/train.jsonl", "--validation", f"{gsm8k}/test.jsonl"]
-    assert script(EXAMPLES / "gsm8k/gsm8k_dataset.py", "--output_dir", "out", *arguments).returncode == 0
+    assert script(EXAMPLES / "gsm8k/gsm8k_dataset.py", "--output_dir", "out", *arguments).code == 0
     for task in read_tasks(tmp_path / "out/validation.parquet"):
         answer = task.extra_info["answer"].replace(",", "")
         assert played("treetune.envs.gsm8k:Gsm8kEnvironment", task, answer) == [1.0]
 
 
-def test_the_gsm8k_example_reads_the_hub_by_default(script, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    done = script(EXAMPLES / "gsm8k/gsm8k_dataset.py", "--output_dir", "out")
+def test_the_gsm8k_example_reads_the_hub_by_default(tmp_path):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "gsm8k/gsm8k_dataset.py", "--output_dir", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+    )
     assert done.returncode == 1
     assert "openai/gsm8k" in done.stderr
 
@@ -266,7 +266,7 @@ def test_the_multiply_example_writes_valid_rows_without_a_problem_twice(script, 
     done = script(
         EXAMPLES / "multiply/multiply_dataset.py", "--output_dir", "out", "--train_size", "300", "--val_size", "50"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     rows = [row for split in ("train", "validation") for row in read_rows(tmp_path / f"out/{split}.parquet")]
     assert len({row["prompt"][1]["content"] for row in rows}) == 350
     for row in rows:
@@ -274,15 +274,15 @@ def test_the_multiply_example_writes_valid_rows_without_a_problem_twice(script, 
         assert row["reward_spec"] == {"method": "rule", "ground_truth": str(a * b)}
         assert 10 <= a <= 99
         assert 10 <= b <= 99
-    assert script(EXAMPLES / "multiply/multiply_dataset.py", "--num_digits", "1").returncode == 2
+    assert script(EXAMPLES / "multiply/multiply_dataset.py", "--num_digits", "1").code == 2
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "multiply"])
 @pytest.mark.parametrize("size", ["--train_size=-1", "--val_size=0"])
 def test_sizes_that_are_none_are_told(script, name, size):
     done = script(EXAMPLES / f"{name}/{name}_dataset.py", "--output_dir", "out", size)
-    assert done.returncode == 2
-    assert "numbers from 1" in done.stderr
+    assert done.code == 2
+    assert "numbers from 1" in done.err
 
 
 def played(environment: str, task: Task, *actions: str) -> list[float]:
