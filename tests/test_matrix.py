@@ -1,4 +1,7 @@
-"""`treetune list --matrix`: every cell that says yes works, and every no says what the matrix says."""
+"""`treetune list --matrix`: every cell that says yes works, and every no says what the matrix says.
+
+What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones.
+"""
 
 from __future__ import annotations
 
