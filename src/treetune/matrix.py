@@ -8,11 +8,10 @@ tables, and a test tries every cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib import import_module
-
-import msgspec
+from typing import NamedTuple
 
 
 class Target(StrEnum):
@@ -36,12 +35,12 @@ class Kind(StrEnum):
     MULTI_TURN = "environment, several turns"
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
+class Column(NamedTuple):
     """A verb, a door or a trainer. It takes every target, or every kind of task, but for those that it refuses."""
 
     name: str
     of: type[Target] | type[Kind]
-    refuses: dict[str, str] = {}
+    refuses: Mapping[str, str] = {}
     """What it does not take, with words of the message that says so."""
 
     def takes(self, what: Target | Kind) -> bool:
