@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
@@ -468,6 +469,18 @@ def check_worker(skyrl: Callable[..., Any], **request: Any) -> None:
 def test_an_environment_that_only_the_driver_knows_is_carried_to_the_worker(skyrl):
     [[module, steps, _]] = skyrl("carried", answers=["LOUD"])
     assert (module, steps) == ("treetune.trainers.skyrl_env", [[1.0, True]])
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="SkyRL's trainer runs on this Python")
+def test_a_python_that_is_too_old_is_told_in_one_line(python, tmp_path):
+    code, printed = ended(
+        [python, "-m", "treetune.trainers.skyrl", "tasks=absent.parquet"],
+        log=tmp_path / "log",
+        seconds=100,
+        PYTHONPATH=f"{TESTS.parent}/src",
+    )
+    assert (code, len(printed.splitlines())) == (1, 1), printed
+    assert "SkyRL's trainer needs Python 3.12 or later, this is 3.11" in printed
 
 
 def test_training_begins_on_our_tasks_and_ends_where_it_needs_a_gpu(python, model, caches, gsm8k, tmp_path):

@@ -685,11 +685,13 @@ def test_a_python_that_is_too_old_for_skyrl_is_told_in_one_line(monkeypatch, tmp
     (package / "main_base.py").write_text("raise RuntimeError('Please use another on Python < 3.12.\\n\\nMore')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "version_info", (3, 11, 9, "final", 0))
+    said = "SkyRL's trainer needs Python 3.12 or later, this is 3.11 (Please use another on Python < 3.12.)"
     with pytest.raises(UsageError) as caught:
         skyrl.run_with_tasks({}, "absent.parquet")
-    assert str(caught.value) == (
-        "SkyRL's trainer needs Python 3.12 or later, this is 3.11 (Please use another on Python < 3.12.)"
-    )
+    assert str(caught.value) == said
+    with pytest.raises(SystemExit) as ended:
+        skyrl.main(["tasks=absent.parquet"])
+    assert str(ended.value) == f"error: {said}"
     for name in [name for name in sys.modules if name.split(".")[0] == "skyrl"]:
         del sys.modules[name]
 

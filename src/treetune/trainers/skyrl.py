@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from treetune.errors import MissingExtraError, TreetuneError, UsageError
 from treetune.trainers.skyrl_hook import install_hook, remove_hook
 from treetune.trainers.skyrl_registry import register
-from treetune.trainers.skyrl_tasks import PYTHON, resolve_tasks_into_config, run_with_tasks
+from treetune.trainers.skyrl_tasks import PYTHON, refuse_old_python, resolve_tasks_into_config, run_with_tasks
 
 __all__ = ["install_hook", "main", "register", "remove_hook", "resolve_tasks_into_config", "run_with_tasks"]
 
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
         own = ("tasks", "val_tasks", "trainer.override_entrypoint")
         rest = [part for part in given if part.partition("=")[0] not in own]
+        refuse_old_python()
         try:
             from skyrl.train.config import SkyRLTrainConfig
         except ImportError as error:

@@ -62,7 +62,7 @@ def run_with_tasks(
     code that is not among these. Of ids that skyrl-gym has too, its own are used, but for those that run a model's code
     unsandboxed (`UNSANDBOXED`); `replace`: ours in all cases, or in none.
     """
-    _refuse_old_python()
+    refuse_old_python()
     given = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (environments or {}).items()}
     used = _resolve(config, tasks, cache_dir, val_tasks, given)
     specs = _specs(used, given, replace)
@@ -129,7 +129,7 @@ def _train(config: Any, specs: Mapping[str, Any]) -> None:
     BasePPOExp(config).run()
 
 
-def _refuse_old_python() -> None:
+def refuse_old_python() -> None:
     """Before anything is built: the trainer would fail on it only in its Ray task."""
     if sys.version_info >= PYTHON or find_spec("skyrl") is None:
         return
