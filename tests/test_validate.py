@@ -564,6 +564,24 @@ def test_a_comment_among_the_lines_is_told_as_one(tmp_path: Path) -> None:
     assert finding.found.startswith("a comment")
 
 
+TWICE = rb"""{"a": 1, "a": 2}
+{"note": "{\"x\":1}", "a": 1, "a": 2}
+{"a\\": 1, "a\\": 2}
+{"a\"": "\":", "a\"": 2}
+{"a": {"b": 1, "b": 2}, "note": "\":"}
+"""
+ONCE = rb"""{"note": "{\"x\":1,\"x\":2}"}
+{"a\\": "\"", "b\"": "\":"}
+{"a": {"b": "{\"c\" : 1}"}, "b": {"a": 1}}
+"""
+
+
+def test_a_key_that_comes_twice_is_seen_beside_text_that_looks_like_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(TWICE + ONCE)
+    assert told(path)["unreadable"] == [1, 2, 3, 4, 5]
+
+
 def test_text_that_is_no_unicode_is_told_by_row(tmp_path: Path) -> None:
     data = [faults.row(number) for number in range(5)]
     path = faults.parquet(tmp_path / "a", data)
