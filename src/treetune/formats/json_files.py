@@ -103,8 +103,8 @@ def _batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_fault: OnFa
 
 
 def _refuse_twice(text: bytes, row: Row) -> None:
-    """Raises ValueError where a mapping has a key twice. A text with as many colons after quotes as keys has none; those
-    in JSON that is text itself have a backslash before the quote."""
+    """Raises ValueError where a mapping has a key twice. A text with as many colons after quotes as keys has none; in
+    JSON that is itself text, there is a backslash before the quote."""
     inside = text.count(b'\\":') if b"\\\\" not in text else 0
     if text.count(b'":') - inside + text.count(b'" :') == _keys(row) and b'"\t:' not in text:
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 from treetune.contract import Contract, contract_of
 from treetune.errors import did_you_mean
-from treetune.formats.note import RULE, SCORED
+from treetune.formats.note import RULE
 from treetune.formats.validation.rules import LESS_KNOWN_ROLES, ROLES
 from treetune.formats.validation.truths import stored_fault
 from treetune.plugins import environments
@@ -35,8 +35,8 @@ class RowCheck:
         self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] = SPECIAL
     ) -> None:
         self.format = format
-        self.known = {*environments.names(), SCORED, *known}
-        self._here = {*environments.names(), SCORED}
+        self._here = environments.names()
+        self.known = {*self._here, *known}
         self.contents = contents
         self.special = special
         self._contracts: dict[str, Contract | None] = {}
