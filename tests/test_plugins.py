@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
 import subprocess
@@ -186,3 +187,19 @@ def test_what_a_file_imports_from_beside_it_belongs_to_it(tmp_path):
         (tmp_path / name).write_text(text)
     found = {str(path.relative_to(tmp_path)) for path in with_imports(tmp_path / "main.py")}
     assert found == set(texts) - {"unused.py"}
+
+
+def test_a_parser_that_another_thread_confuses_is_asked_again(tmp_path, monkeypatch):
+    """Python 3.11 says SystemError where a traceback is printed meanwhile."""
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "main.py").write_text("import beside")
+    parse, calls = ast.parse, []
+
+    def confused(source):
+        calls.append(source)
+        if len(calls) == 1:
+            raise SystemError("AST constructor recursion depth mismatch")
+        return parse(source)
+
+    monkeypatch.setattr(ast, "parse", confused)
+    assert [file.name for file in with_imports(tmp_path / "main.py")] == ["main.py", "beside.py"]

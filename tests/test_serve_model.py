@@ -183,8 +183,9 @@ class World:
         elif choice < 0.98:
             self.to_server.append([self.random.randbytes(4), b"sample", self.random.randbytes(20)])
         elif choice < 0.985:
-            self.counts["worker kills"] += 1
-            self.random.choice([handle for handle in self.engine.handles if not handle.task.done()]).kill()
+            if alive := [handle for handle in self.engine.handles if not handle.task.done()]:
+                self.counts["worker kills"] += 1
+                self.random.choice(alive).kill()
         elif choice < 0.99:
             await self.kill()
         elif choice < 0.993:

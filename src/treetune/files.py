@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -23,10 +22,6 @@ __path__: list[str] = []  # makes this module a package, whose children the find
 
 executed: dict[str, bytes] = {}
 """The source of each file as it was run: what a class of it is, whatever has become of the file since."""
-
-
-_parsing = threading.Lock()
-"""Python 3.11 now and then fails where two threads parse at once (its issue 106905)."""
 
 
 def module_name(file: Path) -> str:
@@ -109,9 +104,7 @@ def _imported_beside(file: Path) -> list[Path]:
 def _imports(file: Path) -> list[tuple[int, list[str]]]:
     """The modules that a file names: how many folders up a relative name begins, and the parts of the name."""
     try:
-        source = file.read_bytes()
-        with _parsing:
-            tree = ast.parse(source)
+        tree = _parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return []  # the import itself says it better
     found: list[tuple[int, list[str]]] = []
@@ -122,6 +115,15 @@ def _imports(file: Path) -> list[tuple[int, list[str]]]:
             module = node.module.split(".") if node.module else []
             found += [(node.level, [*module, alias.name]) for alias in node.names]
     return found
+
+
+def _parse(source: bytes) -> ast.Module:
+    for _ in range(10):
+        try:
+            return ast.parse(source)
+        except SystemError:  # Python 3.11, where another thread parses too, as to print a traceback: its issue 106905
+            continue
+    return ast.parse(source)
 
 
 def _is_library(file: Path) -> bool:
