@@ -9,16 +9,19 @@ All faults are collected and reported together, each with the path of its key an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path, PurePath
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from treetune.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from treetune.taskset import Taskset
 
 T = TypeVar("T")
 
@@ -140,6 +143,43 @@ def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: 
     except (TypeError, ValueError) as error:
         faults.append((path, str(error)))
         return None
+
+
+def collect_config(
+    cls: type[Taskset[Any, Any]],
+    node: Mapping[str, Any],
+    path: str,
+    raw: Mapping[str, str],
+    faults: list[tuple[str, str]],
+    *,
+    any_key: bool = True,
+) -> Any:
+    """The typed config of a class from the keys of a node. With `any_key`, a class that declares no config type of its
+    own takes further keys."""
+    inside = f"{path}." if path else ""
+    keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
+    if "extra" in keys:
+        faults.append((f"{inside}extra", "is no key of its own: write the further keys beside the others"))
+    elif any_key and cls.OPEN_KEYS:
+        own = set(cls.config_type.__struct_fields__)
+        keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
+        faults += [(f"{inside}{key}", problem) for key, problem in misspelt_keys(cls, keys["extra"])]
+    return collect(keys, cls.config_type, path, raw, faults)
+
+
+def misspelt_keys(cls: type[Taskset[Any, Any]], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Keys of a class that takes any, each with what it was meant to be: it is nearly a key of the config, and nothing
+    in the class's own files speaks of it."""
+    import difflib
+
+    from treetune.files import own_files
+
+    known = cls.config_type.__struct_fields__
+    near = {key: difflib.get_close_matches(key, known, n=1, cutoff=0.85) for key in keys}
+    texts = [file.read_text(errors="replace") for file in own_files(cls)] if any(near.values()) else []
+    for key, matches in near.items():
+        if matches and not any(re.search(rf"\b{re.escape(key)}\b", text) for text in texts):
+            yield key, f"is no key, and {cls.__name__} does not read it; did you mean {matches[0]!r}?"
 
 
 def to_plain(config: Any) -> dict[str, Any]:

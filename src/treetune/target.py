@@ -7,13 +7,12 @@ taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune.config import collect, load_yaml, to_plain, with_overrides
+from treetune.config import collect_config, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError, PluginError, TasksetError, UsageError, user_code
-from treetune.files import own_files
 from treetune.matrix import NEEDS_TASKS
 from treetune.plugins import absolute_path, absolute_spec, load_file, load_module, tasksets
 from treetune.taskset import Taskset
@@ -169,28 +168,6 @@ def collect_taskset(
     return taskset
 
 
-def collect_config(
-    cls: type[Taskset[Any, Any]],
-    node: Mapping[str, Any],
-    path: str,
-    raw: Mapping[str, str],
-    faults: list[tuple[str, str]],
-    *,
-    any_key: bool = True,
-) -> Any:
-    """The typed config of a class from the keys of a node. With `any_key`, a class that declares no config type of its
-    own takes further keys."""
-    inside = f"{path}." if path else ""
-    keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
-    if "extra" in keys:
-        faults.append((f"{inside}extra", "is no key of its own: write the further keys beside the others"))
-    elif any_key and cls.OPEN_KEYS:
-        own = set(cls.config_type.__struct_fields__)
-        keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
-        faults += [(f"{inside}{key}", problem) for key, problem in misspelt_keys(cls, keys["extra"])]
-    return collect(keys, cls.config_type, path, raw, faults)
-
-
 def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskset[Any, Any]] | None:
     """The class that a node names; None where it names none that can be used."""
     return _taskset_class(node, path, [])
@@ -207,19 +184,6 @@ def _taskset_class(node: Mapping[str, Any], path: str, faults: list[tuple[str, s
     if not issubclass(cls, Taskset):
         raise PluginError(f"{cls.__name__} is no Taskset", remedy="subclass treetune.Taskset")
     return cls
-
-
-def misspelt_keys(cls: type[Taskset[Any, Any]], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Keys of a class that takes any, each with what it was meant to be: it is nearly a key of the config, and nothing
-    in the class's own files speaks of it."""
-    import difflib
-
-    known = cls.config_type.__struct_fields__
-    near = {key: difflib.get_close_matches(key, known, n=1, cutoff=0.85) for key in keys}
-    texts = [file.read_text(errors="replace") for file in own_files(cls)] if any(near.values()) else []
-    for key, matches in near.items():
-        if matches and not any(re.search(rf"\b{re.escape(key)}\b", text) for text in texts):
-            yield key, f"is no key, and {cls.__name__} does not read it; did you mean {matches[0]!r}?"
 
 
 def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:

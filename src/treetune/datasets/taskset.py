@@ -285,7 +285,7 @@ def unknown_environment(taskset: DatasetTaskset, env_class: Any) -> str | None:
 
 def read_config(cls: type[DatasetTaskset], node: Mapping[str, Any]) -> DatasetConfig:
     """The typed config of a class from plain values; further keys are kept where the class takes them."""
-    from treetune.target import collect_config
+    from treetune.config import collect_config
 
     faults: list[tuple[str, str]] = []
     config = collect_config(cls, node, "", {}, faults)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from treetune.formats.format import FORMATS, detect
-from treetune.formats.reading import read_rows, read_tables, read_tasks
-from treetune.formats.writing import write_tasks
-
 if TYPE_CHECKING:
+    from treetune.formats.format import FORMATS, detect
     from treetune.formats.prompt_dataset import PromptDataset
+    from treetune.formats.reading import read_rows, read_tables, read_tasks
     from treetune.formats.validation import validate_dataset
+    from treetune.formats.writing import write_tasks
 
 __all__ = [
     "FORMATS",
@@ -30,16 +29,22 @@ __all__ = [
     "write_tasks",
 ]
 
-_LATER = {
-    "PromptDataset": "treetune.formats.prompt_dataset",
-    "validate_dataset": "treetune.formats.validation",
+_HOMES = {
+    "FORMATS": "format",
+    "PromptDataset": "prompt_dataset",
+    "detect": "format",
+    "read_rows": "reading",
+    "read_tables": "reading",
+    "read_tasks": "reading",
+    "validate_dataset": "validation",
+    "write_tasks": "writing",
 }
-"""What brings numpy and Arrow with it is imported when it is first asked for."""
+"""Each is imported when it is first asked for: a hit of the cache needs one constant of this package, and no more."""
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name not in _LATER:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
