@@ -199,6 +199,23 @@ def test_a_begun_answer_that_the_template_writes_otherwise_keeps_its_tokens(rewr
     assert tokenizer.decode(chat.next_prompt(changed, tokens).ids) == trims(changed)
 
 
+@pytest.mark.parametrize("rewrites", ["split", "keep"])
+def test_what_a_template_writes_only_before_the_last_answer_is_rewritten_history(rewrites):
+    def thinks_last(messages):
+        last = messages[-1]
+        thought = "<think></think>" if last["role"] == "assistant" else ""
+        return plain([*messages[:-1], {**last, "content": thought + last["content"]}])
+
+    tokenizer = Letters(thinks_last)
+    chat, tokens = ChatTokens(tokenizer, rewrites=rewrites), Tokens()
+    tokens.add_turn(chat.next_prompt(BEGUN, tokens, continues=True), tokenizer("42<end>")["input_ids"])
+    more = [BEGUN[0], {"role": "assistant", "content": "The answer: 42"}, {"role": "user", "content": "Sure?"}]
+    prompt = chat.next_prompt(more, tokens)
+    thought = "<think></think>" if rewrites == "keep" else ""
+    assert tokenizer.decode(prompt.ids) == plain(more).replace("The", f"{thought}The")
+    assert prompt.realigned == (rewrites == "keep")
+
+
 def test_a_template_that_does_not_write_the_beginning_as_it_is_is_told():
     begun = [BEGUN[0], {"role": "assistant", "content": "<think>hm</think>So"}]
     with pytest.raises(UsageError, match="does not write the beginning of an answer"):

@@ -102,14 +102,14 @@ class ChatTokens:
         said = (prefix + self._decoded(last.sampled, skip_special_tokens=True)).strip()
         if not (last.message is not None and same(message, last.message)) and not is_said_by(message, said):
             return None
+        begun = [*messages[:answer], {"role": "assistant", "content": prefix}]
         try:
-            opened = begun = self._rendered(messages[:answer])
-            if prefix:
-                begun = self._continued([*messages[:answer], {"role": "assistant", "content": prefix}])
+            before = self._continued(begun) if prefix else self._rendered(messages[:answer])
         except UsageError:
             return None
-        if begun != given:
+        if before != given:
             return None
+        opened = given[: len(given) - len(prefix.lstrip())].rstrip()
         end = self._end_text(last.sampled)
         added = self._added_after_mark(messages, answer, opened, now, said, end, continues)
         return added if added is not None else self._added_after_end(messages, answer, opened, now, end)
@@ -127,7 +127,7 @@ class ChatTokens:
             return None
         tail = tails[0]
         if self._rewrites == "split":
-            if head.rstrip() != opened.rstrip() or not (now.startswith(head) and now.endswith(tail)):
+            if head.rstrip() != opened or not (now.startswith(head) and now.endswith(tail)):
                 return None
             shown = now[len(head) : len(now) - len(tail)].strip()
             if shown != said and not is_shown_by(messages[answer], shown):

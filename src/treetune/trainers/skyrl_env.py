@@ -64,14 +64,17 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
             self._finalizer = weakref.finalize(self, _begin_closing, episode)
             observed = run(episode.begin()).messages()
+        # A copy: the trainer appends the conversation to it.
+        return self._shown(observed), {}
+
+    def _shown(self, observed: list[Message]) -> list[Message]:
         if begins_answer(observed):
             self.close()
             raise UsageError(
                 f"{self._id}: a prompt ends with the beginning of an answer, which SkyRL does not go on with",
                 remedy="leave out the assistant's last message",
             )
-        # A copy: the trainer appends the conversation to it.
-        return copy.deepcopy(observed), {}
+        return copy.deepcopy(observed)
 
     def step(self, action: str) -> dict[str, Any]:
         episode = self._episode
@@ -80,7 +83,8 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
         self.turns += 1
         with self._guarded("step"):
             step = run(episode.step(action))
-            observations = copy.deepcopy(step.observation.messages())
+        seen = step.observation.messages()
+        observations = copy.deepcopy(seen) if step.done else self._shown(seen)
         if episode.cut_short:
             warnings.warn(
                 f"{self._id}: an episode was ended after max_turns={self.max_turns}; "
