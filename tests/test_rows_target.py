@@ -69,7 +69,9 @@ def test_rows_of_csv_are_read(folder, treetune):
     (folder / "bad.csv").write_text("prompt,ground_truth\none, two,3\n")
     bad = treetune("show", "bad.csv")
     assert "bad.csv, row 0: 3 cells, where 2 columns have a name" in bad.err
-    assert treetune("validate", "bad.csv").code == 1
+    for name in ("rows.csv", "bad.csv"):
+        judged = treetune("validate", name)
+        assert (judged.code, "trainers read no rows from CSV" in judged.out) == (1, True), judged.out
 
 
 def test_shuffled_rows_come_in_an_order_of_their_own(folder):

@@ -98,6 +98,8 @@ def _chunks(source: File | HubName, report: Report, quick: bool) -> Iterator[Chu
     if isinstance(source, HubName):
         batches = hub_batches(source)
     else:
+        if source.kind is Kind.CSV:
+            report.add("unreadable", name, "trainers read no rows from CSV; `treetune convert` writes parquet of it")
         unit = "line" if source.kind is Kind.LINES else "row"
         batches = text_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
     for batch in batches:
