@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from serving import served, serving
 from treetune import Task
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.environment import Action, make
+from treetune.formats import FORMATS
 from treetune.formats.building import build_rows
 from treetune.formats.skyrl import task_to_play
+from treetune.formats.trl import task_of
+from treetune.formats.values import pruned
+from treetune.formats.values import rows_of as columns_as_rows
+from treetune.formats.verl import task_to_score
+from treetune.formats.writing import write_parquet
 from treetune.offload import call
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
@@ -40,9 +49,16 @@ from treetune import Environment, Step
 from treetune_verl.tasks import Task
 
 
+def without_nulls(value):
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
 def seen(task):
     extra = {key: value for key, value in task.extra_info.items() if key != "max_turns"}
-    seen = json.dumps([task.prompt, task.data_source, task.ability, task.reward_spec, extra], sort_keys=True)
+    fields = [task.prompt, task.data_source, task.ability, task.reward_spec, extra]
+    seen = json.dumps(without_nulls(fields), sort_keys=True)
     return hashlib.sha256(seen.encode()).hexdigest()
 
 
@@ -286,3 +302,50 @@ def test_a_task_has_one_reward_everywhere(folder, kind):
         assert set(rewards_in_eval(taskset, answers)) == {expected}
         found = {place: set(rewards(taskset, answers)) for place, rewards in PLACES.items()}
         assert found == {place: {expected} for place in PLACES}
+
+
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4)
+    | st.sampled_from(["1", "null", '"x"', "[1]", "2024-05-01", 1, 1.0, True])
+)  # fmt: skip
+keys = st.sampled_from(["a", "b", "a.b", "uid", "index", "num_turns", "style", "prompt", "env_class", "treetune", "é"])
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=6
+)
+tasks = st.builds(
+    Task,
+    prompt=st.text(min_size=1, max_size=5) | st.just([{"role": "user", "content": "?"}]),
+    data_source=st.sampled_from(["here", "é"]),
+    reward_spec=st.fixed_dictionaries({"ground_truth": values, "method": st.just("rule")}, optional={"rubric": values}),
+    ability=st.none() | st.just("math"),
+    extra_info=st.dictionaries(keys, values, max_size=4),
+)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(tasks, min_size=1, max_size=4))
+def test_whatever_a_task_holds_its_row_gives_it_back_to_the_scorer(tmp_path_factory, given):
+    """Exactly, though file metadata is lost and verl passes on three columns only."""
+    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
+
+    def rows_in(format: str) -> list[dict[str, Any]]:
+        write_parquet(((task, '{"id":"mine"}') for task in given), path, FORMATS[format])
+        (batch,) = pq.read_table(path).combine_chunks().to_batches()
+        return columns_as_rows(batch.schema.names, batch.columns, batch.num_rows)
+
+    expected = [exact(task) for task in given]
+    added = {"num_turns": None, "rollout_reward_scores": {}}
+    assert expected == [
+        exact(task_to_score(row["data_source"], row["reward_model"].get("ground_truth"), row["extra_info"] | added))
+        for row in rows_in("verl")
+    ]
+    played = [(row.pop("env_class"), row.pop("prompt"), row) for row in rows_in("skyrl")]
+    assert expected == [exact(task_to_play(*each), "scorer") for each in played]
+    assert expected == [exact(task_of(row, whole=False)) for row in rows_in("trl")]
+
+
+def exact(task: Task, *without: str) -> str:
+    fields = {name: pruned(getattr(task, name)) for name in task.__struct_fields__}
+    fields["extra_info"] = {key: value for key, value in fields["extra_info"].items() if key not in without}
+    return json.dumps(fields, sort_keys=True)

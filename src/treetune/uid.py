@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.canonical import canonical, digest
+from treetune.canonical import canonical
 
 _SIZE = 16
 """Bytes of the hash."""
@@ -25,7 +25,10 @@ def uid_of(
     own: Mapping[str, Any] | None = None,
 ) -> str:
     """The uid of a task with these messages, this environment and reward, and these fields of its subclass."""
-    return digest({**(own or {}), **_problem(messages, env_class, reward_spec)}, _SIZE)
+    content = _problem(messages, env_class, reward_spec)
+    if own:
+        content = {**own, **content}
+    return hashlib.blake2b(canonical(content), digest_size=_SIZE).hexdigest()
 
 
 def uids_of_texts(

@@ -23,7 +23,7 @@ from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.source import Batch
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, described, user_code
-from treetune.formats.note import ADDED, MARK, ROW, RULE, unseen
+from treetune.formats.note import ADDED, MARK, ROW, RULE, unseen, unseen_of_prompts
 from treetune.formats.values import uncollected
 from treetune.formats.verl import reward_spec
 from treetune.uid import uid_of, uids_of_texts
@@ -182,14 +182,15 @@ class RowBuilder:
         if self.taskset.scorer not in (None, RULE):
             reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
             around = {"ability": config.ability, "reward_model": reward}
+            prompts_of_rows = columns["prompt"].to_pylist()
             replaced = [field for field in config.extra_fields if field in ADDED]
-            kept_fields = table.select(replaced).to_pylist() if replaced else [{}] * table.num_rows
-            extra[ROW] = pa.array(
-                [
-                    unseen({"prompt": prompt, **around, "extra_info": fields})
-                    for prompt, fields in zip(columns["prompt"].to_pylist(), kept_fields, strict=True)
-                ]
-            )
+            if replaced:
+                fields = table.select(replaced).to_pylist()
+                rows = zip(prompts_of_rows, fields, strict=True)
+                texts = [unseen({"prompt": prompt, **around, "extra_info": info}) for prompt, info in rows]
+            else:
+                texts = unseen_of_prompts(prompts_of_rows, around)
+            extra[ROW] = pa.array(texts, pa.string())
         for field in config.extra_fields:
             extra[field] = conform(table[field], canonical_type(table[field].type))
             if field == "uid":

@@ -156,7 +156,9 @@ def scorer_of(task: Task) -> str | None:
 
 def unseen(row: Mapping[str, Any]) -> str:
     """What verl does not give to reward functions of a row, as JSON: columns, and the keys that it replaces."""
-    columns = {name: value for name, value in row.items() if name not in ("data_source", "extra_info")}
+    columns = {
+        name: value for name, value in row.items() if value is not None and name not in ("data_source", "extra_info")
+    }
     if (reward := columns.get("reward_model")) is not None:
         # Its place is kept, so that the keys are in one order wherever the task is read.
         columns["reward_model"] = {key: "" if key == "ground_truth" else value for key, value in reward.items()}
@@ -164,6 +166,13 @@ def unseen(row: Mapping[str, Any]) -> str:
     if replaced := {key: extra[key] for key in ADDED if extra.get(key) is not None}:
         columns["extra_info"] = replaced
     return json_text(columns)
+
+
+def unseen_of_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[str]:
+    """`unseen` of many rows that differ in their prompts only."""
+    rest = unseen(row)[1:]
+    between = "," if rest != "}" else ""
+    return [f'{{"prompt":{json_text(prompt)}{between}{rest}' for prompt in prompts]
 
 
 def restored(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:

@@ -152,7 +152,7 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format) -> int:
     as_json = format.name == "skyrl"
     earlier = path.with_name(f"{path.name}.earlier.parquet")
     done: Iterable[Scored] = ()
-    if path.exists():
+    if writer.rows:
         path.rename(earlier)
         done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))
     if not as_json:
