@@ -56,6 +56,7 @@ class Template:
         self._fields = [piece for piece in self._pieces if isinstance(piece, Field)]
         self.columns = tuple(dict.fromkeys(column for field in self._fields for column in field.columns))
         """The columns it uses, in order of first use."""
+        self._sole = self.columns[0] if len(self._fields) == 1 and self._fields[0].plain else None
 
     def __repr__(self) -> str:
         return f"Template({self.text!r})"
@@ -84,8 +85,17 @@ class Template:
 
     def lacks(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has nothing to make a prompt of: a value that is shown is null, or all of them are blank."""
-        values = [_shown_value(field, row) for field in self._fields]
-        return None in values or (bool(values) and all(isinstance(v, str) and not v.strip() for v in values))
+        if self._sole is not None:  # what nearly every template is, and every row is looked at
+            value = row.get(self._sole)
+            return value is None or (type(value) is str and (not value or value.isspace()))
+        blank = bool(self._fields)
+        for field in self._fields:
+            value = row.get(field.columns[0]) if field.plain else _shown_value(field, row)
+            if value is None:
+                return True
+            # Not by `strip`, which copies the text of every row.
+            blank = blank and isinstance(value, str) and (not value or value.isspace())
+        return blank
 
     def lacking(self, table: pa.Table) -> list[int]:
         """`lacks` of every row: the numbers of those that lack something, fast where none does."""
