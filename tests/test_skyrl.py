@@ -241,8 +241,8 @@ train_tasks:
         Task(prompt="007?", env_class="gsm8k", reward_spec={"ground_truth": 7}, extra_info={"note": "2024-01-01"}),
         Task(prompt="é ✓", env_class="multiply", reward_spec={"ground_truth": "007"}, ability="math"),
     ]
-    write_tasks(tasks, tmp_path / "own.parquet", "skyrl")
-    write_tasks(tasks[1:], tmp_path / "own.jsonl", "skyrl")
+    write_tasks(tasks, tmp_path / "own.parquet", "skyrl", environments=["multiply"])
+    write_tasks(tasks[1:], tmp_path / "own.jsonl", "skyrl", environments=["multiply"])
     files = [*built["train_files"], str(tmp_path / "own.parquet"), str(tmp_path / "own.jsonl")]
 
     items = skyrl("items", files=files)
@@ -368,7 +368,7 @@ def test_its_generator_plays_our_environments(skyrl, tmp_path):
         ),
         Task(prompt="2 + 3?", env_class="gsm8k", reward_spec={"ground_truth": 5}),
     ]
-    write_tasks(tasks, tmp_path / "rows.parquet", "skyrl")
+    write_tasks(tasks, tmp_path / "rows.parquet", "skyrl", environments=["multiply"])
     answers = {
         "What is 2 * 3?": ["5", "\\boxed{5}", "\\boxed{6}"],
         "What is 4 * 5?": ["\\boxed{1}", "\\boxed{2}", "\\boxed{20}"],
