@@ -29,7 +29,7 @@ def test_tasks_and_rollouts_are_pulled(tmp_path):
         finally:
             server.terminate()
     assert done.returncode == 0, done.stderr
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["completed", "1.0"]] * 8
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["1.0", "[1.0]"]] * 8
 
 
 @pytest.mark.slow
