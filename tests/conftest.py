@@ -25,6 +25,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parent.parent
 
 
+RAY = ("test_dataset_ray.py", "test_pool_ray.py", "test_skyrl.py", "test_verl.py")
+"""What starts clusters of Ray, which find each other."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` the tests of a file stay together, as their virtual environment and data are made once;
+    those that start Ray come one after the other."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ray" if item.path.name in RAY else item.path.name))
+
+
 @pytest.fixture
 def treetune(tmp_path: Path) -> Callable[..., Result]:
     """Runs `treetune ARGUMENTS` in a fresh folder, as a user would; in this process."""
