@@ -169,10 +169,12 @@ def unseen(row: Mapping[str, Any]) -> str:
 
 
 def unseen_of_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[str]:
-    """`unseen` of many rows that differ in their prompts only."""
+    """`unseen` of many rows that differ in their prompts only, whose messages have no keys that are None."""
     rest = unseen(row)[1:]
-    between = "," if rest != "}" else ""
-    return [f'{{"prompt":{json_text(prompt)}{between}{rest}' for prompt in prompts]
+    end = f",{rest}" if rest != "}" else rest
+    # All at once: a line of JSON has no line break of its own.
+    lines = msgspec.json.Encoder().encode_lines(prompts).decode().split("\n")[:-1]
+    return [f'{{"prompt":{line}{end}' for line in lines]
 
 
 def restored(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
