@@ -55,11 +55,18 @@ def table_of(rows: list[dict[str, Any]], *, strict_truths: bool = False) -> pa.T
     return with_json_fields(table, json_fields)
 
 
+_REWARDS = ("reward_spec", "reward_model")
+"""Where SkyRL's environments look for a ground truth."""
+
+
 def with_json_truth(row: dict[str, Any]) -> dict[str, Any]:
     """A row of SkyRL's with its ground truth as JSON text; see `json_truths`."""
-    spec = row.get("reward_spec") or {}
-    truth = spec.get("ground_truth")
-    return row if truth is None else {**row, "reward_spec": {**spec, "ground_truth": json_text(truth)}}
+    changed = {
+        name: {**spec, "ground_truth": json_text(truth)}
+        for name in _REWARDS
+        if (spec := row.get(name)) and (truth := spec.get("ground_truth")) is not None
+    }
+    return {**row, **changed}
 
 
 def json_truths(table: pa.Table) -> pa.Table:
@@ -67,16 +74,20 @@ def json_truths(table: pa.Table) -> pa.Table:
     a text for one environment, a mapping for another."""
     import pyarrow as pa
 
-    if "reward_spec" not in table.column_names:
-        return table
-    spec = table["reward_spec"].combine_chunks()
-    children = dict(zip([field.name for field in spec.type], spec.flatten(), strict=True))
-    truths = children.get("ground_truth")
-    if truths is None or not pa.types.is_string(truths.type):
-        return table
-    children["ground_truth"] = pa.ExtensionArray.from_storage(pa.json_(pa.string()), truths)
-    column = pa.StructArray.from_arrays(list(children.values()), list(children), mask=spec.is_null())
-    return table.set_column(table.column_names.index("reward_spec"), "reward_spec", column)
+    for name in _REWARDS:
+        if name not in table.column_names:
+            continue
+        spec = table[name].combine_chunks()
+        if not pa.types.is_struct(spec.type):
+            continue
+        children = dict(zip([field.name for field in spec.type], spec.flatten(), strict=True))
+        truths = children.get("ground_truth")
+        if truths is None or not pa.types.is_string(truths.type):
+            continue
+        children["ground_truth"] = pa.ExtensionArray.from_storage(pa.json_(pa.string()), truths)
+        column = pa.StructArray.from_arrays(list(children.values()), list(children), mask=spec.is_null())
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
 
 
 def united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
