@@ -123,6 +123,17 @@ def test_a_taskset_that_scores_groups_says_that_rows_do_not(treetune, folder):
     assert "treetune serve" in done.err
 
 
+def test_a_task_whose_environment_opens_has_its_opening_as_the_prompt_of_its_row(treetune, folder):
+    rows = built(treetune, "alphabet-sort", "--format", "skyrl", "-n", "3")
+    assert all(row["prompt"][0]["content"] for row in rows)
+    (folder / "rows.json").write_text(json.dumps(rows))
+    assert treetune("validate", folder / "rows.json").code == 0
+    tasks = load_taskset("alphabet-sort").select_tasks(3)
+    assert [(task.uid, None) for task in tasks] == [
+        (task.uid, task.prompt) for task in read_tasks(folder / "rows.json")
+    ]
+
+
 def test_episodes_of_several_turns_are_refused_for_verl(treetune, folder):
     done = treetune("build", "alphabet-sort", "-n", "3")
     assert done.code == 2

@@ -13,14 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.background import run
 from treetune.config import to_plain
 from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.datasets.taskset import BUILDER_VERSION
+from treetune.episode import Episode
 from treetune.errors import EmptyTasksetError
 from treetune.formats.format import named
 from treetune.formats.scorer import refuse_several_turns
 from treetune.formats.writing import scored, write_parquet
-from treetune.task import Task
+from treetune.task import Message, Task
 from treetune.taskset import Taskset
 
 
@@ -42,7 +44,7 @@ def build_rows(
 
         began = time.perf_counter()
         tasks = _checked(taskset, taskset.draw(num_tasks), format)
-        rows = write_parquet(scored(tasks, taskset), path, named(format))
+        rows = write_parquet(scored(tasks, taskset), path, named(format), lambda task: run(_opening(taskset, task)))
         if not rows:
             raise EmptyTasksetError(f"{taskset.name} has no tasks")
         return Sidecar(
@@ -57,6 +59,12 @@ def build_rows(
 
     sidecar, _ = cache.get_or_build(key, build, force=True)
     return sidecar, cache.path(key)
+
+
+async def _opening(taskset: Taskset[Any, Any], task: Task) -> list[Message]:
+    episode = await Episode.start(taskset, task)
+    await episode.close()
+    return episode.observation.messages()
 
 
 def _checked(taskset: Taskset[Any, Any], tasks: Iterator[Any], format: str) -> Iterator[Task]:

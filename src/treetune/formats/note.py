@@ -16,7 +16,7 @@ import msgspec
 
 from treetune.errors import TasksetError
 from treetune.formats.values import json_text, json_value, pruned
-from treetune.task import ForeignTask, Task, own_values
+from treetune.task import ForeignTask, Message, Task, own_values
 
 KEY = "treetune"
 
@@ -244,7 +244,17 @@ def looks_like_uid(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 32 and _HEX.issuperset(value)
 
 
+def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, Any]:
+    """A row whose environment opens the conversation, with what it shows first: trainers want a prompt. Its task has
+    none all the same."""
+    extra = row["extra_info"]
+    note = {**json_value(extra.get(KEY) or "{}"), "prompt": "opening"}
+    return {**row, "prompt": opening, "extra_info": {**extra, KEY: json_text(note)}}
+
+
 def _as_it_was(prompt: Any, kind: str) -> Any:
+    if kind == "opening":
+        return None
     if kind == "none":
         return prompt or None
     single = isinstance(prompt, list) and len(prompt) == 1 and prompt[0].keys() == {"role", "content"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
 from treetune.formats.checked import refuse_invalid
 from treetune.formats.format import Format, named
-from treetune.formats.note import RULE
+from treetune.formats.note import RULE, with_opening
 from treetune.formats.reading import RowTasks, read_rows
 from treetune.formats.sources import Kind, kind_of, refuse_unwritable
 from treetune.formats.values import json_line
-from treetune.task import Task
+from treetune.task import Message, Task
 from treetune.taskset import Taskset
 
 if TYPE_CHECKING:
@@ -132,7 +132,11 @@ def _encoded(tasks: Iterator[Scored], format: Format) -> Iterator[bytes]:
             raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
 
 
-def write_parquet(tasks: Iterator[Scored], path: Path, format: Format) -> int:
+Opening = Callable[[Task], list[Message]]
+"""What the environment of a task without a prompt shows first."""
+
+
+def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: Opening | None = None) -> int:
     """Rows of any values as parquet; gives their number."""
     from treetune.formats.parquet import ExactParquet, MixedTruths
 
@@ -141,7 +145,7 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format) -> int:
         for batch in batches:
             json_fields = set(writer.json_fields)
             try:
-                _put(writer, batch, format)
+                _put(writer, batch, format, opening)
             except MixedTruths:
                 writer.json_fields = json_fields  # what the file has, without the batch that it does not have
                 break
@@ -162,7 +166,7 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format) -> int:
         )
     with ExactParquet(path) as writer:
         for some in _batched(chain(done, batch, chain.from_iterable(batches))):
-            _put(writer, some, format, text_truth=not as_json, as_json=as_json)
+            _put(writer, some, format, opening, text_truth=not as_json, as_json=as_json)
     earlier.unlink(missing_ok=True)
     return _told(writer, format)
 
@@ -173,7 +177,13 @@ def _batched(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
 
 
 def _put(
-    writer: ExactParquet, tasks: list[Scored], format: Format, *, text_truth: bool = False, as_json: bool = False
+    writer: ExactParquet,
+    tasks: list[Scored],
+    format: Format,
+    opening: Opening | None,
+    *,
+    text_truth: bool = False,
+    as_json: bool = False,
 ) -> None:
     from treetune.formats.parquet import json_truths, table_of, with_json_truth
 
@@ -181,6 +191,8 @@ def _put(
     for number, (task, scorer) in enumerate(tasks, writer.rows):
         try:
             row = format.row_of(task, scorer=scorer, text_truth=text_truth)
+            if opening is not None and not task.messages:
+                row = with_opening(row, opening(task))
             rows.append(with_json_truth(row) if as_json else row)
         except TasksetError as error:
             raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
