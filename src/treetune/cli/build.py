@@ -88,7 +88,8 @@ def build_command(
         print_json({**files, **({"overrides": to_paste} if to_paste is not None else {}), "tasks": entries})
         return
     for entry in entries:
-        state = "hit" if entry["hit"] else f"miss, built in {entry['seconds']:.1f} s"
+        took = f"built in {entry['seconds']:.1f} s"
+        state = {True: "hit", False: f"miss, {took}", None: took}[entry["hit"]]
         say = f"{entry['split']:<5}  {entry['name']:<20} {entry['rows']:>10,} rows  {state}\n       {entry['path']}"
         console.print(say, markup=False, soft_wrap=True)
         for reason, count in entry["dropped"].items():
@@ -171,10 +172,10 @@ def _build_target(
             taskset.cache_dir = cache_dir.expanduser().absolute()
         return _entry("train", taskset.name, *_build(console, taskset, format, force, "local"))
     sidecar, path = build_rows(taskset, format, num_tasks, cache_dir)
-    return _entry("train", taskset.name, sidecar, path, False)
+    return _entry("train", taskset.name, sidecar, path, None)  # its rows are made anew each time
 
 
-def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool) -> dict[str, Any]:
+def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:
     return {
         "split": split,
         "name": name,
