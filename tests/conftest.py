@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def treetune_process(tmp_path: Path) -> Callable[..., Result]:
         return command_line.run_process(tmp_path, [str(argument) for argument in arguments], environment, timeout)
 
     return run
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder for sockets. Its name is short: the path of a socket has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -126,14 +126,14 @@ def test_text_in_the_place_of_the_type_is_told_with_what_to_write(kind):
     assert kind(content="42") == kind.of("42") == kind("text", "42")
 
 
-def test_an_evaluation_on_a_server_that_is_not_there_says_what_it_waits_for(tmp_path, capfd, monkeypatch):
+def test_an_evaluation_on_a_server_that_is_not_there_says_what_it_waits_for(sockets, capfd, monkeypatch):
     from treetune.cli import hosts
     from treetune.serve.errors import Unreachable
 
     monkeypatch.setattr(hosts, "_DEADLINE", 1)
     monkeypatch.setattr(hosts, "_SILENT_SECONDS", 0.1)
     with pytest.raises(Unreachable):
-        hosts.info_of(f"ipc://{tmp_path}/nobody")
+        hosts.info_of(f"ipc://{sockets}/nobody")
     assert "no answer from ipc://" in capfd.readouterr().err
 
 

@@ -190,8 +190,8 @@ def test_a_worker_that_hangs_is_replaced(marks):
     assert run(hang()) == (1.0, 1)
 
 
-def test_health_is_answered_only_when_work_is_done_at_once(tmp_path):
-    address = f"ipc://{tmp_path}/server"
+def test_health_is_answered_only_when_work_is_done_at_once(sockets):
+    address = f"ipc://{sockets}/server"
 
     async def ready():
         async with EnvClient(address, deadline=60) as client:
@@ -203,6 +203,18 @@ def test_health_is_answered_only_when_work_is_done_at_once(tmp_path):
                 return server.crew.stats()["workers"], (await client.run_rollout(await client.sample())).reward
 
     assert run(ready()) == (2, 1.0)
+
+
+def test_workers_are_reached_where_the_folder_of_temporary_files_has_a_long_name(tmp_path, monkeypatch):
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+
+    async def play():
+        async with served(Numbers(), workers=1, address="tcp://127.0.0.1:0") as client:
+            return (await client.run_rollout(await client.sample())).reward
+
+    assert run(play()) == 1.0
 
 
 def test_a_cancelled_rollout_stops_in_its_worker(marks):

@@ -551,8 +551,8 @@ def test_tasks_that_are_dear_to_make_do_not_hold_up_others():
     assert run(draw()) == (False, list(range(30)))
 
 
-def test_a_client_gives_up_at_its_deadline_and_waits_for_a_server_that_comes_later(tmp_path):
-    address = f"ipc://{tmp_path}/late"
+def test_a_client_gives_up_at_its_deadline_and_waits_for_a_server_that_comes_later(sockets):
+    address = f"ipc://{sockets}/late"
 
     async def late():
         async with EnvClient(address, deadline=0.5) as client:

@@ -67,9 +67,9 @@ def serve(folder, *arguments, **environment):
 
 
 @pytest.fixture
-def address(tmp_path):
+def address(sockets):
     """One that stays the same over a restart."""
-    return f"ipc://{tmp_path}/server"
+    return f"ipc://{sockets}/server"
 
 
 def run(coroutine):

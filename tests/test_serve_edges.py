@@ -33,9 +33,9 @@ class Laborious(Numbers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_tasks_that_are_being_made_when_the_server_stops_are_given_by_the_next_one(tmp_path, workers):
+def test_tasks_that_are_being_made_when_the_server_stops_are_given_by_the_next_one(tmp_path, sockets, workers):
     async def restart():
-        folder = {"state": tmp_path / "state", "address": f"ipc://{tmp_path}/server", "workers": workers}
+        folder = {"state": tmp_path / "state", "address": f"ipc://{sockets}/server", "workers": workers}
         async with EnvClient(folder["address"]) as client:
             async with serving(Laborious(), **folder, drain_seconds=0.0) as server:
                 asked = [asyncio.create_task(client.sample()) for _ in range(4)]

@@ -58,8 +58,8 @@ def test_every_way_of_evaluating_gives_the_same(sets, treetune, name):
     assert here.json["mean_reward"] == pytest.approx(there.json["mean_reward"])
 
 
-def test_an_evaluation_on_a_server_moves_no_cursor_and_is_resumed(sets, treetune):
-    address = f"ipc://{sets}/server"
+def test_an_evaluation_on_a_server_moves_no_cursor_and_is_resumed(sets, sockets, treetune):
+    address = f"ipc://{sockets}/server"
     options = ["sets.py:Colours", "--zmq", address, "-m", "scripted:gold"]
     with serve(sets, *options) as server:
         assert treetune("eval", "--server", address, "-n", "2", "-o", "run").code == 0

@@ -273,8 +273,8 @@ LIVES = [
 
 
 @pytest.mark.parametrize(("name", "steps"), LIVES)
-def test_no_task_is_lost_or_given_twice_whatever_happens(name, steps, tmp_path):
-    counts = asyncio.run(lived(World(TASKSETS[name], 20260 + len(name), tmp_path), steps))
+def test_no_task_is_lost_or_given_twice_whatever_happens(name, steps, sockets):
+    counts = asyncio.run(lived(World(TASKSETS[name], 20260 + len(name), sockets), steps))
     assert steps < STEPS // 5 or min(counts.values()) >= 1, counts  # a long life has seen everything
     assert counts["samples"] > steps / 4
 
@@ -315,6 +315,6 @@ FAULTS = ["keeps no cursor", "keeps no draws", "keeps no answers", "takes late r
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_simulation_finds_a_server_that(fault, tmp_path):
+def test_the_simulation_finds_a_server_that(fault, sockets):
     with pytest.raises(AssertionError):
-        asyncio.run(lived(Careless(fault, tmp_path), STEPS // 5))
+        asyncio.run(lived(Careless(fault, sockets), STEPS // 5))

@@ -75,7 +75,7 @@ async def host_for(
             await host.close()
             await policy.close()
         return
-    from tempfile import TemporaryDirectory
+    import shutil
 
     from treetune.serve.client import EnvClient
 
@@ -87,20 +87,20 @@ async def host_for(
     from treetune.serve.models import ModelsConfig
     from treetune.serve.pool import EnvServerPool, PoolConfig
     from treetune.serve.server import ServerConfig
+    from treetune.serve.sockets import socket_folder
 
     config, taskset = evaluation.config, evaluation.taskset
-    with TemporaryDirectory(prefix="treetune-") as folder:
-        settings = ServerConfig(
-            address=f"ipc://{folder}/server", capacity=config.max_concurrent + config.num_rollouts, limits=config.limits
-        )
-        models = ModelsConfig(model=config.model, endpoint=config.endpoint)
-        server = EnvServerPool(taskset, settings, models, PoolConfig(workers=workers))
+    folder, capacity = socket_folder(), config.max_concurrent + config.num_rollouts
+    settings = ServerConfig(address=f"ipc://{folder}/server", capacity=capacity, limits=config.limits)
+    models = ModelsConfig(model=config.model, endpoint=config.endpoint)
+    server = EnvServerPool(taskset, settings, models, PoolConfig(workers=workers))
+    try:
         await server.start()
-        try:
-            async with EnvClient(server.address, taskset=taskset) as client:
-                yield client
-        finally:
-            await server.close()
+        async with EnvClient(server.address, taskset=taskset) as client:
+            yield client
+    finally:
+        await server.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def drawn_there(taskset: Any, num_tasks: int) -> list[Any]:

@@ -13,12 +13,11 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from treetune.errors import UsageError
+from treetune.serve.sockets import socket_folder
 from treetune.serve.worker import WorkerSpec, run_worker
 
 OnExit = Callable[[str], None]
@@ -53,7 +52,7 @@ class ProcessEngine:
 
     def __init__(self, silent_seconds: float = 60.0) -> None:
         self.silent_seconds = silent_seconds
-        self._folder = Path(tempfile.mkdtemp(prefix="treetune-"))  # only its owner can reach what is in it
+        self._folder = socket_folder()
 
     def address(self) -> str:
         return f"ipc://{self._folder}/workers"
