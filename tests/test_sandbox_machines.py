@@ -69,8 +69,8 @@ async def played(taskset, position, *actions):
 # Containers
 
 
-def test_samples_are_played_in_containers_of_the_images_that_they_name(taskset, tmp_path, monkeypatch):
-    socket = str(tmp_path / "docker.sock")
+def test_samples_are_played_in_containers_of_the_images_that_they_name(taskset, sockets, monkeypatch):
+    socket = str(sockets / "docker.sock")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
     containers = taskset(sandbox="docker", image="debian:bookworm")
 
@@ -88,8 +88,8 @@ def test_samples_are_played_in_containers_of_the_images_that_they_name(taskset, 
     assert set(images) == {"debian:bookworm", "local-os/packages", "python:3.12-slim"}
 
 
-def test_without_an_engine_it_says_what_to_do(taskset, tmp_path, monkeypatch):
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+def test_without_an_engine_it_says_what_to_do(taskset, sockets, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{sockets}/none.sock")
     with pytest.raises(SandboxUnavailable, match="no Docker engine answers"):
         asyncio.run(played(taskset(sandbox="docker"), 0))
 

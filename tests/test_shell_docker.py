@@ -15,11 +15,11 @@ from treetune.sandbox.shell_probe import probe_shell
 
 
 @pytest.fixture
-def socket(tmp_path):
+def socket(sockets):
     capability = asyncio.run(probe_shell())
     if not capability.available:
         pytest.skip(str(capability))
-    return str(tmp_path / "docker.sock")
+    return str(sockets / "docker.sock")
 
 
 def test_a_shell_in_a_container_is_a_shell(socket):
