@@ -585,3 +585,12 @@ def test_a_wrong_method_is_told_which_is_right():
             return reply.status, reply.headers["Allow"]
 
     assert run(ask()) == (405, "GET, HEAD")
+
+
+def test_a_batch_with_an_index_that_no_task_can_have_is_refused_whole():
+    async def ask():
+        async with playing(Numbers()) as client:
+            return await client.post("start_batch", {"episodes": [{"task_index": 1}, {"task_index": 2**62}]})
+
+    status, answer = run(ask())
+    assert (status, answer["path"]) == (422, "$.episodes[1].task_index")

@@ -20,7 +20,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from treetune.errors import UsageError
 from treetune.host import info_of
+from treetune.order import checked_index
 from treetune.serve.access import is_loopback
 from treetune.serve.http_episodes import Episodes
 from treetune.serve.http_openapi import openapi
@@ -200,6 +202,7 @@ class App:
 
     async def _start_batch(self, data: bytes, receive: Receive) -> bytes:
         bodies = read_body(_start_batch_body, data).episodes
+        _refuse_indices(bodies)
         with _Caller(receive) as caller:
             return encode(StartBatchAnswer(await _each(self._episodes.start(body, caller.has_left) for body in bodies)))
 
@@ -258,6 +261,15 @@ class _Caller:
 
     def has_left(self) -> bool:
         return self._end.done()
+
+
+def _refuse_indices(bodies: list[StartBody]) -> None:
+    """A batch with an index that no task can have is refused whole, as one that is no number is."""
+    for number, body in enumerate(bodies):
+        try:
+            checked_index(body.task_index or 0)
+        except UsageError as error:
+            raise http_error(error, path=f"$.episodes[{number}].task_index") from None
 
 
 async def _each(answers: Any) -> list[msgspec.Raw]:
