@@ -146,9 +146,6 @@ class SingleTurn(Environment):
         super().__init__(task)
         self._taskset = taskset
 
-    async def start(self) -> list[Message]:
-        return self.task.messages
-
     async def step(self, action: Action) -> Step:
         score = await self._taskset.judge(self.task, action.text)
         info: dict[str, Any] = {
@@ -161,9 +158,6 @@ class SingleTurn(Environment):
             done=True,
             info={key: value for key, value in info.items() if value not in (None, {})},
         )
-
-    async def close(self) -> None:
-        return None
 
 
 def register(*, id: str, entry_point: str | type[Environment]) -> None:

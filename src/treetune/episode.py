@@ -147,7 +147,9 @@ class Episode:
             raise EnvironmentFault(
                 f"{taskset.name}.environment() gave a {type(made).__name__}", remedy="return a treetune.Environment"
             )
-        return Observation.of(await call(self._environment.start))
+        start = self._environment.start
+        # Where no author wrote it, there is nothing that could block.
+        return Observation.of(await call(start) if _is_own(start) else start())
 
     async def step(self, action: Any, turn: int | None = None) -> Step:
         """The answer to an action. `turn` counts from 0; without it a step cannot safely be repeated."""
@@ -200,14 +202,17 @@ class Episode:
         if self._environment is None:
             return
         environment, self._environment = self._environment, None
+        if not _is_own(environment.close):
+            return
         began = time.perf_counter()
         self.close_failure = await _close(environment)
         self.close_seconds = time.perf_counter() - began
 
     async def _close_shielded(self) -> None:
         """A caller that is cancelled still cleans up."""
-        if self._environment is not None:
+        if self._environment is not None and _is_own(self._environment.close):
             await asyncio.shield(self.close())
+        self._environment = None
 
     def with_ending(self, step: Step) -> Step:
         """A step for whoever plays from outside and sees no trace: its `info` says how the episode ended."""
@@ -236,6 +241,11 @@ async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limit
         return episode
     finally:
         await episode.close()
+
+
+def _is_own(method: Any) -> bool:
+    """Whether the author of an environment wrote this method, or it is the one that all of them have."""
+    return getattr(method, "__func__", None) not in (Environment.start, Environment.close)
 
 
 def _checked(environment: Environment, step: Any) -> Step:
