@@ -238,6 +238,21 @@ def test_a_scorer_that_is_an_environment_is_seen_to_change(treetune, tmp_path):
     assert treetune("eval", "--resume", "--rescore", "-o", "run", "--json").json["mean_reward"] == 0.5
 
 
+def test_an_environment_of_a_module_is_seen_to_change(treetune, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "q", "a": "1"}) + "\n")
+    (tmp_path / "judge_of_eval.py").write_text(SCORER.format(reward=0.25))
+    (tmp_path / "tasks.yaml").write_text(
+        "val_tasks:\n- loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}\n"
+        "  prompt_template: '{question}'\n  ground_truth: {column: a}\n  env_class: 'judge_of_eval:Judge'\n"
+    )
+    assert treetune("eval", "tasks.yaml", "-m", "scripted:echo", "-o", "run").code == 0
+    assert treetune("eval", "--resume", "-o", "run").code == 0
+    (tmp_path / "judge_of_eval.py").write_text(SCORER.format(reward=0.5))
+    refused = treetune("eval", "--resume", "-o", "run")
+    assert (refused.code, "changed" in refused.err) == (2, True)
+
+
 def test_rescore_goes_with_resume(treetune):
     result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, "--rescore", "-o", "run")
     assert (result.code, "--resume" in result.err) == (2, True)

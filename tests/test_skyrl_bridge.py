@@ -14,8 +14,9 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ from treetune.formats.skyrl import row_of
 from treetune.offload import call
 from treetune.plugins import environments
 from treetune.trainers import skyrl
-from treetune.trainers.skyrl_tasks import UNSANDBOXED, _resolve, _specs, cli_overrides, shell_words
+from treetune.trainers.skyrl_tasks import _resolve, _specs, cli_overrides, shell_words
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 SRC = Path(__file__).parent.parent / "src"
@@ -595,6 +596,10 @@ def sandboxed(monkeypatch):
     return found
 
 
+UNSANDBOXED = ("lcb", "searchcode", "text2sql")
+"""Of skyrl-gym's environments those that run what a model writes."""
+
+
 def unsafe(gym: Any) -> None:
     for id in UNSANDBOXED:
         gym.register(id=id, entry_point="skyrl_gym.envs.theirs:Gsm8k")
@@ -840,3 +845,76 @@ def test_the_command_line_wants_tasks(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         skyrl.main(["trainer.epochs=1"])
     assert "tasks=FILE is missing" in str(caught.value)
+
+
+@pytest.fixture
+def trained(gym, monkeypatch):
+    """A SkyRL that only notes the config that it is to train with, its overrides, and what skyrl-gym knows then."""
+    runs: list[Any] = []
+
+    class Training:
+        def __init__(self, config: Any) -> None:
+            self.config = config
+
+        def run(self) -> None:
+            runs.append((self.config, dict(gym.envs.registration.registry)))
+
+    class TrainConfig(Config):
+        @classmethod
+        def from_cli_overrides(cls, overrides: list[str]) -> Any:
+            config = cls()
+            config.overrides = overrides
+            return config
+
+    def remote(**_: Any) -> Any:
+        return lambda function: SimpleNamespace(remote=function)
+
+    for name, contents in {
+        "ray": {"remote": remote, "get": lambda result: result},
+        "skyrl": {},
+        "skyrl.train": {},
+        "skyrl.train.config": {"SkyRLTrainConfig": TrainConfig},
+        "skyrl.train.utils": {"validate_cfg": lambda config: None},
+        "skyrl.train.utils.utils": {"initialize_ray": lambda config: None},
+        "skyrl.train.entrypoints": {},
+        "skyrl.train.entrypoints.main_base": {"BasePPOExp": Training},
+    }.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    return runs
+
+
+def test_the_command_line_takes_files_and_environments_of_your_own(trained, rows_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spell.py").write_text("from treetune import Environment\nclass Spell(Environment):\n    pass\n")
+    files = [rows_of("a.parquet", "spell"), rows_of("b.jsonl", "gsm8k")]
+    held_out = rows_of("val.parquet", "spell.py:Spell")
+    given = [f"tasks={files[0]}", f"tasks={files[1]}", f"val_tasks={held_out}", "trainer.epochs=1"]
+    skyrl.main([*given, "--env", "spell=spell.py:Spell", "--env=spell.py:Spell"])
+    ((config, known),) = trained
+    assert (config.data.train_data, config.data.val_data) == (files, [held_out])
+    assert config.overrides == ["trainer.epochs=1"]
+    for id in ("spell", "spell.py:Spell"):
+        assert known[id].kwargs["environment"] == f"{tmp_path}/spell.py:Spell"
+
+
+def test_the_command_line_takes_yaml(trained, declared, tmp_path):
+    OmegaConf.save(OmegaConf.create({"train_tasks": [declared()]}), tmp_path / "tasks.yaml")
+    skyrl.main([f"tasks={tmp_path / 'tasks.yaml'}"])
+    ((config, _),) = trained
+    assert len(list(read_rows(config.data.train_data))) == 3
+    assert config.data.val_data == [], "and not the file that SkyRL has by default"
+
+
+@pytest.mark.parametrize("theirs", [(), UNSANDBOXED], ids=["ours", "theirs"])
+def test_the_command_line_plays_our_sandboxed_environments_unless_told_otherwise(
+    trained, gym, sandboxed, rows_of, theirs
+):
+    unsafe(gym)
+    file = rows_of("a.parquet", *UNSANDBOXED, "gsm8k")
+    skyrl.main([f"tasks={file}", *(f"--env={id}=skyrl:{id}" for id in theirs)])
+    ((_, known),) = trained
+    ours = {id for id in (*UNSANDBOXED, "gsm8k") if known[id].kwargs.get("environment") == id}
+    assert ours == set(UNSANDBOXED) - set(theirs)
