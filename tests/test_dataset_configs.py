@@ -220,10 +220,23 @@ def test_an_unknown_environment_is_told_by_every_way_to_build(source, tmp_path):
     assert built_nothing(tmp_path)
 
 
+@pytest.mark.parametrize("env_class", ["gsm8", "search"], ids=["unknown", "of several turns"])
+def test_build_refuses_an_environment_of_a_single_taskset(source, recipe, treetune, tmp_path, env_class):
+    result = treetune("build", recipe(taskset={"id": "dataset", **source(env_class=env_class)}))
+    assert result.code == 2
+    assert "taskset.env_class: " in result.err
+    assert built_nothing(tmp_path)
+
+
 def test_an_environment_that_only_skyrl_may_know_is_warned_of(source, recipe, treetune):
-    result = treetune("build", recipe(train_tasks=[source(env_class="gsm8")]), "--format", "skyrl")
-    assert result.code == 0
-    assert "train_tasks[0].env_class: unknown environment 'gsm8'; did you mean 'gsm8k'?" in result.err
+    node = source(env_class="gsm8")
+    for data, key in (
+        ({"train_tasks": [node]}, "train_tasks[0]"),
+        ({"taskset": {"id": "dataset", **node}}, "taskset"),
+    ):
+        result = treetune("build", recipe(**data), "--format", "skyrl")
+        assert result.code == 0
+        assert f"{key}.env_class: unknown environment 'gsm8'; did you mean 'gsm8k'?" in result.err
 
 
 def test_an_unknown_environment_of_rows_is_told(source, tmp_path):

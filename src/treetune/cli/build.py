@@ -11,6 +11,8 @@ from treetune.cli.target import TRUST
 from treetune.matrix import NEEDS_TASKS, Column, Target
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from treetune.datasets.taskset import DatasetTaskset
 
 COLUMNS = tuple(
@@ -126,17 +128,15 @@ def _build_lists(
     from treetune.datasets.column_faults import refuse_column_faults
     from treetune.datasets.declared import read_declared
     from treetune.datasets.joining import joined
-    from treetune.datasets.resolve import refuse_several_turns, refuse_unknown_environments, warn_of_unscored
+    from treetune.datasets.resolve import warn_of_unscored
     from treetune.datasets.scoring import Scoring, scoring_of
 
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
     declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
-    # SkyRL has environments of its own, which need not be known here.
-    refuse_unknown_environments(declared.lists, known=format != "skyrl", source=config)
+    elsewhere = scoring_of(declared.config) is Scoring.OTHER
+    _refuse_environments(declared.lists, format, config, scored=not elsewhere)
     if format == "verl":
         warn_of_unscored(declared.config, declared.lists)
-        if scoring_of(declared.config) is not Scoring.OTHER:
-            refuse_several_turns(declared.lists, source=config)
     refuse_column_faults(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
     entries: list[dict[str, Any]] = []
     for split, tasks in declared.lists.items():
@@ -170,9 +170,22 @@ def _build_target(
     if isinstance(taskset, DatasetTaskset) and num_tasks is None:
         if cache_dir is not None:
             taskset.cache_dir = cache_dir.expanduser().absolute()
+        _refuse_environments({"taskset": [taskset]}, format, target)
         return _entry("train", taskset.name, *_build(console, taskset, format, force, "local"))
     sidecar, path = build_rows(taskset, format, num_tasks, cache_dir)
     return _entry("train", taskset.name, sidecar, path, None)  # its rows are made anew each time
+
+
+def _refuse_environments(
+    lists: Mapping[str, Sequence[DatasetTaskset]], format: str, source: str, *, scored: bool = True
+) -> None:
+    """Those that are not known, and those that the trainer cannot play; `scored`: nothing of the user's own scores."""
+    from treetune.datasets.resolve import refuse_several_turns, refuse_unknown_environments
+
+    # SkyRL has environments of its own, which need not be known here.
+    refuse_unknown_environments(lists, known=format != "skyrl", source=source)
+    if format == "verl" and scored:
+        refuse_several_turns(lists, source=source)
 
 
 def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:

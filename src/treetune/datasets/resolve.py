@@ -153,8 +153,9 @@ def refuse_several_turns(lists: Mapping[str, Sequence[DatasetTaskset]], source: 
             except TreetuneError:
                 continue  # told as one that is not known
             if several_turns(cls):
-                key = f"{name.removesuffix('_tasks')}_tasks[{number}].env_class"
-                faults.append((key, f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"))
+                faults.append(
+                    (_env_class_of(name, number), f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}")
+                )
     if faults:
         raise ConfigError(faults, source=source)
 
@@ -164,12 +165,7 @@ def refuse_unknown_environments(
 ) -> None:
     """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
     faults = [
-        (
-            f"{name.removesuffix('_tasks')}_tasks[{number}].env_class"
-            if name != "tasks"
-            else f"tasks[{number}].env_class",
-            fault,
-        )
+        (_env_class_of(name, number), fault)
         for name, tasksets in lists.items()
         for number, taskset in enumerate(tasksets)
         if (fault := unknown_environment(taskset, taskset.config.env_class)) is not None
@@ -178,6 +174,13 @@ def refuse_unknown_environments(
         raise ConfigError(faults, source=source)
     for key, problem in faults:
         warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
+
+
+def _env_class_of(name: str, number: int) -> str:
+    """The path of the key: in a list (`train` or `train_tasks`, `tasks`), or in the only `taskset` of a config."""
+    if name == "taskset":
+        return "taskset.env_class"
+    return f"{name if name == 'tasks' else name.removesuffix('_tasks') + '_tasks'}[{number}].env_class"
 
 
 def _is_missing(config: Any, name: str) -> bool:
