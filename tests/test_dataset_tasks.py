@@ -205,6 +205,17 @@ def test_chats_in_which_nobody_asks_are_left_out_and_counted(source):
         rows_of(node, drop_missing=False)
 
 
+def test_prompts_of_a_class_s_own_that_say_nothing_are_left_out_and_counted(source, tmp_path):
+    (tmp_path / "own.py").write_text(
+        SAME.format("{'prompt': [{'role': 'user', 'content': row['question']}], 'extra_info': {'index': index}}")
+    )
+    node = source(MISSING[:4], custom_cls={"path": str(tmp_path / "own.py")})
+    assert [row["prompt"][0]["content"] for row in rows_of(node)] == ["1 + 1?"]
+    assert load_task(node).built()[0].dropped == {"no prompt": 3}
+    with pytest.raises(TasksetError, match="no prompt: rows 1, 2, 3"):
+        rows_of(node, drop_missing=False)
+
+
 def test_a_number_becomes_text_and_a_list_stays_a_list(source):
     assert rows_of(source(prompt_template="{question}", ground_truth="level"))[1]["reward_model"]["ground_truth"] == "2"
     rows = [{"q": "capital?", "a": ["Paris", "paris"]}, {"q": "river?", "a": ["Seine"]}]

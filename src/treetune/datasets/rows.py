@@ -397,7 +397,8 @@ def _spec(reward: dict[str, Any] | None) -> dict[str, Any]:
 
 def _speaks(message: Any) -> bool:
     """Whether a message says something at first sight."""
-    return type(message) is dict and bool(message.get("content"))
+    content = message.get("content") if type(message) is dict else None
+    return bool(content) and not (type(content) is str and content.isspace())
 
 
 def _remade(taskset: DatasetTaskset, columns: Mapping[str, pa.DataType], made: bool) -> RowBuilder:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treetune.datasets.source import Source
     from treetune.formats.parquet_rows import ParquetRows
 
-BUILDER_VERSION = 3
+BUILDER_VERSION = 4
 """Part of every cache key: raise it when the same config begins to give other rows."""
 
 
