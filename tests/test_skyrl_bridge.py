@@ -564,6 +564,14 @@ def test_every_fault_is_told_before_anything_is_built(declared, tmp_path):
         skyrl.resolve_tasks_into_config(Config())
 
 
+def test_column_faults_of_all_tasks_are_told_before_anything_is_built(declared, tmp_path):
+    config = {"train_tasks": [declared(), declared(ground_truth="anser")], "val_tasks": [declared(extra_fields=["x"])]}
+    with pytest.raises(ConfigError) as caught:
+        skyrl.resolve_tasks_into_config(config)
+    assert [path for path, _ in caught.value.faults] == ["train_tasks[1].ground_truth", "val_tasks[0].extra_fields"]
+    assert not list((tmp_path / "cache").glob("*.parquet"))
+
+
 def test_an_environment_that_nobody_knows_is_told_before_skyrl_is_started(gym, declared):
     with pytest.raises(UnknownNameError, match="did you mean 'gsm8k'"):
         skyrl.run_with_tasks({"train_tasks": [declared(env_class="gsm9k")]})
