@@ -109,7 +109,7 @@ def test_an_empty_file_is_told_by_its_name(tmp_path, name, kind, content, stream
     (tmp_path / name).write_text(content)
     config = node(name, kind)
     config["loading_params"]["kwargs"]["streaming"] = streaming
-    assert fault_of(config, EmptyTasksetError).message
+    assert f"{tmp_path / name} " in fault_of(config, EmptyTasksetError).message
 
 
 def test_a_stream_that_ends_in_a_malformed_line_says_which(tmp_path):

@@ -17,7 +17,7 @@ from treetune.datasets.config import LoadingParams
 from treetune.datasets.content import names_hub
 from treetune.datasets.copies import Hold
 from treetune.datasets.hub import offline_where_unreachable
-from treetune.datasets.source_faults import fault_of
+from treetune.datasets.source_faults import fault_of, fault_of_files
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Source:
         else:
             schema = features.arrow_schema
         if not len(schema):
-            raise EmptyTasksetError("the source has no rows", remedy="look at loading_params")
+            named = None if self._params is None else fault_of_files(self._params)
+            raise named or EmptyTasksetError("the source has no rows", remedy="look at loading_params")
         return {field.name: field.type for field in schema}
 
     @property

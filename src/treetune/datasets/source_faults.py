@@ -29,7 +29,7 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
     for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno in _FULL:
             return _full_disk(cause)
-    if (of_files := _fault_of_files(params)) is not None:
+    if (of_files := fault_of_files(params)) is not None:
         return of_files
     *_, root = _causes(error)
     of_network = unreachable is not None or any(_is_of_network(cause) for cause in _causes(error))
@@ -69,7 +69,7 @@ def _is_of_network(error: BaseException) -> bool:
     return named or "LocalEntryNotFoundError" in str(error)  # what the library says of it once it gave up
 
 
-def _fault_of_files(params: LoadingParams) -> TreetuneError | None:
+def fault_of_files(params: LoadingParams) -> TreetuneError | None:
     """What is wrong with the files that are named, where something is."""
     kind, kwargs = params.args[0], params.kwargs
     if kind not in FORMATS and Path(str(kind)).expanduser().is_file():
