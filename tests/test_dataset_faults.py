@@ -7,6 +7,7 @@ import errno
 import json
 import socket
 import textwrap
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,16 @@ import yaml
 
 from treetune.datasets import hub
 from treetune.datasets.resolve import load_task, load_tasks
-from treetune.errors import ConfigError, EmptyTasksetError, StorageError, TasksetError, TreetuneError, UsageError
+from treetune.errors import (
+    ConfigError,
+    EmptyTasksetError,
+    NetworkError,
+    StorageError,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+)
+from treetune.formats import read_tasks
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
 
@@ -325,11 +335,36 @@ def test_a_hub_that_cannot_be_reached_is_told_without_trying_again(monkeypatch):
     assert constants.HF_HUB_OFFLINE is False
 
 
+def test_rows_of_a_hub_that_cannot_be_reached_speak_of_the_network(monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(NetworkError, match=r"no file here.*the hub cannot be reached") as caught:
+        list(read_tasks(["openai/gsm8k"]))
+    assert "network" in caught.value.remedy
+
+
 def test_a_hub_that_does_not_answer_is_given_up(monkeypatch):
+    assert hub.WAIT < 15
     monkeypatch.setattr(hub, "WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert hub._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
-    assert hub.WAIT < 15
+
+
+def test_a_hub_whose_name_nobody_looks_up_is_given_up(monkeypatch):
+    limits, asked, given_up = [], threading.Event(), threading.Event()
+
+    class Session:
+        def head(self, endpoint, timeout=None):
+            limits.append(timeout)
+            asked.set()
+            given_up.wait(10)
+            raise OSError("nobody gave up")
+
+    monkeypatch.setattr(hub, "WAIT", 0.01)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    assert hub._problem("http://nowhere") == "http://nowhere does not answer"
+    assert asked.wait(10)
+    assert limits == [hub.WAIT / 2]
+    given_up.set()
 
 
 # The command line

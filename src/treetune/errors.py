@@ -88,6 +88,10 @@ class StorageError(TreetuneError):
     """A folder or file that cannot be written."""
 
 
+class NetworkError(TreetuneError):
+    """A hub or an address where nobody answers."""
+
+
 class MissingExtraError(TreetuneError):
     """An optional dependency that is not installed."""
 

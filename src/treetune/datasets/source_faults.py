@@ -15,7 +15,15 @@ from pathlib import Path
 
 from treetune.datasets.config import LoadingParams
 from treetune.datasets.content import FORMATS, expand, file_patterns, local_sources, names_hub
-from treetune.errors import EmptyTasksetError, StorageError, TasksetError, TreetuneError, UsageError, described
+from treetune.errors import (
+    EmptyTasksetError,
+    NetworkError,
+    StorageError,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    described,
+)
 
 _GENERAL = "check loading_params.args and loading_params.kwargs (name, split, data_files)"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -34,13 +42,13 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
     *_, root = _causes(error)
     of_network = unreachable is not None or any(_is_of_network(cause) for cause in _causes(error))
     if of_network and names_hub(params.args, params.kwargs):
-        return TreetuneError(
+        return NetworkError(
             f"{named}: the hub cannot be reached: {unreachable or described(root)}",
             remedy="check the network, a proxy (HTTPS_PROXY) and HF_ENDPOINT; or bring the files here and name them: "
             "args: [json], kwargs: {data_files: ...}",
         )
     if of_network:
-        return TreetuneError(f"{named}: {described(root)}", remedy="check the network, and the address in data_files")
+        return NetworkError(f"{named}: {described(root)}", remedy="check the network, and the address in data_files")
     return TreetuneError(f"{named}: {described(root)}", remedy=_GENERAL)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from treetune.errors import TreetuneError, UsageError
+from treetune.errors import NetworkError, TreetuneError, UsageError
 from treetune.formats.batch import BATCH, Batch, ReadError, Row
 from treetune.formats.csv_files import text_batches
 from treetune.formats.format import FormatOf
@@ -155,6 +155,8 @@ def hub_batches(source: HubName) -> Iterator[Batch]:
     arguments = [source.name] if source.config is None else [source.name, source.config]
     try:
         opened = open_source(LoadingParams(args=arguments, kwargs={"split": source.split}))
+    except NetworkError as error:
+        raise NetworkError(f"{source.name!r} is no file here: {error.message}", remedy=error.remedy) from error
     except TreetuneError as error:
         raise UsageError(
             f"{source.name!r} is no file here, and no dataset of the hub: {error.message}",
