@@ -11,7 +11,7 @@ import socket
 from typing import Any
 
 from measure import cost, show
-from treetune.serve.http_client import TaskServerClient
+from treetune.serve.http.client import TaskServerClient
 from treetune.serve.loops import run
 
 CONCURRENT, STEPS = 256, 5120

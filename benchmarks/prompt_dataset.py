@@ -45,7 +45,7 @@ if __name__ == "__main__":
     if whose == "theirs":
         from skyrl.train.dataset import PromptDataset
     else:
-        from treetune.formats import PromptDataset
+        from treetune.trainers.skyrl import PromptDataset
     dataset = PromptDataset([files], tokenizer, limit)
     wall, after = time.perf_counter() - began, both()
     some = range(0, len(dataset), max(1, len(dataset) // 2000))

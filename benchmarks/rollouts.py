@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from measure import cost, show
-from treetune.evaluate.config import read_evaluation
-from treetune.evaluate.run_folder import TRACES, RunFolder
-from treetune.evaluate.runner import Runner, local_host
+from treetune.evaluation.config import read_evaluation
+from treetune.evaluation.run_folder import TRACES, RunFolder
+from treetune.evaluation.runner import Runner, local_host
 from treetune.fingerprint import taskset_fingerprint
 from treetune.policies import load_policy
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from treetune.serve.client import EnvClient
-from treetune.serve.codec import pack
+from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.codec import pack
 
 CALLS = 40_000
 CONCURRENT = 32

@@ -40,7 +40,7 @@ assert not errors and len(ds) == int(sys.argv[3])
 
 OURS = """
 import sys
-from treetune.formats.validation import validate
+from treetune.validate import validate
 report = validate(sys.argv[1], quick=sys.argv[2] == "quick")
 assert report.ok and report.rows == int(sys.argv[3]), report
 """

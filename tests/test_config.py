@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Limits, Sampling, TasksetConfig
+from treetune.builtin.words.alphabet_sort import AlphabetSortConfig
 from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError
-from treetune.evaluate.config import EvalConfig, ValidateConfig, read_evaluation
+from treetune.evaluation.config import EvalConfig, ValidateConfig, read_evaluation
 from treetune.policies.endpoint import EndpointConfig
-from treetune.tasksets.alphabet_sort import AlphabetSortConfig
 
 
 def test_overrides_lie_over_yaml_and_interpolations_see_them(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^(?:[^\n]*`([^`\n]+)`:\n\n)?```(\w+)\n(.*?)^```", re.S | re.M)
 """A block, its kind, and the file that the line before it names, as in "`rows.jsonl`:"."""
@@ -46,7 +46,7 @@ def test_its_links_lead_somewhere(page):
 
 
 def test_the_example_taskset_is_as_small_as_the_docs_say():
-    assert len((ROOT / "src/treetune/tasksets/reverse_text.py").read_text().splitlines()) <= 25
+    assert len((ROOT / "src/treetune/builtin/words/reverse_text.py").read_text().splitlines()) <= 25
 
 
 def test_every_key_of_a_dataset_task_is_explained():
@@ -66,9 +66,9 @@ def test_the_modules_that_architecture_names_exist():
 
 
 def test_the_table_of_environments_is_the_codes_own():
+    from treetune.builtin import ENVIRONMENTS
     from treetune.contract import contract_of, markdown
-    from treetune.envs import BUILTIN
 
-    contracts = {id: contract for id in BUILTIN if (contract := contract_of(id)) is not None}
+    contracts = {id: contract for id in ENVIRONMENTS if (contract := contract_of(id)) is not None}
     assert len(contracts) >= 5
     assert markdown(contracts) in (ROOT / "docs/environments.md").read_text()

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-
 from serving import serving
+
 from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout
 from treetune.episode import DeadlinePassed, Episode, play_answer
 from treetune.errors import EnvironmentFault, TasksetError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
-from treetune.serve.client import EnvClient
 from treetune.serve.errors import Misused, ServeError
-from treetune.serve.http_episodes import HttpConfig
-from treetune.serve.http_server import HttpServer
-from treetune.serve.wire import WireTask
+from treetune.serve.http.episodes import HttpConfig
+from treetune.serve.http.server import HttpServer
+from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.wire import WireTask
 from treetune.trace import decode_trace, encode_trace
 
 
@@ -136,11 +136,11 @@ def _closed() -> list[str]:
 
 
 def test_only_the_episode_touches_an_environment_in_skyrl(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_ins"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "support" / "stand_ins"))
     for name in [name for name in sys.modules if name.split(".")[0] == "skyrl_gym"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "treetune.trainers.skyrl_env", raising=False)
-    from treetune.trainers.skyrl_env import TreetuneEnv
+    monkeypatch.delitem(sys.modules, "treetune.trainers.skyrl.environment", raising=False)
+    from treetune.trainers.skyrl.environment import TreetuneEnv
 
     Watching.closed_by.clear()
     env = TreetuneEnv("watching", Watching, extras={"reward_spec": {"ground_truth": "end"}})
@@ -150,7 +150,7 @@ def test_only_the_episode_touches_an_environment_in_skyrl(monkeypatch):
     assert output["done"]
     told = [messages[0]["content"], output["observations"][0]["content"], *Watching.closed_by]
     assert told == ["treetune.episode"] * 3
-    sys.modules.pop("treetune.trainers.skyrl_env", None)
+    sys.modules.pop("treetune.trainers.skyrl.environment", None)
 
 
 def test_only_the_episode_touches_an_environment_in_verl(monkeypatch):
@@ -443,7 +443,7 @@ def test_a_client_of_another_protocol_is_told_so(monkeypatch):
         async with serving(Counted()) as server, EnvClient(server.address) as client:
             task = await client.sample()
             assert isinstance(client.portable(task), WireTask)
-            monkeypatch.setattr("treetune.serve.client.PROTOCOL", 1)
+            monkeypatch.setattr("treetune.serve.zmq.client.PROTOCOL", 1)
             with pytest.raises(Misused, match="speaks protocol 2, the client protocol 1"):
                 await client.start(task)
             with pytest.raises(Misused, match="speaks protocol 2, this client protocol 1"):

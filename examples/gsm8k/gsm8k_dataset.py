@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from treetune import Task
-from treetune.formats import read_rows, validate_dataset, write_tasks
+from treetune.rows import read_rows, write_tasks
+from treetune.validate import validate_dataset
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from env import Multiply
 
 from treetune import Task, Taskset, TasksetConfig, register
-from treetune.formats import validate_dataset, write_tasks
+from treetune.rows import write_tasks
+from treetune.validate import validate_dataset
 
 register(id="multiply", entry_point=f"{Path(__file__).resolve().parent}/env.py:Multiply")
 

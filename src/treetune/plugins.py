@@ -99,7 +99,7 @@ class Registry:
     def __init__(self, kind: str, group: str, builtin: str, foreign: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self._group = group
-        self._builtin_module = builtin
+        self._builtin_name = builtin
         self.foreign = foreign or {}
         """Prefixes of names that belong to another library, each with the function that gives its classes."""
         self._registered: dict[str, str | type] = {}
@@ -157,7 +157,7 @@ class Registry:
 
     @cached_property
     def _builtin(self) -> dict[str, str]:
-        builtin: dict[str, str] = importlib.import_module(self._builtin_module).BUILTIN
+        builtin: dict[str, str] = getattr(importlib.import_module("treetune.builtin"), self._builtin_name)
         return builtin
 
     @cached_property
@@ -170,12 +170,12 @@ class Registry:
 tasksets = Registry(
     "taskset",
     "treetune.tasksets",
-    "treetune.tasksets",
-    foreign={"agentbench": "treetune.agentbench.taskset:taskset_class"},
+    "TASKSETS",
+    foreign={"agentbench": "treetune.builtin.shell.agentbench:taskset_class"},
 )
 environments = Registry(
     "environment",
     "treetune.environments",
-    "treetune.envs",
-    foreign={"skyrl": "treetune.trainers.skyrl_gym:environment_class"},
+    "ENVIRONMENTS",
+    foreign={"skyrl": "treetune.trainers.skyrl.gym:environment_class"},
 )

@@ -46,10 +46,10 @@ def read_target(
 
 
 SERVERS = {
-    "tcp": "treetune.evaluate.served:Served",
-    "ipc": "treetune.evaluate.served:Served",
-    "http": "treetune.serve.http_taskset:ServedEpisodes",
-    "https": "treetune.serve.http_taskset:ServedEpisodes",
+    "tcp": "treetune.evaluation.served:Served",
+    "ipc": "treetune.evaluation.served:Served",
+    "http": "treetune.serve.http.taskset:ServedEpisodes",
+    "https": "treetune.serve.http.taskset:ServedEpisodes",
 }
 """The taskset that stands for a server, by how its address begins."""
 
@@ -69,7 +69,7 @@ def refuse_server(target: str, verb: str) -> None:
 
 def _node_of(target: str) -> dict[str, Any]:
     """The node of a target that is no YAML file."""
-    from treetune.formats.sources import names_rows
+    from treetune.rows.sources import names_rows
 
     if is_server(target):
         scheme = target.partition("://")[0]

@@ -74,7 +74,7 @@ def build_command(
                 remedy="declare train_tasks in YAML",
             )
         entries = [_build_target(context, console, target, format, num_tasks, force, cache_dir, trust)]
-    from treetune.kept_code import kept_files
+    from treetune.rows.kept_code import kept_files
 
     for file in kept_files():
         console_for(True).print(
@@ -98,7 +98,7 @@ def build_command(
             if count:
                 console.print(f"       {count:,} rows dropped: {reason}", markup=False, soft_wrap=True)
     if to_paste is not None:
-        from treetune.trainers.skyrl_tasks import shell_words
+        from treetune.trainers.skyrl.tasks import shell_words
 
         console.print(f"for SkyRL: {shell_words(to_paste)}", markup=False, highlight=False, soft_wrap=True)
 
@@ -158,9 +158,9 @@ def _build_target(
     """One taskset, as the list to train on."""
     from treetune.cli.overrides import read_overrides
     from treetune.cli.target import trusted
+    from treetune.datasets.building import build_rows
     from treetune.datasets.taskset import DatasetTaskset
-    from treetune.evaluate.config import refuse_unknown_keys
-    from treetune.formats.building import build_rows
+    from treetune.evaluation.config import refuse_unknown_keys
     from treetune.target import build_taskset, read_target
 
     overrides = read_overrides(context, ["taskset"]) | trusted(trust)
@@ -201,7 +201,7 @@ def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) ->
 
 
 def _overrides(entries: list[dict[str, Any]]) -> list[str]:
-    from treetune.trainers.skyrl_tasks import cli_overrides
+    from treetune.trainers.skyrl.tasks import cli_overrides
 
     return cli_overrides({split: [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")})
 

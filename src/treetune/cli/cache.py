@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from treetune.datasets.cache import Cache, Entry
-    from treetune.datasets.copies import Copy
+    from treetune.rows.cache import Cache, Entry
+    from treetune.rows.copies import Copy
 
 cache_app = typer.Typer(
     help="Built datasets: list them, show what one was built from, remove them.",
@@ -34,7 +34,7 @@ def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     from rich.filesize import decimal
 
     from treetune.cli.output import console_for, print_json
-    from treetune.datasets.copies import copies, copies_folder
+    from treetune.rows.copies import copies, copies_folder
 
     cache = _cache(cache_dir)
     entries, kept = cache.entries(), copies(cache.folder)
@@ -89,8 +89,8 @@ def prune_command(
     from rich.filesize import decimal
 
     from treetune.cli.output import console_for, print_json
-    from treetune.datasets.copies import prune_copies
     from treetune.errors import UsageError
+    from treetune.rows.copies import prune_copies
 
     if older_than is None and not all and not damaged:
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
@@ -107,7 +107,7 @@ def prune_command(
 
 
 def _cache(cache_dir: Path | None) -> Cache:
-    from treetune.datasets.cache import Cache, default_cache_dir
+    from treetune.rows.cache import Cache, default_cache_dir
 
     return Cache(default_cache_dir(cache_dir))
 

@@ -39,10 +39,10 @@ def convert_command(
 
     from treetune.cli.output import console_for, print_json
     from treetune.errors import UsageError
-    from treetune.formats.format import named
-    from treetune.formats.reading import RowTasks, read_tasks
-    from treetune.formats.sources import names_taskset
-    from treetune.formats.writing import write_tasks
+    from treetune.rows.format import named
+    from treetune.rows.reading import RowTasks, read_tasks
+    from treetune.rows.sources import names_taskset
+    from treetune.rows.writing import write_tasks
     from treetune.target import load_taskset, refuse_server
 
     if len(paths) < 2:

@@ -60,11 +60,11 @@ def demo_command(
     import shlex
 
     from treetune.cli.output import console_for, print_json
-    from treetune.evaluate.config import Evaluation, read_evaluation
-    from treetune.evaluate.display import rollout_line, summary_table
-    from treetune.evaluate.run_folder import TRACES, RunFolder, unused
-    from treetune.evaluate.runner import Runner, local_host
-    from treetune.evaluate.summary import Summary
+    from treetune.evaluation.config import Evaluation, read_evaluation
+    from treetune.evaluation.display import rollout_line, summary_table
+    from treetune.evaluation.run_folder import TRACES, RunFolder, unused
+    from treetune.evaluation.runner import Runner, local_host
+    from treetune.evaluation.summary import Summary
     from treetune.fingerprint import taskset_fingerprint
     from treetune.policies import load_policy
 

@@ -11,8 +11,8 @@ from treetune.cli.target import TARGET, TRUST
 from treetune.matrix import Column, Kind, Target
 
 if TYPE_CHECKING:
-    from treetune.evaluate.config import Evaluation
-    from treetune.evaluate.summary import Summary
+    from treetune.evaluation.config import Evaluation
+    from treetune.evaluation.summary import Summary
 
 COLUMNS = (Column(name="eval", of=Target), Column(name="eval", of=Kind))
 
@@ -70,7 +70,7 @@ def eval_command(
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.target import trusted
     from treetune.errors import UsageError
-    from treetune.evaluate.config import read_evaluation
+    from treetune.evaluation.config import read_evaluation
     from treetune.target import is_server, read_target
 
     overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint")) | trusted(trust)
@@ -152,12 +152,12 @@ def _run(
 
     from treetune.cli.hosts import ended, host_for
     from treetune.cli.output import console_for, print_json
-    from treetune.evaluate.display import display_for, summary_table
-    from treetune.evaluate.pass_rates import write_pass_rates
-    from treetune.evaluate.rescore import score_again
-    from treetune.evaluate.run_folder import TRACES, RunFolder
-    from treetune.evaluate.runner import Runner
-    from treetune.evaluate.summary import Tally
+    from treetune.evaluation.display import display_for, summary_table
+    from treetune.evaluation.pass_rates import write_pass_rates
+    from treetune.evaluation.rescore import score_again
+    from treetune.evaluation.run_folder import TRACES, RunFolder
+    from treetune.evaluation.runner import Runner
+    from treetune.evaluation.summary import Tally
     from treetune.fingerprint import taskset_fingerprint
     from treetune.policies import load_policy
     from treetune.requirements import refuse_unservable
@@ -230,7 +230,7 @@ def _default_folder(evaluation: Evaluation) -> Path:
     import re
     import time
 
-    from treetune.evaluate.run_folder import unused
+    from treetune.evaluation.run_folder import unused
 
     parts = [evaluation.taskset.name, evaluation.config.model, time.strftime("%Y%m%d-%H%M%S")]
     stem = "--".join(re.sub(r"[^A-Za-z0-9.=_-]+", "-", part).strip("-")[-60:] for part in parts)

@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.evaluate.config import Evaluation
+    from treetune.evaluation.config import Evaluation
     from treetune.host import Host, Info
     from treetune.policy import Policy
 
@@ -21,7 +21,7 @@ def info_of(address: str) -> Info:
     import asyncio
     import sys
 
-    from treetune.serve.client import EnvClient
+    from treetune.serve.zmq.client import EnvClient
 
     async def ask() -> Info:
         loop = asyncio.get_running_loop()
@@ -49,7 +49,7 @@ def _access() -> dict[str, Any]:
 def describe(evaluation: Evaluation, info: Info) -> None:
     """Tells the evaluation what the server serves; a model that it does not serve is refused now."""
     from treetune.errors import UsageError
-    from treetune.evaluate.served import Served
+    from treetune.evaluation.served import Served
 
     assert isinstance(evaluation.taskset, Served)
     evaluation.taskset.describe_as(info)
@@ -66,7 +66,7 @@ async def host_for(
 ) -> AsyncIterator[Host]:
     """Where the rollouts run: the server at an address, one that is started for this run, or here with the policy."""
     if policy is not None:
-        from treetune.evaluate.runner import local_host
+        from treetune.evaluation.runner import local_host
 
         host = local_host(evaluation, policy)
         try:
@@ -77,7 +77,7 @@ async def host_for(
         return
     import shutil
 
-    from treetune.serve.client import EnvClient
+    from treetune.serve.zmq.client import EnvClient
 
     if remote is not None:
         async with EnvClient(remote, **_access()) as client:
@@ -85,9 +85,9 @@ async def host_for(
         return
     assert workers is not None
     from treetune.serve.models import ModelsConfig
-    from treetune.serve.pool import EnvServerPool, PoolConfig
-    from treetune.serve.server import ServerConfig
-    from treetune.serve.sockets import socket_folder
+    from treetune.serve.pool.broker import EnvServerPool, PoolConfig
+    from treetune.serve.zmq.server import ServerConfig
+    from treetune.serve.zmq.sockets import socket_folder
 
     config, taskset = evaluation.config, evaluation.taskset
     folder, capacity = socket_folder(), config.max_concurrent + config.num_rollouts
@@ -108,8 +108,8 @@ async def drawn_there(taskset: Any, num_tasks: int) -> list[Any]:
     import msgspec
 
     from treetune.errors import UsageError
-    from treetune.serve.client import EnvClient
-    from treetune.serve.http_taskset import ServedEpisodes
+    from treetune.serve.http.taskset import ServedEpisodes
+    from treetune.serve.zmq.client import EnvClient
 
     if isinstance(taskset, ServedEpisodes):
         async with aclosing(taskset):

@@ -28,7 +28,7 @@ def probe_command(
     from rich.text import Text
 
     from treetune.cli.output import console_for, print_json
-    from treetune.serve.http_probe import probe
+    from treetune.serve.http.probe import probe
 
     url = url if "://" in url else f"http://{url}"
     index = task_index if task_index >= 0 else None

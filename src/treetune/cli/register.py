@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from treetune.host import Info
-    from treetune.serve.directory import Register
-    from treetune.serve.server import EnvServer
+    from treetune.serve.register import Register
+    from treetune.serve.zmq.server import EnvServer
 
 
 def register_command(
@@ -35,7 +35,7 @@ def register_command(
 
     from treetune.cli.output import print_json
     from treetune.serve.access import Access
-    from treetune.serve.directory_http import RegisterServer
+    from treetune.serve.register_http import RegisterServer
 
     server = RegisterServer(http, Access(token=token or None, open=open_access))
 
@@ -70,7 +70,7 @@ def open_place(place: str | None, advertise: str | None) -> Place | None:
     import msgspec
 
     from treetune.errors import UsageError
-    from treetune.serve.directory import Entry, open_register
+    from treetune.serve.register import Entry, open_register
 
     if not place:
         if advertise is not None:
@@ -90,7 +90,7 @@ def listed(place: Place | None, server: EnvServer, url: str | None, info: Info) 
     import socket
     import time
 
-    from treetune.serve.directory import Entry, new_id, reachable, registered
+    from treetune.serve.register import Entry, new_id, reachable, registered
 
     if place is None:
         return contextlib.nullcontext()

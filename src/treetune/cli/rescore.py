@@ -19,10 +19,10 @@ def rescore_command(
     from treetune.cli.output import console_for, print_json
     from treetune.config import to_plain
     from treetune.errors import UsageError
-    from treetune.evaluate.config import read_evaluation
-    from treetune.evaluate.display import summary_table
-    from treetune.evaluate.rescore import Rescorer
-    from treetune.evaluate.run_folder import CONFIG, TRACES, RunFolder, unused
+    from treetune.evaluation.config import read_evaluation
+    from treetune.evaluation.display import summary_table
+    from treetune.evaluation.rescore import Rescorer
+    from treetune.evaluation.run_folder import CONFIG, TRACES, RunFolder, unused
     from treetune.fingerprint import taskset_fingerprint
     from treetune.requirements import refuse_unservable
     from treetune.target import read_target

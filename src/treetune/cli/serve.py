@@ -12,8 +12,8 @@ from treetune.matrix import NEEDS_TASKS, Column, Kind, Target
 
 if TYPE_CHECKING:
     from treetune.cli.register import Place
-    from treetune.serve.http_server import HttpServer
-    from treetune.serve.server import EnvServer
+    from treetune.serve.http.server import HttpServer
+    from treetune.serve.zmq.server import EnvServer
 
 COLUMNS = (
     *(Column(name=door, of=Target, refuses={Target.SERVER: NEEDS_TASKS}) for door in ("serve --zmq", "serve --http")),
@@ -105,7 +105,7 @@ def serve_command(
     from treetune.serve import loops
     from treetune.serve.access import Access
     from treetune.serve.models import ModelsConfig
-    from treetune.serve.server import EnvServer, ServerConfig
+    from treetune.serve.zmq.server import EnvServer, ServerConfig
     from treetune.target import build_taskset, read_target, refuse_server
 
     refuse_server(target, "serve")
@@ -164,8 +164,8 @@ def serve_command(
 
 def _http(server: EnvServer, settings: dict[str, Any]) -> HttpServer:
     from treetune.config import convert
-    from treetune.serve.http_episodes import HttpConfig
-    from treetune.serve.http_server import HttpServer
+    from treetune.serve.http.episodes import HttpConfig
+    from treetune.serve.http.server import HttpServer
 
     return HttpServer(server, convert(settings, HttpConfig, source="the options"))
 
@@ -179,8 +179,8 @@ def _with(config: Any, **changes: Any) -> Any:
 def _pool(taskset: Any, config: Any, models: Any, workers: int, max_workers: int | None, engine: str) -> EnvServer:
     from treetune.config import convert
     from treetune.errors import UsageError
-    from treetune.serve.engines import load_engine
-    from treetune.serve.pool import EnvServerPool, PoolConfig
+    from treetune.serve.pool.broker import EnvServerPool, PoolConfig
+    from treetune.serve.pool.engines import load_engine
 
     if max_workers is not None and max_workers < workers:
         raise UsageError(f"--max-workers {max_workers} is less than --workers {workers}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.serve.directory import Seen
     from treetune.serve.health import Found
+    from treetune.serve.register import Seen
 
 _COLOURS = {"ok": "green", "stopping": "yellow", "elsewhere": "yellow", "no answer": "red", "gone": "dim"}
 
@@ -17,8 +17,8 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
 
     from treetune.cli.output import console_for, print_json
     from treetune.errors import UsageError
-    from treetune.serve.directory import open_register
     from treetune.serve.health import ask_all
+    from treetune.serve.register import open_register
 
     place = place or os.environ.get("TREETUNE_SERVERS")
     if not place:

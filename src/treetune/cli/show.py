@@ -34,7 +34,7 @@ def show_command(
     from treetune.cli.output import console_for, print_json
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.target import trusted
-    from treetune.evaluate.config import refuse_unknown_keys
+    from treetune.evaluation.config import refuse_unknown_keys
     from treetune.target import build_taskset, read_target
 
     overrides = read_overrides(context, TASKS) | trusted(trust)

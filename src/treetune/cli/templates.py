@@ -68,7 +68,8 @@ import sys
 from pathlib import Path
 
 from treetune import Task
-from treetune.formats import validate_dataset, write_tasks
+from treetune.rows import write_tasks
+from treetune.validate import validate_dataset
 
 SYSTEM = "You are a helpful assistant. Think step by step, and end with: #### and the number."
 
@@ -116,7 +117,7 @@ import sys
 from pathlib import Path
 
 from treetune import make
-from treetune.formats import read_tasks
+from treetune.rows import read_tasks
 
 SCRIPT = Path(__file__).with_name("{module}_dataset.py")
 

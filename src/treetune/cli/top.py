@@ -60,8 +60,8 @@ async def _figures_of(
 ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
     """What gives the figures of the server at an address, whichever door it is."""
     if address.startswith(("http://", "https://")):
-        from treetune.serve.http_link import Link
-        from treetune.serve.http_stats import read_stats
+        from treetune.serve.http.stats import read_stats
+        from treetune.serve.http.transport import Link
 
         link = Link(address, token)
         try:
@@ -69,7 +69,7 @@ async def _figures_of(
         finally:
             await link.close()
         return
-    from treetune.serve.client import EnvClient
+    from treetune.serve.zmq.client import EnvClient
 
     async with EnvClient(address, token=token, server_key=server_key, deadline=deadline) as client:
         yield client.stats

@@ -64,7 +64,7 @@ def validate_command(
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.validate_files import FileOptions, validate_files
     from treetune.errors import UsageError
-    from treetune.formats.sources import names_rows
+    from treetune.rows.sources import names_rows
     from treetune.target import refuse_server
 
     for target in targets:
@@ -124,9 +124,12 @@ def _validate_taskset(
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.config import convert, to_plain
     from treetune.errors import UsageError
-    from treetune.evaluate.config import ValidateConfig, own_keys
-    from treetune.evaluate.run_folder import RunFolder, unused
-    from treetune.evaluate.validation import (
+    from treetune.evaluation.config import ValidateConfig, own_keys
+    from treetune.evaluation.run_folder import RunFolder, unused
+    from treetune.fingerprint import taskset_fingerprint
+    from treetune.requirements import refuse_unservable
+    from treetune.target import build_taskset, describe, read_target
+    from treetune.validate.tasksets import (
         CHECKS,
         RETRIED,
         Check,
@@ -134,9 +137,6 @@ def _validate_taskset(
         summarise_checks,
         validate_taskset,
     )
-    from treetune.fingerprint import taskset_fingerprint
-    from treetune.requirements import refuse_unservable
-    from treetune.target import build_taskset, describe, read_target
 
     overrides = read_overrides(context, (*TASKS, "limits"))
     if resume and output is None:

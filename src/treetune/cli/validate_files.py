@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from treetune.finding import Severity
-from treetune.formats.sources import find
-from treetune.formats.validation import Report, validate
-from treetune.formats.validation.chunks import name_of
-from treetune.formats.validation.fix import Fixed
-from treetune.formats.validation.printed import counted, print_report, where
-from treetune.formats.validation.validate import split
+from treetune.rows.sources import find
+from treetune.validate import Report, validate
+from treetune.validate.chunks import name_of
+from treetune.validate.files import split
+from treetune.validate.fix import Fixed
+from treetune.validate.printed import counted, print_report, where
 
 MAX_PROMPT_LENGTH = 512
 """With `--tokenizer`, unless said otherwise."""
@@ -80,7 +80,7 @@ def _print_fixed(fixed: Fixed, console: Any) -> None:
 
 def _refuse_contradictions(targets: list[str], options: FileOptions) -> None:
     from treetune.errors import UsageError
-    from treetune.formats.sources import kind_of, refuse_unwritable
+    from treetune.rows.sources import kind_of, refuse_unwritable
 
     if options.quick and (options.tokenizer or options.gold):
         raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
@@ -107,7 +107,7 @@ def _validated(targets: list[str], options: FileOptions, console: Any) -> Report
 
     lengths = None
     if options.tokenizer is not None:
-        from treetune.formats.validation.lengths import Lengths
+        from treetune.validate.lengths import Lengths
 
         lengths = Lengths(options.tokenizer, options.max_prompt_length or MAX_PROMPT_LENGTH)
     with Progress(
@@ -134,8 +134,8 @@ def _gold(targets: list[str], options: FileOptions, report: Report, console: Any
 
     from rich.progress import Progress
 
-    from treetune.formats.validation.chunks import readable_batches
-    from treetune.formats.validation.gold import check_gold
+    from treetune.validate.chunks import readable_batches
+    from treetune.validate.gold import check_gold
 
     report.gold = True
     training, held_out = split(targets, options.val)
@@ -147,8 +147,8 @@ def _gold(targets: list[str], options: FileOptions, report: Report, console: Any
 
 def _fixed(targets: list[str], options: FileOptions, report: Report) -> Any:
     """The rows of the targets, without those of `--val`, in the format of the first file."""
-    from treetune.formats.validation.chunks import readable_batches
-    from treetune.formats.validation.fix import write_fixed
+    from treetune.validate.chunks import readable_batches
+    from treetune.validate.fix import write_fixed
 
     assert options.fix is not None
     training, held_out = split(targets, options.val)

@@ -19,11 +19,11 @@ import msgspec
 from treetune.datasets.config import Format
 from treetune.datasets.row_faults import build_batch
 from treetune.datasets.rows import RowBuilder
-from treetune.datasets.source import Batch, Source
 from treetune.datasets.taskset import unknown_environment
-from treetune.datasets.writer import GrowingParquet
 from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
-from treetune.formats.layouts import laid_out
+from treetune.rows.hub_source import Batch, Source
+from treetune.rows.layouts import laid_out
+from treetune.rows.parquet_writer import GrowingParquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,7 @@ def build(
     on_rows: Progress | None = None,
 ) -> BuildReport:
     """Write the rows of a taskset to `path` in a trainer's format."""
-    from treetune.datasets.schema import tree
+    from treetune.rows.schema import tree
 
     opened = taskset.open_source()
     writer, dropped = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)

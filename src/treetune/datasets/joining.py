@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.datasets.cache import Cache, Sidecar, config_hash
-from treetune.datasets.schema import clashes, json_fields_of, tree
 from treetune.errors import TasksetError
-from treetune.formats.note import RULE
+from treetune.rows.cache import Cache, Sidecar, config_hash
+from treetune.rows.round_trip import RULE
+from treetune.rows.schema import clashes, json_fields_of, tree
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +92,7 @@ def _wide(
     """The schema that holds all files, and which of its fields are JSON text."""
     import pyarrow.parquet as pq
 
-    from treetune.datasets.writer import GrowingParquet
+    from treetune.rows.parquet_writer import GrowingParquet
 
     schemas = [pq.read_schema(path).remove_metadata() for _, path, _ in built]
     lists = any(_is_list_of_text(_truth_type(schema)) for schema in schemas)
@@ -127,7 +127,7 @@ def _like(taskset: DatasetTaskset, file: File, wide: pa.Schema, json_fields: set
 def _write(place: Path, sidecar: Sidecar, path: Path, wide: pa.Schema, json_fields: set[str]) -> Sidecar:
     import pyarrow.parquet as pq
 
-    from treetune.datasets.writer import GrowingParquet, with_mark
+    from treetune.rows.parquet_writer import GrowingParquet, with_mark
 
     with pq.ParquetFile(path) as source, GrowingParquet(place) as writer:
         metadata = source.metadata.metadata
@@ -146,7 +146,7 @@ def _alike(table: pa.Table, wide: pa.Schema) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from treetune.datasets.columns import in_parts
+    from treetune.rows.columns import in_parts
 
     if _is_text(_truth_type(table.schema)) and _is_list_of_text(_truth_type(wide)):
         name = "reward_model" if "reward_model" in table.column_names else "ground_truth"

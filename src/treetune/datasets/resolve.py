@@ -14,12 +14,12 @@ from typing import Any
 
 from treetune.datasets.column_faults import refuse_column_faults
 from treetune.datasets.config import filter_file
-from treetune.datasets.content import loading_faults
 from treetune.datasets.joining import joined
 from treetune.datasets.scoring import Scoring, problems, scoring_of
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, TreetuneError
 from treetune.plugins import absolute_spec, environments, folders_of, load_object
+from treetune.rows.content import loading_faults
 from treetune.target import collect_taskset, custom_class, missing_values, names_class
 
 LISTS = {"train_tasks": "train_files", "val_tasks": "val_files"}
@@ -139,7 +139,7 @@ def warn_of_unscored(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]])
 
 def refuse_several_turns(lists: Mapping[str, Sequence[DatasetTaskset]], source: str = "config") -> None:
     """verl's reward functions are given one answer."""
-    from treetune.formats.scorer import SEVERAL_TURNS, several_turns
+    from treetune.rows.scorer import SEVERAL_TURNS, several_turns
 
     faults = []
     for name, tasksets in lists.items():

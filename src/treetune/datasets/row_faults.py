@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from treetune.datasets.schema import canonical_type, conform
 from treetune.errors import TasksetError, TreetuneError
+from treetune.rows.schema import canonical_type, conform
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from treetune.datasets.rows import RowBuilder
-    from treetune.datasets.source import Batch
+    from treetune.rows.hub_source import Batch
 
 
 def build_batch(builder: RowBuilder, batch: Batch, first: int) -> tuple[pa.Table | None, Counter[str]]:

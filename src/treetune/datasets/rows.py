@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treetune.datasets.column_faults import column_faults
-from treetune.datasets.columns import are_misshapen, constant, inferred, keys_of, messages_column, prompts, struct
 from treetune.datasets.config import filter_file
 from treetune.datasets.ground_truth import GroundTruth, stored
 from treetune.datasets.messages import says_nothing
-from treetune.datasets.schema import canonical_type, conform, with_json_fields
 from treetune.datasets.selection import read_pass_rates, row_filter
-from treetune.datasets.source import Batch
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, described, user_code
-from treetune.formats.note import ADDED, MARK, ROW, RULE, unseen, unseen_of_prompts
-from treetune.formats.values import uncollected
-from treetune.formats.verl import reward_spec
+from treetune.rows.arrow_values import uncollected
+from treetune.rows.columns import are_misshapen, constant, inferred, keys_of, messages_column, prompts, struct
+from treetune.rows.hub_source import Batch
+from treetune.rows.round_trip import ADDED, MARK, ROW, RULE, unseen, unseen_of_prompts
+from treetune.rows.schema import canonical_type, conform, with_json_fields
+from treetune.rows.verl import reward_spec
 from treetune.uid import uid_of, uids_of_texts
 
 if TYPE_CHECKING:

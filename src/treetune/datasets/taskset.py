@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from treetune.canonical import digest
-from treetune.datasets.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.datasets.config import DatasetConfig, Format, filter_file
-from treetune.datasets.content import content_hash, loading_faults, local_sources
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
-from treetune.formats.note import RULE
+from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
+from treetune.rows.content import content_hash, loading_faults, local_sources
+from treetune.rows.round_trip import RULE
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.task import Task
 from treetune.taskset import Taskset
 
 if TYPE_CHECKING:
     import datasets
-
     from treetune.datasets.build import Engine, Progress
-    from treetune.datasets.source import Source
-    from treetune.formats.parquet_rows import ParquetRows
+    from treetune.rows.hub_source import Source
+    from treetune.rows.parquet_rows import ParquetRows
 
 BUILDER_VERSION = 4
 """Part of every cache key: raise it when the same config begins to give other rows."""
@@ -73,9 +72,9 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         `_make_map_fn()`, selected as the config says."""
         import tempfile
 
-        import datasets
         import pyarrow.parquet as pq
 
+        import datasets
         from treetune.datasets.build import write_rows
 
         with tempfile.TemporaryDirectory() as folder:
@@ -176,14 +175,14 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         if not self.overrides_build:
             opened, self._opened = self._opened, None
             return opened or self._loaded_source()
-        from treetune.datasets.source import made_source
+        from treetune.rows.hub_source import made_source
 
         with user_code(f"build_dataset() of {type(self).__name__}"):
             return made_source(self.build_dataset(), type(self).__name__)
 
     def _loaded_source(self) -> Source:
-        from treetune.datasets.copies import copies_folder
-        from treetune.datasets.source import open_source
+        from treetune.rows.copies import copies_folder
+        from treetune.rows.hub_source import open_source
 
         contents = self._contents()
         copy = copies_folder(self.cache_dir) / digest(contents) if contents else None
@@ -212,8 +211,8 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     def scorer_of_environment(self, env_class: str) -> str:
         """The scorer of rows that name an environment."""
         if env_class not in self._environments:
-            from treetune.kept_code import portable
             from treetune.plugins import absolute_spec, folders_of
+            from treetune.rows.kept_code import portable
 
             spec = portable(absolute_spec(env_class, folders_of(type(self))), self.cache_dir)
             self._environments[env_class] = f"env:{spec}"
@@ -225,7 +224,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
 
     @cached_property
     def _described(self) -> str:
-        from treetune.formats.scorer import described
+        from treetune.rows.scorer import described
 
         return described(self, self.cache_dir)
 
@@ -235,13 +234,13 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         return self.built()[0].rows
 
     def task_at(self, index: int) -> Task:
-        from treetune.formats.verl import task_of_pruned
+        from treetune.rows.verl import task_of_pruned
 
         return task_of_pruned(self._rows[index], whole=False)
 
     @cached_property
     def _rows(self) -> ParquetRows:
-        from treetune.formats.parquet_rows import ParquetRows
+        from treetune.rows.parquet_rows import ParquetRows
 
         return ParquetRows(self.get_parquet_path())
 

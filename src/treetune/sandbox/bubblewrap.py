@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from treetune.sandbox.causes import explained
+from treetune.sandbox.diagnose import explained
 from treetune.sandbox.execution import Stop
 from treetune.sandbox.interpreter import Interpreter
 from treetune.sandbox.probe import probe_with, required

@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from treetune.errors import UsageError
-from treetune.sandbox.causes import explained
 from treetune.sandbox.cgroup import Parent
+from treetune.sandbox.diagnose import explained
 from treetune.sandbox.execution import Execution, Stop
 from treetune.sandbox.filesystem import OWN_ETC, SECCOMP, is_passable, options, placed
 from treetune.sandbox.interpreter import Interpreter

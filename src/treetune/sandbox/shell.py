@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import msgspec
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.sandbox.causes import explained
+from treetune.sandbox.diagnose import explained
 from treetune.sandbox.execution import GONE_SECONDS, KILLED
 from treetune.sandbox.filesystem import is_passable
 from treetune.sandbox.protocol import DEFAULT_LIMITS, Ended, Result, SandboxLimits, SandboxUnavailable

@@ -11,11 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.serve.blocking import BlockingEnvClient
-    from treetune.serve.client import EnvClient
     from treetune.serve.models import ModelsConfig
-    from treetune.serve.pool import EnvServerPool, PoolConfig
-    from treetune.serve.server import EnvServer, ServerConfig
+    from treetune.serve.pool.broker import EnvServerPool, PoolConfig
+    from treetune.serve.zmq.blocking import BlockingEnvClient
+    from treetune.serve.zmq.client import EnvClient
+    from treetune.serve.zmq.server import EnvServer, ServerConfig
 
 __all__ = [
     "BlockingEnvClient",
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BlockingEnvClient": "blocking",
-    "EnvClient": "client",
-    "EnvServer": "server",
-    "EnvServerPool": "pool",
+    "BlockingEnvClient": "zmq.blocking",
+    "EnvClient": "zmq.client",
+    "EnvServer": "zmq.server",
+    "EnvServerPool": "pool.broker",
     "ModelsConfig": "models",
-    "PoolConfig": "pool",
-    "ServerConfig": "server",
+    "PoolConfig": "pool.broker",
+    "ServerConfig": "zmq.server",
 }
 
 

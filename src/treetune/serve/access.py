@@ -100,7 +100,7 @@ def secret_key(path: Path) -> bytes:
 
 def seal_key(path: Path) -> bytes:
     """The key of the seals in a file, made where there is none; servers that share it take each other's tasks."""
-    from treetune.serve.integrity import new_key
+    from treetune.serve.task_signer import new_key
 
     try:
         if not path.exists():

@@ -17,9 +17,9 @@ import msgspec
 
 from treetune.errors import TreetuneError
 from treetune.serve.access import is_loopback
-from treetune.serve.client import EnvClient
-from treetune.serve.directory import STALE_SECONDS, Entry, Seen
-from treetune.serve.http_link import Link
+from treetune.serve.http.transport import Link
+from treetune.serve.register import STALE_SECONDS, Entry, Seen
+from treetune.serve.zmq.client import EnvClient
 
 _MOST_AT_ONCE = 250
 

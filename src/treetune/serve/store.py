@@ -17,8 +17,8 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.serve.codec import pack, unpack_plain
-from treetune.serve.integrity import new_key
+from treetune.serve.task_signer import new_key
+from treetune.serve.zmq.codec import pack, unpack_plain
 from treetune.streams import Draw, Identity, StreamState
 
 KEPT_DRAWS = 20_000

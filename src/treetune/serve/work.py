@@ -18,11 +18,11 @@ import msgspec
 from treetune.episode import DeadlinePassed
 from treetune.errors import TreetuneError
 from treetune.host import LocalHost
-from treetune.serve.codec import pack, unpack
 from treetune.serve.errors import BadRequest, Cancelled
-from treetune.serve.integrity import Seals
 from treetune.serve.models import checked_sampling
-from treetune.serve.wire import (
+from treetune.serve.task_signer import Seals
+from treetune.serve.zmq.codec import pack, unpack
+from treetune.serve.zmq.wire import (
     CancelRequest,
     CancelResponse,
     Response,

@@ -24,7 +24,7 @@ from treetune.chat_tokens import ChatTokens, Rewrites
 from treetune.errors import MissingExtraError, UsageError
 from treetune.score import finite
 from treetune.serve.errors import ServeError
-from treetune.serve.http_client import RemoteEpisode, TaskServerClient
+from treetune.serve.http.client import RemoteEpisode, TaskServerClient
 from treetune.tokens import Tokens, TokenSequence
 from treetune.trainers.conversation import Conversation, Hooks
 

@@ -12,7 +12,7 @@ from typing import Any
 from treetune.chat_messages import begins_answer
 from treetune.episode import Episode, Result, play_answer
 from treetune.errors import TasksetError, TreetuneError, UsageError, described
-from treetune.formats.scorer import SEVERAL_TURNS, taskset_of, with_type
+from treetune.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
 from treetune.task import Task
 
 

@@ -1,0 +1,32 @@
+"""Built-in tasksets and environments, a folder for each family."""
+
+TASKSETS = {
+    "alphabet-sort": "treetune.builtin.words.alphabet_sort:AlphabetSort",
+    "arithmetic": "treetune.builtin.math.arithmetic:Arithmetic",
+    "dataset": "treetune.datasets.taskset:DatasetTaskset",
+    "harbor": "treetune.builtin.harbor.taskset:Harbor",
+    "mixture": "treetune.mixture:Mixture",
+    "os-interaction": "treetune.builtin.shell.taskset:OSInteraction",
+    "reasoning-gym": "treetune.builtin.reasoning_gym:ReasoningGym",
+    "reverse-text": "treetune.builtin.words.reverse_text:ReverseText",
+    "rows": "treetune.rows.taskset:RowsTaskset",
+    "textarena": "treetune.builtin.textarena.taskset:TextArena",
+    "union": "treetune.mixture:Union",
+    "wikispeedia": "treetune.builtin.wikispeedia.taskset:Wikispeedia",
+}
+
+ENVIRONMENTS = {
+    "aime": "treetune.builtin.math.aime:AimeEnvironment",
+    "alphabet-sort": "treetune.builtin.words.alphabet_sort_environment:AlphabetSortEnvironment",
+    "gsm8k": "treetune.builtin.math.gsm8k:Gsm8kEnvironment",
+    "gsm8k_multi_turn": "treetune.builtin.math.gsm8k_multi_turn:Gsm8kMultiTurnEnvironment",
+    "harbor": "treetune.builtin.harbor.environment:HarborEnvironment",
+    "lcb": "treetune.builtin.code.lcb:LcbEnvironment",
+    "os-interaction": "treetune.builtin.shell.environment:OSInteractionEnvironment",
+    "scored": "treetune.builtin.scored:ScoredEnvironment",
+    "search": "treetune.builtin.search.search:SearchEnvironment",
+    "searchcode": "treetune.builtin.search.searchcode:SearchCodeEnvironment",
+    "text2sql": "treetune.builtin.sql.text2sql:Text2SqlEnvironment",
+    "textarena": "treetune.builtin.textarena.environment:TextArenaEnvironment",
+    "wikispeedia": "treetune.builtin.wikispeedia.environment:WikispeediaEnvironment",
+}

@@ -1,0 +1,1 @@
+"""Coding problems, run on test cases in a sandbox."""

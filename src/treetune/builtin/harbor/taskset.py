@@ -1,0 +1,128 @@
+"""Harbor: a folder of Harbor tasks, parsed as they are drawn; commands and tests run in the sandbox. Multi-turn.
+
+    treetune validate harbor --taskset.folder tasks
+    treetune eval harbor --taskset.folder tasks -m scripted:gold
+
+The host's system stands in for a task's image, so tasks that need another are refused, naming what they ask for.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from treetune.builtin.harbor.environment import (
+    COMMAND_SECONDS,
+    DISK_MB,
+    MAX_TURNS,
+    HarborEnvironment,
+    HarborTask,
+    folder_of,
+    opening,
+)
+from treetune.builtin.harbor.folder import HarborFolder
+from treetune.canonical import digest
+from treetune.errors import ConfigError
+from treetune.score import VALID, Verdict, invalid
+from treetune.taskset import Taskset, TasksetConfig
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class HarborConfig(TasksetConfig, frozen=True, kw_only=True):
+    folder: str
+    """A folder with a task in each of its folders, or one task."""
+    tasks: list[str] = []
+    """Only these, by the names of their folders or patterns such as `sql-*`; empty: all."""
+    unsupported: Literal["refuse", "skip"] = "refuse"
+    """Tasks that need a container engine: an error for each when it is run, or left out from the start."""
+    max_turns: Positive = MAX_TURNS
+    """The most answers of an episode; then the tests are run."""
+    command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
+    """The most time of one command; a task's `agent.timeout_sec` is the most of all together."""
+    disk_mb: Positive = DISK_MB
+    """Room for the files of an episode. They are kept in memory."""
+
+
+class Harbor(Taskset[HarborTask, HarborConfig]):
+    NEEDS_CONTAINER = True
+
+    def __init__(self, config: HarborConfig | None = None) -> None:
+        super().__init__(config)
+        # Absolute, so that tasks and runs can be taken up from another folder.
+        root = Path(self.config.folder).expanduser().resolve()
+        self.config = msgspec.structs.replace(self.config, folder=str(root))
+        if not root.is_dir():
+            raise ConfigError([("taskset.folder", f"no such folder: {root}")])
+        self._folders = list(self._found(root))
+        if not self._folders:
+            raise ConfigError([("taskset.folder", f"{root} has no folder with a task.toml that is asked for")])
+        if self.config.unsupported == "skip":
+            self._skip()
+        self._told = False
+
+    def count(self) -> int:
+        return len(self._folders)
+
+    def task_at(self, index: int) -> HarborTask:
+        folder = HarborFolder(self._folders[index])
+        config = self.config
+        if folder.refusal is None and not self._told:
+            self._told = True
+            warnings.warn(
+                f"{self.name}: the host's system stands in for the tasks' images (of {folder.name}: "
+                f"{folder.recipe.base}), without a network; `treetune validate` tells which solutions work here",
+                stacklevel=2,
+            )
+        return HarborTask(
+            prompt=opening(folder, config.max_turns, config.command_seconds),
+            env_class="harbor",
+            ability="shell",
+            extra_info={
+                "folder": str(folder.path),
+                "max_turns": config.max_turns,
+                "command_seconds": config.command_seconds,
+                "disk_mb": config.disk_mb,
+                **({"refused": folder.refusal} if folder.refusal else {}),
+            },
+            name=folder.name,
+            digest=folder.digest(),
+        )
+
+    def gold(self, task: HarborTask) -> list[str] | None:
+        return HarborEnvironment.gold(task)
+
+    def validate(self, task: HarborTask) -> Verdict:
+        folder = folder_of(task)
+        if folder.refusal is not None:
+            return invalid(f"cannot be served without a container engine: {folder.refusal}")
+        if "/tests/test.sh" not in folder.tests():
+            return invalid("there is no tests/test.sh")
+        return VALID
+
+    def source(self) -> str:
+        return digest([(path.name, HarborFolder(path).digest(whole_bytes=0)) for path in self._folders])
+
+    def _found(self, root: Path) -> Iterator[Path]:
+        if (root / "task.toml").is_file():
+            yield root
+            return
+        for path in sorted(root.iterdir()):
+            if (path / "task.toml").is_file() and (not self.config.tasks or any(map(path.match, self.config.tasks))):
+                yield path
+
+    def _skip(self) -> None:
+        refusals = {path: HarborFolder(path).refusal for path in self._folders}
+        self._folders = [path for path, refusal in refusals.items() if refusal is None]
+        left_out = {path.name: refusal for path, refusal in refusals.items() if refusal is not None}
+        if left_out:
+            name, refusal = next(iter(left_out.items()))
+            warnings.warn(
+                f"harbor: {len(left_out)} of {len(refusals)} tasks need a container engine and are left out, "
+                f"such as {name} ({refusal})",
+                stacklevel=3,
+            )

@@ -1,0 +1,1 @@
+"""Mathematics: sums, grade-school problems, competitions."""

@@ -1,0 +1,119 @@
+r"""Competition math, one answer: what follows the last `Answer:` against the ground truth, for 1 or -1.
+
+    Task(prompt="...", env_class="aime", reward_spec={"ground_truth": "204"})   # "Answer: $\boxed{204}$" earns 1
+
+As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, a box without `Answer:`
+does not count, and both sides are normalised: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes
+`\frac{1}{2}`, whole numbers lose their commas.
+
+Differences from skyrl-gym 0.4.0:
+- the ground truth stands in the task's `reward_spec`; there only a `reward_model` column is read.
+- a number as ground truth is compared as its text (42.0 also as `42`); there it is an AttributeError.
+- with `reward_spec: {method: math_verify}` an answer that is not the same text may still mean the same: math-verify
+  (`pip install 'treetune[math]'`) compares them, `0.5` with `\frac{1}{2}`. There the method is not read.
+"""
+
+from __future__ import annotations
+
+import re
+
+from treetune.builtin.conversation import Conversation, truth_texts
+from treetune.builtin.math.verifier import require_math_verify, same
+from treetune.contract import Contract, Kind, Stored
+from treetune.environment import Action, Step
+from treetune.offload import call
+from treetune.task import Task
+
+TAIL = 300
+"""How many characters at the end are searched for the answer."""
+
+_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
+_NO_ANSWER = "[INVALID]"
+_BY_MEANING = ("math_verify", "math-verify")
+"""The `reward_spec.method` that asks for more than equal text."""
+
+# The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
+_REPLACED = {
+    "an ": "",
+    "a ": "",
+    ".$": "$",
+    r"\$": "",
+    "\\ ": "",
+    " ": "",
+    "mbox": "text",
+    r",\text{and}": ",",
+    r"\text{and}": ",",
+    r"\text{m}": r"\text{}",
+}
+_REMOVED = (
+    *"square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents".split(),
+    *"degrees cm gm pounds meters meals edges students childrentickets multiples".split(),
+    *(r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}", r"\text{}", r"\mathrm{th}"),
+    *(r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
+)
+_REWRITTEN = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),
+        (r"(\\text\{)(.*?)(\})", r"\2"),
+        (r"(\\textbf\{)(.*?)(\})", r"\2"),
+        (r"(\\overline\{)(.*?)(\})", r"\2"),
+        (r"(\\boxed\{)(.*)(\})", r"\2"),
+        (r"(frac)([^{])(.)", r"frac{\2}{\3}"),
+        (r"(sqrt)([^{])", r"sqrt{\2}"),
+    )
+)
+
+
+class AimeEnvironment(Conversation):
+    CONTRACT = Contract(
+        about="Competition math in one answer that ends in `Answer: ...`",
+        takes=(Kind.TEXT, Kind.NUMBER),
+        stored=Stored.TEXT,
+        column="reward_model",
+        rewards="1 or -1",
+    )
+
+    @classmethod
+    def gold(cls, task: Task) -> str | None:
+        problem = cls.CONTRACT.problem(task.ground_truth)
+        return None if problem else f"Answer: {truth_texts(task.ground_truth)[-1]}"
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._truths = [normalised(text) for text in truth_texts(task.ground_truth)]
+        self._by_meaning = task.reward_spec.get("method") in _BY_MEANING
+        if self._by_meaning:
+            require_math_verify()
+
+    async def step(self, action: Action) -> Step:
+        given = _ANSWER.findall(action.text[-TAIL:])
+        answer = normalised(given[-1] if given else _NO_ANSWER)
+        right = answer in self._truths
+        if not right and given and self._by_meaning:
+            right = await call(same, truth_texts(self.task.ground_truth)[-1], given[-1].strip())
+        if right:
+            explanation = "right"
+        elif given:
+            explanation = f"expected {self._truths[-1]}"
+        else:
+            explanation = f"no `Answer:` in the last {TAIL} characters"
+        return Step(
+            reward=1.0 if right else -1.0,
+            done=True,
+            info={"answer": answer if given else None, "explanation": explanation, "success": right},
+        )
+
+
+def normalised(answer: str) -> str:
+    """An answer without what does not change its meaning."""
+    answer = answer.split("=")[-1]
+    for before, after in _REPLACED.items():
+        answer = answer.replace(before, after)
+    for expression in _REMOVED:
+        answer = answer.replace(expression, "")
+    for pattern, replacement in _REWRITTEN:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.replace("$", "")
+    digits = answer.replace(",", "")
+    return digits if digits.isdigit() else answer.strip()

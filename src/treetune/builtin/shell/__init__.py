@@ -1,0 +1,1 @@
+"""Tasks on a machine: OS interaction, and tasks written for AgentBench's worker."""

@@ -1,0 +1,165 @@
+"""OS interaction: AgentBench's samples on a machine in the sandbox. Multi-turn.
+
+    treetune validate os-interaction --taskset.data AgentBench/data/os_interaction/data
+    treetune eval os-interaction --taskset.data ... --taskset.split dev -m scripted:gold
+
+The host's system stands in for AgentBench's images, or a folder that `treetune sandbox build` made (`rootfs`), or the
+images themselves where a Docker engine runs (`sandbox=docker`). `scripts_root` names its `scripts` folder, for the few
+samples that use scripts from there; without it they are refused, each saying what it needs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from treetune.builtin.shell.environment import (
+    COMMAND_SECONDS,
+    MAX_TURNS,
+    MEMORY_MB,
+    OUTPUT_CHARS,
+    OSInteractionEnvironment,
+    OSTask,
+    opening,
+)
+from treetune.builtin.shell.sample import Sample, finder, read_sample
+from treetune.canonical import digest
+from treetune.errors import ConfigError
+from treetune.sandbox.protocol import SandboxUnavailable
+from treetune.sandbox.shell_root import folder_root
+from treetune.score import VALID, Verdict, invalid
+from treetune.taskset import Taskset, TasksetConfig
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class OSInteractionConfig(TasksetConfig, frozen=True, kw_only=True):
+    data: str
+    """AgentBench's `data/os_interaction/data` folder, or one JSON file of samples."""
+    split: Literal["std", "dev"] = "std"
+    """Of a folder: the samples in its folders, or those of `dev.json`."""
+    scripts_root: str | None = None
+    """AgentBench's `data/os_interaction/scripts` folder."""
+    unsupported: Literal["refuse", "skip"] = "refuse"
+    """Samples that cannot be served here: an error for each when it is run, or left out from the start."""
+    max_turns: Positive = MAX_TURNS
+    """The most actions of an episode."""
+    command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
+    """The most time of one script."""
+    output_chars: Positive = OUTPUT_CHARS
+    """How much of what a script prints is shown."""
+    memory_mb: Annotated[int, msgspec.Meta(ge=64)] = MEMORY_MB
+    """What all processes of an episode may use together."""
+    sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
+    """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the image a sample names."""
+    rootfs: str | None = None
+    """A root file system in a folder (`treetune sandbox build`), in the place of the host's own."""
+    image: str = "local-os/default"
+    """For samples that name none, with `docker`."""
+
+
+class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
+    NEEDS_CONTAINER = True
+
+    def __init__(self, config: OSInteractionConfig | None = None) -> None:
+        super().__init__(config)
+        place = {name: getattr(self.config, name) for name in ("data", "scripts_root", "rootfs")}
+        # Absolute, so that runs can be taken up from another folder.
+        fixed = {key: str(Path(path).expanduser().resolve()) for key, path in place.items() if path is not None}
+        self.config = msgspec.structs.replace(self.config, **fixed)
+        faults = [(f"taskset.{key}", f"there is no {path}") for key, path in fixed.items() if not Path(path).exists()]
+        if self.config.sandbox == "docker" and self.config.rootfs is not None:
+            faults.append(("taskset.rootfs", "is for bubblewrap; with docker it is `image`"))
+        if "rootfs" in fixed and not faults:
+            try:
+                folder_root(fixed["rootfs"])
+            except SandboxUnavailable as error:
+                faults.append(("taskset.rootfs", str(error)))
+        if faults:
+            raise ConfigError(faults)
+        self._samples = [(name, sample) for name, sample in self._read_samples() if self._wanted(sample)]
+        if not self._samples:
+            raise ConfigError([("taskset.data", f"{self.config.data} has no samples that can be served here")])
+
+    def count(self) -> int:
+        return len(self._samples)
+
+    def task_at(self, index: int) -> OSTask:
+        name, sample = self._samples[index]
+        config = self.config
+        return OSTask(
+            prompt=opening(sample, config.max_turns, config.command_seconds),
+            env_class="os-interaction",
+            ability="shell",
+            extra_info={
+                "name": name,
+                "max_turns": config.max_turns,
+                "command_seconds": config.command_seconds,
+                "output_chars": config.output_chars,
+                "memory_mb": config.memory_mb,
+                **self._machine(sample),
+            },
+            sample=sample,
+        )
+
+    def _machine(self, sample: Sample) -> dict[str, str]:
+        if self.config.sandbox == "docker":
+            return {"image": sample.image or self.config.image}
+        return {} if self.config.rootfs is None else {"rootfs": self.config.rootfs}
+
+    async def gold(self, task: OSTask) -> list[str] | None:
+        """What the sample's example says and does, tried on a machine of its own."""
+        evaluation = task.sample.evaluation
+        if evaluation.match is not None:
+            return [f"Act: answer({evaluation.match})"]
+        if task.sample.refusal is not None or evaluation.example is None:
+            return None
+        environment = OSInteractionEnvironment(task)
+        try:
+            await environment.start()
+            answer = [f"Act: answer({(await environment.example()).strip()})"]
+        finally:
+            await environment.close()
+        if evaluation.has_reference or evaluation.example.language != "bash":
+            return answer
+        return [f"Act: bash\n\n````bash\n{evaluation.example.code}\n````", *answer]
+
+    def validate(self, task: OSTask) -> Verdict:
+        return invalid(task.sample.refusal) if task.sample.refusal is not None else VALID
+
+    def source(self) -> str:
+        return digest([(name, msgspec.to_builtins(sample)) for name, sample in self._samples])
+
+    def _read_samples(self) -> Iterator[tuple[str, Sample]]:
+        data = Path(self.config.data)
+        root = Path(self.config.scripts_root) if self.config.scripts_root is not None else None
+        for path in self._files(data):
+            try:
+                content = msgspec.json.decode(path.read_bytes())
+            except (msgspec.DecodeError, OSError) as error:
+                raise ConfigError([("taskset.data", f"{path} cannot be read: {error}")]) from error
+            rows = content if isinstance(content, list) else [content]
+            for number, row in enumerate(rows):
+                if not isinstance(row, dict) or "description" not in row:
+                    raise ConfigError([("taskset.data", f"{path}: sample {number} has no description")])
+                name = path.name if path == data else str(path.relative_to(data))
+                containers = self.config.sandbox == "docker"
+                yield f"{name}:{number}", read_sample(row, finder(root, path), containers=containers)
+
+    def _files(self, data: Path) -> list[Path]:
+        if data.is_file():
+            return [data]
+        if self.config.split == "dev":
+            return [data / "dev.json"]
+        files = [path for path in data.glob("*/*.json") if path.is_file()]
+        return sorted(files, key=lambda path: (len(path.parent.name), path))
+
+    def _wanted(self, sample: Sample) -> bool:
+        if sample.refusal is None or self.config.unsupported == "refuse":
+            return True
+        warnings.warn(f"os-interaction: a sample is left out: {sample.refusal}", stacklevel=4)
+        return False

@@ -1,0 +1,1 @@
+"""From article to article by links."""

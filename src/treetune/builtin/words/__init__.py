@@ -1,0 +1,1 @@
+"""Small tasks with words."""

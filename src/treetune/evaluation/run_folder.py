@@ -1,0 +1,249 @@
+"""A run on disk: `config.yaml` (can be run again), records appended as they come, `summary.json`, and in
+`fingerprint.json` what the run began with, which a resumed run is compared with.
+
+    with RunFolder.create(Path("runs/x"), TRACES, config, fingerprint) as run:
+        run.append(trace)
+
+The records are complete lines at every moment but perhaps the last, so a killed run can be resumed.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from treetune.config import dump_yaml
+from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.evaluation.config import GROWING, HARMLESS
+from treetune.fingerprint import Fingerprint, config_differences
+from treetune.taskset import Taskset
+from treetune.trace import Trace, decode_trace, encode_trace
+
+CONFIG, SUMMARY, FINGERPRINT = "config.yaml", "summary.json", "fingerprint.json"
+SUPERSEDED = "superseded.jsonl"
+"""Records that a resumed run replaced: errors that were tried again."""
+
+R = TypeVar("R")
+
+
+class Beginning(msgspec.Struct):
+    """What a run began with."""
+
+    config: dict[str, Any]
+    taskset: Fingerprint
+
+
+class Records(msgspec.Struct, Generic[R], frozen=True):
+    """A kind of record and the file it is kept in."""
+
+    file: str
+    encode: Callable[[R], bytes]
+    decode: Callable[[bytes], R]
+
+    def read(self, folder: Path) -> Iterator[R]:
+        return (record for _, record in self.lines(folder))
+
+    def lines(self, folder: Path) -> Iterator[tuple[bytes, R]]:
+        """Each line with its record. A kill may cut the last line short, and only the last: it is left out."""
+        path = folder / self.file
+        if not path.exists():
+            return
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    yield line, self.decode(line)
+                except msgspec.MsgspecError as error:
+                    raise ResumeError(f"{path}, line {number} is damaged: {error}", remedy="remove that line") from None
+
+
+TRACES: Records[Trace] = Records("traces.jsonl", encode_trace, decode_trace)
+
+
+def read_traces(folder: Path, taskset: Taskset[Any, Any]) -> Iterator[Trace]:
+    """The traces of a run, their tasks of the taskset's own types."""
+    return Records(TRACES.file, encode_trace, lambda line: decode_trace(line, taskset.type_of)).read(folder)
+
+
+class RunFolder(Generic[R]):
+    def __init__(self, path: Path, records: Records[R]) -> None:
+        self.path = path
+        self.records = records
+        self._lock = FileLock(str(path / ".lock"))
+        self._file: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, records: Records[R], config: Mapping[str, Any], fingerprint: Fingerprint) -> Self:
+        """A new run folder; one that already holds a run is refused."""
+        if (path / CONFIG).exists() or (path / records.file).exists():
+            raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        run = cls(path, records)
+        run._acquire()
+        run._note(config, fingerprint)
+        run._open()
+        return run
+
+    @classmethod
+    def resume(
+        cls,
+        path: Path,
+        records: Records[R],
+        config: Mapping[str, Any],
+        fingerprint: Fingerprint,
+        *,
+        changed: bool = False,
+        remedy: str = "",
+    ) -> Self:
+        """An existing one, refused where the config differs from the one it began with in anything that could change
+        a result, or where the taskset changed; that `config.yaml` was edited makes no difference. It may ask for more
+        tasks and rollouts than before. With `changed` another taskset is told, but no hindrance. `remedy` says what
+        else to do about one."""
+        if not (path / FINGERPRINT).exists():
+            raise ResumeError(f"{path} holds no run to resume", remedy="leave out --resume, or correct -o")
+        try:
+            began = msgspec.json.decode((path / FINGERPRINT).read_bytes(), type=Beginning)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ResumeError(
+                f"{path / FINGERPRINT} cannot be read: {error}", remedy="start a new run with another -o"
+            ) from None
+        grown = {key: config[key] for key in GROWING if _is_more(began.config.get(key), config.get(key))}
+        changes = config_differences({**began.config, **grown}, dict(config))
+        if refused := [change for change in changes if not change.startswith(HARMLESS)]:
+            raise ResumeError(
+                f"the config of {path} differs from the one the run began with:\n"
+                + "\n".join(f"  {change}" for change in refused),
+                remedy="run it with the config it began with, or start a new run with another -o",
+            )
+        for change in changes:
+            if change.startswith("endpoint.base_url:"):
+                warnings.warn(f"the run goes on at another address: {change}", stacklevel=2)
+        if differences := began.taskset.differences(fingerprint):
+            told = f"the taskset changed since the run in {path} began: {'; '.join(differences)}"
+            if not changed:
+                other = "go on with the taskset as it was, or start a new run with another -o"
+                raise ResumeError(told, remedy=f"{remedy}{other}")
+            warnings.warn(told, stacklevel=2)
+        run = cls(path, records)
+        run._acquire()
+        if grown:
+            run._note({**began.config, **grown}, began.taskset)
+        run._open()
+        return run
+
+    def replace(self, records: Path, config: Mapping[str, Any], fingerprint: Fingerprint) -> None:
+        """Puts a file of records in the place of all there are, which are moved aside: what another taskset made."""
+        self._close()
+        with _writing(self.path):
+            with open(self.path / SUPERSEDED, "ab") as superseded:
+                superseded.writelines(line for line, _ in self.records.lines(self.path))
+            os.replace(records, self.path / self.records.file)
+        self._note(config, fingerprint)
+        self._open()
+
+    def _note(self, config: Mapping[str, Any], fingerprint: Fingerprint) -> None:
+        write_whole(self.path / FINGERPRINT, msgspec.json.encode(Beginning(dict(config), fingerprint)))
+        write_whole(self.path / CONFIG, dump_yaml(config).encode())
+
+    def read(self) -> Iterator[R]:
+        return self.records.read(self.path)
+
+    def keep(self, wanted: Callable[[R], bool]) -> None:
+        """Moves the records that are not wanted aside, and drops a last line that was cut short."""
+        self._close()
+        temporary = self.path / f".{self.records.file}.kept"
+        with _writing(self.path):
+            with open(temporary, "wb") as kept, open(self.path / SUPERSEDED, "ab") as superseded:
+                for line, record in self.records.lines(self.path):
+                    (kept if wanted(record) else superseded).write(line)
+            os.replace(temporary, self.path / self.records.file)
+            if not (self.path / SUPERSEDED).stat().st_size:
+                (self.path / SUPERSEDED).unlink()
+        self._open()
+
+    def append(self, record: R) -> None:
+        assert self._file is not None
+        line = self.records.encode(record) + b"\n"
+        try:
+            while line:  # one write as a rule; more only on a nearly full disk, where the next raises
+                line = line[os.write(self._file, line) :]
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def write_summary(self, summary: Any) -> None:
+        write_whole(self.path / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+
+    def close(self) -> None:
+        self._close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        with _writing(self.path):
+            self._file = os.open(self.path / self.records.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _acquire(self) -> None:
+        try:
+            with _writing(self.path):
+                (self.path / ".lock").touch()  # else the lock would take a forbidden folder for one that is in use
+                self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(f"another process is writing to {self.path}", remedy="wait for it, or pass -o") from None
+
+
+def _is_more(before: int | None, now: int | None) -> bool:
+    """Of two numbers, where None is all there are."""
+    return before is not None and (now is None or now > before)
+
+
+def unused(path: Path) -> Path:
+    """`path`, or `path-2`, `path-3`, ... where it exists already."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is either the old one or the new one, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with _writing(path):
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Timeout:
+        raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write to {path}: {error.strerror or error}",
+        remedy="free some space or pass another -o; what was written is kept, and --resume goes on with it",
+    )

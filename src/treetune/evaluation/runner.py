@@ -1,0 +1,168 @@
+"""Runs an evaluation: draws tasks, keeps a bounded number of rollouts under way, saves each as it ends.
+
+summary = await Runner(evaluation, run, host).run()
+
+Tasks come from a host and rollouts run on it, here or elsewhere; this only counts and saves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from treetune.errors import TasksetError, TreetuneError, first_of
+from treetune.evaluation.config import Evaluation
+from treetune.evaluation.run_folder import RunFolder
+from treetune.evaluation.summary import Summary, Tally
+from treetune.host import Host, LocalHost, always
+from treetune.policy import Policy
+from treetune.streams import Streams
+from treetune.task import Task
+from treetune.trace import Failure, Outcome, Trace
+
+Key = tuple[str, int, int]
+
+
+def local_host(evaluation: Evaluation, policy: Policy) -> LocalHost:
+    """The host that plays an evaluation in this process. It loads nothing: only what is drawn is made."""
+    capacity = evaluation.config.max_concurrent
+    return LocalHost(Streams(evaluation.taskset), always(policy), capacity=capacity)
+
+
+class Job(msgspec.Struct):
+    """The rollouts that one task still needs."""
+
+    task: Task
+    occurrence: int
+    rollouts: list[int]
+    grouped: bool
+
+
+class Runner:
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        run: RunFolder[Trace],
+        host: Host,
+        on_trace: Callable[[Trace, Tally], None] | None = None,
+    ) -> None:
+        self._config = evaluation.config
+        self._taskset = evaluation.taskset
+        self._host = host
+        self._run = run
+        self.on_trace = on_trace
+        self._done: set[Key] = set()
+        self.tally = Tally(self._config.pass_threshold)
+
+    def resume(self) -> int:
+        """Keeps what earlier runs finished; gives its number. What failed is tried again."""
+        scored: Counter[tuple[str, int]] = Counter()
+        for trace in self._run.read():
+            scored[trace.uid, trace.occurrence] += trace.outcome.scored
+
+        def wanted(trace: Trace) -> bool:
+            if trace.key in self._done or not trace.outcome.scored:
+                return False
+            if scored[trace.uid, trace.occurrence] < self._config.num_rollouts and self._grouped(trace):
+                return False
+            self._done.add(trace.key)
+            self.tally.add(trace)
+            return True
+
+        self._run.keep(wanted)
+        return len(self._done)
+
+    def _grouped(self, trace: Trace) -> bool:
+        """Whether its reward hangs on the other rollouts of its task."""
+        try:
+            return self._taskset.scores_group_of(trace.task)
+        except TasksetError:  # a task that the taskset no longer has
+            return False
+
+    async def run(self) -> Summary:
+        """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
+        if self._taskset.scores_groups and self._config.num_rollouts > self._config.max_concurrent:
+            warnings.warn("a group is larger than max_concurrent: its rollouts run in several batches", stacklevel=2)
+        jobs: asyncio.Queue[Job | None] = asyncio.Queue(self._config.max_concurrent)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._produce(jobs))
+                for _ in range(self._config.max_concurrent):
+                    tasks.create_task(self._work(jobs))
+        except BaseExceptionGroup as group:
+            error = first_of(group)
+            raise error from error.__cause__
+        finally:
+            summary = self.tally.summary()
+            self._run.write_summary(summary)
+        return summary
+
+    async def _produce(self, jobs: asyncio.Queue[Job | None]) -> None:
+        unseen = set(self._done)
+        tasks = 0
+        async for task, occurrence in self._host.draw(self._config.num_tasks):
+            keys = [(task.uid, occurrence, number) for number in range(self._config.num_rollouts)]
+            unseen.difference_update(keys)
+            tasks += 1
+            missing = [key[2] for key in keys if key not in self._done]
+            if missing and self._taskset.scores_group_of(task):
+                await jobs.put(Job(task, occurrence, missing, grouped=True))
+            else:
+                for number in missing:
+                    await jobs.put(Job(task, occurrence, [number], grouped=False))
+        if unseen:
+            self._forget(unseen)
+        self.tally.expected = tasks * self._config.num_rollouts
+        for _ in range(self._config.max_concurrent):
+            await jobs.put(None)
+
+    async def _work(self, jobs: asyncio.Queue[Job | None]) -> None:
+        while (job := await jobs.get()) is not None:
+            try:
+                traces = await self._play(job)
+            except TreetuneError as error:
+                traces = [self._failed(job, number, error) for number in job.rollouts]
+            for trace in traces:
+                self._run.append(trace)
+                self.tally.add(trace)
+                if self.on_trace is not None:
+                    self.on_trace(trace, self.tally)
+
+    async def _play(self, job: Job) -> list[Trace]:
+        config, numbers = self._config, job.rollouts
+        asked: dict[str, Any] = {
+            "model": config.model,
+            "sampling": config.sampling,
+            "limits": config.limits,
+            "occurrence": job.occurrence,
+        }
+        if job.grouped:
+            return await self._host.run_group(job.task, len(numbers), rollouts=numbers, **asked)
+        return [await self._host.run_rollout(job.task, rollout=numbers[0], **asked)]
+
+    def _failed(self, job: Job, number: int, error: TreetuneError) -> Trace:
+        """What the host could not run is a failure of that rollout, which a resumed run tries again."""
+        return Trace(
+            task=job.task,
+            uid=job.task.uid,
+            occurrence=job.occurrence,
+            rollout=number,
+            model=self._config.model,
+            outcome=Outcome.ENVIRONMENT_ERROR,
+            failure=Failure.of(error, "host"),
+        )
+
+    def _forget(self, unseen: set[Key]) -> None:
+        warnings.warn(
+            f"{len(unseen)} saved rollouts belong to tasks that this taskset no longer gives; moved aside",
+            stacklevel=2,
+        )
+        self._run.keep(lambda trace: trace.key not in unseen)
+        self.tally = Tally(self._config.pass_threshold)
+        for trace in self._run.read():
+            self.tally.add(trace)

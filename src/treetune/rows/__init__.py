@@ -1,0 +1,43 @@
+"""Trainers' rows: reading, writing and laying them out, in parquet, JSON and JSON lines.
+
+    from treetune.rows import read_tasks, write_tasks
+    write_tasks(read_tasks("train.parquet"), "train.jsonl", "skyrl")
+
+Values stay exactly as they were written, and tasks are equal after any chain of formats and files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treetune.rows.format import FORMATS, detect
+    from treetune.rows.reading import read_rows, read_tables, read_tasks
+    from treetune.rows.writing import write_tasks
+
+__all__ = [
+    "FORMATS",
+    "detect",
+    "read_rows",
+    "read_tables",
+    "read_tasks",
+    "write_tasks",
+]
+
+_HOMES = {
+    "FORMATS": "format",
+    "detect": "format",
+    "read_rows": "reading",
+    "read_tables": "reading",
+    "read_tasks": "reading",
+    "write_tasks": "writing",
+}
+"""Each is imported when it is first asked for: a hit of the cache needs one constant of this package, and no more."""
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

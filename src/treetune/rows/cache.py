@@ -1,0 +1,405 @@
+"""Built files, each under the key of what it was built from, with a sidecar that says what that was.
+
+    cache = Cache(default_cache_dir())
+    key = f"{impl_hash(cls, DatasetTaskset, [], 1)}_{config_hash(config, contents)}"
+    sidecar, was_hit = cache.get_or_build(key, build)
+    cache.path(key)
+
+A file counts once its sidecar is there: it is written aside, renamed, and the sidecar comes last, so whatever
+kills a build leaves nothing that looks finished. A hit takes no lock, writes next to nothing and imports little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import hashlib
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from treetune.canonical import canonical
+from treetune.errors import StorageError, TreetuneError
+from treetune.rows.content import file_hash, write_atomically
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+MAGIC = {".parquet": b"PAR1", ".arrow": b"ARROW1"}
+"""What every such file begins and ends with."""
+
+ARROW = ("rows", "kept")
+"""How the keys of Arrow files begin: those of a `PromptDataset`."""
+
+QUIET_WAIT = 5.0
+"""Seconds to wait for another process's build before saying so."""
+
+TOUCH_EVERY = 60.0
+"""Seconds between two notes of when an entry was last used: thousands of workers may share a cache."""
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_KEY = rf"(?:[0-9a-f]{{8,}}|{'|'.join(ARROW)})_[0-9a-f]{{8,}}"
+
+
+def default_cache_dir(argument: str | Path | None = None) -> Path:
+    """The argument, else TREETUNE_TASK_CACHE_DIR, else `~/.cache/treetune/tasks`."""
+    chosen = argument or os.environ.get("TREETUNE_TASK_CACHE_DIR") or "~/.cache/treetune/tasks"
+    # Absolute, because the paths are handed to trainers that may run elsewhere.
+    return Path(chosen).expanduser().absolute()
+
+
+def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_version: int) -> str:
+    """Of the code that a build runs: the files of `cls` and of those of its bases that are neither `stop`'s nor
+    Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. Files
+    count by their bytes alone, so a moved file is the same code, and a process that knows it under another module name
+    agrees."""
+    own = [_source_file(base, cls) for base in cls.__mro__ if base not in stop.__mro__]
+    files = _as_they_run(file for file in own if file is not None and not file.resolve().is_relative_to(_PACKAGE))
+    further = _as_they_run(further_files)
+    parts = {"classes": _hashes(dict.fromkeys(files)), "further": _hashes(further), "builder": builder_version}
+    return hashlib.sha256(canonical(parts)).hexdigest()[:20]
+
+
+def config_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str:
+    """Of a config and of what its local data contains; the order of keys makes no difference."""
+    try:
+        encoded = canonical({"config": config, "contents": contents})
+    except TypeError as error:
+        raise TreetuneError(f"the config holds a value that cannot be part of a cache key: {error}") from None
+    return hashlib.sha256(encoded).hexdigest()[:20]
+
+
+def _source_file(base: type, cls: type) -> Path | None:
+    module = sys.modules.get(base.__module__)
+    file = getattr(module, "__file__", None)
+    if file is not None and Path(file).is_file():
+        return Path(file)
+    if base.__module__ in sys.builtin_module_names:  # a base such as `dict`, which changes only with Python
+        return None
+    whose = f"{cls.__name__} has" if base is cls else f"{base.__name__}, a base of {cls.__name__}, has"
+    raise TreetuneError(
+        f"{whose} no source file, so a change of it could not be noticed",
+        remedy="define the class in a .py file rather than in a notebook or a prompt",
+    )
+
+
+def _as_they_run(files: Iterable[Path]) -> list[bytes]:
+    found: list[bytes] = []
+    for file in files:
+        from treetune.files import with_imports  # only a class of a user's own has files
+
+        found += [_as_run(part) for part in with_imports(file.expanduser().resolve())]
+    return found
+
+
+def _as_run(file: Path) -> bytes:
+    """The bytes that this process runs: those on disk, unless the file was loaded and has changed since."""
+    executed: dict[str, bytes] = getattr(sys.modules.get("treetune.files"), "executed", {})
+    try:
+        return executed.get(str(file.resolve())) or file.read_bytes()
+    except OSError as error:
+        raise TreetuneError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _hashes(files: Iterable[bytes]) -> list[str]:
+    return [hashlib.sha256(content).hexdigest() for content in files]
+
+
+class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
+    """What built a file. The builder fills in what it knows, the cache the rest."""
+
+    config: dict[str, Any]
+    source: str
+    """The dataset, as a person would name it."""
+    revision: str | None = None
+    """The commit of the hub that was read."""
+    rows: int
+    dropped: dict[str, int] = {}
+    """Rows left out, by reason."""
+    fingerprint: str
+    """A hash of the data."""
+    schema: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    """Of the libraries that took part."""
+    seconds: float = 0.0
+    """How long the build took."""
+    key: str = ""
+    size: int = 0
+    """Of the file, in bytes."""
+    digest: str = ""
+    """Of the file."""
+    mtime_ns: int = 0
+    """Of the file: while it stays the same, the digest need not be computed again."""
+    created: str = ""
+
+
+class State(enum.StrEnum):
+    OK = "ok"
+    """Built, and as it was written."""
+    DAMAGED = "damaged"
+    """Changed, cut short or gone since it was written; the next use builds it again."""
+    UNFINISHED = "unfinished"
+    """Being built, or left behind by a build that was killed."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of the cache, as `treetune cache list` shows it."""
+
+    key: str
+    state: State
+    fault: str | None
+    """Why it is damaged."""
+    size: int
+    """Bytes on disk, of everything that belongs to it."""
+    last_used: float
+    """Seconds since 1970."""
+    sidecar: Sidecar | None
+
+    @property
+    def rows(self) -> int | None:
+        return self.sidecar.rows if self.sidecar else None
+
+    @property
+    def source(self) -> str:
+        return self.sidecar.source if self.sidecar else ""
+
+    @property
+    def created(self) -> str:
+        return self.sidecar.created if self.sidecar else ""
+
+
+class _Damaged(Exception):
+    """The reason, in words."""
+
+
+class Cache:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"{key}{_suffix(key)}"
+
+    def hit(self, key: str) -> Sidecar | None:
+        """The sidecar of a file that is whole. A damaged one gives a warning and None."""
+        try:
+            return self._hit(key)
+        except _Damaged as damage:
+            warnings.warn(f"{self.path(key)} is damaged ({damage}), building it again", stacklevel=2)
+            return None
+
+    def has(self, key: str) -> bool:
+        """Whether a whole file is there; nothing is said of a damaged one, and nothing noted."""
+        try:
+            return self._check(key) is not None
+        except _Damaged:
+            return False
+
+    def get_or_build(self, key: str, build: Callable[[Path], Sidecar], *, force: bool = False) -> tuple[Sidecar, bool]:
+        """The sidecar, and whether it was a hit. `build` writes the file to the path it is given.
+
+        Processes that ask for one key at once build it once. `force` builds even where there is a file, which
+        stays in its place until the new one is whole.
+        """
+        if not force:
+            # No warning yet: another process may be between its two renames, which the lock below settles.
+            with contextlib.suppress(_Damaged):
+                if (found := self._hit(key)) is not None:
+                    return found, True
+        with self._locked(key):
+            if not force and (found := self.hit(key)) is not None:
+                return found, True
+            try:
+                return self._build(key, build), False
+            except OSError as error:
+                raise self._unwritable(error) from None
+
+    def entries(self) -> list[Entry]:
+        """Everything there is, last used first. Files that are no build's are left out."""
+        import re
+
+        name = re.compile(rf"\.?({_KEY})\.(parquet|arrow|json|.*tmp.*)")
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        keys = {match[1] for match in map(name.fullmatch, names) if match}
+        return sorted(filter(None, map(self._entry, keys)), key=lambda entry: (-entry.last_used, entry.key))
+
+    def prune(self, *, older_than_days: float | None, all: bool, damaged: bool) -> list[Entry]:
+        """Remove what any of the three selects, and say what that was; `damaged` takes the unfinished too.
+        What another process is building stays."""
+
+        def selected(entry: Entry | None) -> bool:
+            if entry is None:
+                return False
+            old = older_than_days is not None and time.time() - entry.last_used > older_than_days * 86400
+            return all or old or (damaged and entry.state is not State.OK)
+
+        removed = []
+        for candidate in filter(selected, self.entries()):
+            with self._locked(candidate.key, wait=False) as held:
+                entry = self._entry(candidate.key) if held else None
+                if entry is None or not selected(entry):  # a build ended meanwhile, or goes on
+                    continue
+                # The sidecar goes first: without it the rest counts for nothing.
+                for file in [self._sidecar(entry.key), self.path(entry.key), *self._leftovers(entry.key)]:
+                    file.unlink(missing_ok=True)
+                self._lock_file(entry.key).unlink(missing_ok=True)
+                removed.append(entry)
+        return removed
+
+    def _hit(self, key: str) -> Sidecar | None:
+        if (checked := self._check(key)) is None:
+            return None
+        sidecar, mtime_ns = checked
+        # A cache that cannot be written to, somebody else's or a read-only mount, still gives hits.
+        with contextlib.suppress(OSError):
+            if mtime_ns != sidecar.mtime_ns:  # copied or touched, but the same bytes
+                sidecar = msgspec.structs.replace(sidecar, mtime_ns=mtime_ns)
+                write_atomically(self._sidecar(key), _encode(sidecar))
+            elif time.time() - os.stat(self._sidecar(key)).st_mtime > TOUCH_EVERY:
+                os.utime(self._sidecar(key))
+        return sidecar
+
+    def _check(self, key: str) -> tuple[Sidecar, int] | None:
+        """The sidecar and the file's time of change; None without a sidecar, as then no build has ended."""
+        try:
+            sidecar = msgspec.json.decode(self._sidecar(key).read_bytes(), type=Sidecar)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, msgspec.MsgspecError):
+            raise _Damaged("its sidecar cannot be read") from None
+        if sidecar.key != key:
+            raise _Damaged("its sidecar is that of another key")
+        try:
+            with open(self.path(key), "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_size != sidecar.size:
+                    raise _Damaged(f"{status.st_size} bytes instead of {sidecar.size}")
+                if not _is_whole(file, _suffix(key)):
+                    raise _Damaged(f"not a {_suffix(key)[1:]} file")
+                if status.st_mtime_ns != sidecar.mtime_ns and file_hash(file) != sidecar.digest:
+                    raise _Damaged("its content changed")
+        except FileNotFoundError:
+            raise _Damaged("the file is gone") from None
+        except OSError as error:
+            raise _Damaged(f"it cannot be read: {error.strerror}") from None
+        return sidecar, status.st_mtime_ns
+
+    def _build(self, key: str, build: Callable[[Path], Sidecar]) -> Sidecar:
+        self._remove_leftovers(key)
+        temporary = self.folder / f".{key}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+        began = time.perf_counter()
+        try:
+            sidecar = build(temporary)
+            seconds = time.perf_counter() - began
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+                if not _is_whole(file, _suffix(key)):
+                    raise TreetuneError(f"the build of {key} wrote no {_suffix(key)[1:]} file")
+                status = os.fstat(file.fileno())
+                sidecar = msgspec.structs.replace(
+                    sidecar,
+                    key=key,
+                    size=status.st_size,
+                    digest=file_hash(file),
+                    mtime_ns=status.st_mtime_ns,
+                    seconds=sidecar.seconds or round(seconds, 3),
+                    created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                )
+            encoded = _encode(sidecar)
+            os.replace(temporary, self.path(key))
+        finally:
+            self._remove_leftovers(key)
+        write_atomically(self._sidecar(key), encoded)
+        return sidecar
+
+    def _entry(self, key: str) -> Entry | None:
+        sidecar, fault, state = None, None, State.UNFINISHED
+        try:
+            if (checked := self._check(key)) is not None:
+                sidecar, state = checked[0], State.OK
+        except _Damaged as damage:
+            fault, state = str(damage), State.DAMAGED
+            with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+                sidecar = msgspec.json.decode(self._sidecar(key).read_bytes(), type=Sidecar)
+        statuses = []
+        for file in [self._sidecar(key), self.path(key), *self._leftovers(key)]:
+            with contextlib.suppress(OSError):
+                statuses.append(file.stat())
+        if not statuses:  # removed since it was listed
+            return None
+        return Entry(
+            key=key,
+            state=state,
+            fault=fault,
+            size=sum(status.st_size for status in statuses),
+            # A hit touches the sidecar, whose own time says nothing else; reading one, as `list` does, does not.
+            last_used=statuses[0].st_mtime,
+            sidecar=sidecar,
+        )
+
+    @contextlib.contextmanager
+    def _locked(self, key: str, wait: bool = True) -> Iterator[bool]:
+        """Holds the key's lock; without `wait`, says whether it could be had."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(str(self._lock_file(key)))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=QUIET_WAIT if wait else 0)
+            except Timeout:
+                if wait:
+                    warnings.warn(f"another process is building {self.path(key)}, waiting for it", stacklevel=4)
+                    lock.acquire()
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            yield lock.is_locked
+        finally:
+            lock.release()
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        folder = "pass --cache-dir, or set TREETUNE_TASK_CACHE_DIR, to a folder "
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        room = f"make room (`treetune cache prune --older-than 30`), or {folder}on another disk"
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return StorageError(
+            f"cannot write to the cache folder {self.folder}: {reason}", remedy=room if full else f"{folder}of your own"
+        )
+
+    def _sidecar(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+    def _lock_file(self, key: str) -> Path:
+        return self.folder / f".{key}.lock"
+
+    def _leftovers(self, key: str) -> list[Path]:
+        return list(self.folder.glob(f".{key}.*tmp*"))
+
+    def _remove_leftovers(self, key: str) -> None:
+        for file in self._leftovers(key):
+            file.unlink(missing_ok=True)
+
+
+def _encode(sidecar: Sidecar) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(sidecar), indent=2) + b"\n"
+
+
+def _suffix(key: str) -> str:
+    return ".arrow" if key.startswith(ARROW) else ".parquet"
+
+
+def _is_whole(file: BufferedReader, suffix: str) -> bool:
+    """Leaves the file at its beginning."""
+    magic = MAGIC[suffix]
+    head = file.read(len(magic))
+    file.seek(-min(len(magic), os.fstat(file.fileno()).st_size), os.SEEK_END)
+    tail = file.read()
+    file.seek(0)
+    return head == tail == magic

@@ -1,0 +1,203 @@
+"""Where a dataset task's rows come from: `datasets.load_dataset`, read as a stream.
+
+    source = open_source(config.loading_params)
+    for batch in source.batches(): ...
+
+Whatever its size, only a batch of it is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from treetune.datasets.config import LoadingParams
+from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
+from treetune.rows.content import names_hub
+from treetune.rows.copies import Hold
+from treetune.rows.hub import offline_where_unreachable
+from treetune.rows.source_faults import fault_of, fault_of_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Batch = Union["pa.Table", list[dict[str, Any]]]
+
+ROWS = 10_000
+"""Rows of one batch: enough to be worth vectorising, little enough to stay small."""
+
+
+class Source:
+    """An opened dataset."""
+
+    def __init__(
+        self, dataset: Any, *, params: LoadingParams | None = None, fresh: bool = False, held: Hold | None = None
+    ) -> None:
+        self._dataset = dataset
+        self._params = params
+        self._held = held  # the copy it reads stays as long as this lives
+        # Straight from load_dataset; one that was transformed may list files it no longer equals.
+        self._fresh = fresh
+
+    @property
+    def columns(self) -> dict[str, pa.DataType]:
+        features = self._dataset.features
+        if features is None:  # a stream does not know its columns before its first rows
+            first = next(self._told(self._dataset.with_format("arrow").iter(batch_size=1)), None)
+            schema = [] if first is None else first.schema
+        else:
+            schema = features.arrow_schema
+        if not len(schema):
+            named = None if self._params is None else fault_of_files(self._params)
+            raise named or EmptyTasksetError("the source has no rows", remedy="look at loading_params")
+        return {field.name: field.type for field in schema}
+
+    @property
+    def rows(self) -> int | None:
+        return getattr(self._dataset, "num_rows", None)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the library says identifies the data."""
+        return str(getattr(self._dataset, "_fingerprint", ""))
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of the hub that was read: the library names the folder of its cache after it."""
+        for name in self._cache_files:
+            folder = Path(name).parent.name
+            if len(folder) == 40 and set(folder) <= set("0123456789abcdef"):
+                return folder
+        return None
+
+    def first(self) -> dict[str, Any] | None:
+        """The first row, or None where there is none."""
+        return next(self._told(iter(self._dataset)), None)
+
+    def batches(self) -> Iterator[Batch]:
+        """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
+        ones (the library keeps columns of mixed types as JSON)."""
+        if self._decodes:
+            return self._told(self._rows())
+        files = self._whole_files()
+        batches = _rechunked(_streamed(files)) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
+        return self._told(batches)
+
+    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same, with what fails on the way said as `open_source` says it."""
+        try:
+            yield from batches
+        except TreetuneError:
+            raise
+        except Exception as error:
+            if self._params is None:
+                raise TasksetError(f"the dataset of build_dataset() cannot be read: {described(error)}") from error
+            raise fault_of(self._params, error) from None
+
+    def _rows(self) -> Iterator[list[dict[str, Any]]]:
+        for batch in self._dataset.iter(batch_size=ROWS):
+            yield [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+
+    @property
+    def _decodes(self) -> bool:
+        from datasets.features.features import require_decoding
+
+        return any(require_decoding(feature) for feature in (self._dataset.features or {}).values())
+
+    @property
+    def _cache_files(self) -> list[str]:
+        return [file["filename"] for file in getattr(self._dataset, "cache_files", [])]
+
+    def _whole_files(self) -> list[str]:
+        """The library's Arrow files, where the dataset is exactly their rows: reading them as a stream keeps the
+        memory flat, where the library's memory map counts every page it touched."""
+        files = self._cache_files
+        if not self._fresh or not files:
+            return []
+        return files if sum(map(_count, files)) == self._dataset.num_rows else []
+
+
+def made_source(dataset: Any, whose: str) -> Source:
+    """What a `build_dataset` of a user's own gave."""
+    import datasets
+
+    if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+        return Source(dataset)
+    remedies = {
+        list: "return datasets.Dataset.from_list(rows)",
+        dict: "return datasets.Dataset.from_dict(columns)",
+        datasets.DatasetDict: 'return one of its splits, such as dataset["train"]',
+    }
+    remedy = remedies.get(type(dataset), "return a datasets.Dataset; or override _make_map_fn, which makes one row")
+    raise TasksetError(f"build_dataset() of {whose} gave a {type(dataset).__name__}, not a dataset", remedy=remedy)
+
+
+def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
+    """Load what `loading_params` names; with no split given, the only one there is.
+
+    `copy` is where the library keeps its copy of local files, named after their bytes. It knows them by their time of
+    change alone, and would give the old rows of a file that was changed and dated back.
+    """
+    import datasets
+
+    kwargs = dict(params.kwargs)
+    held = None
+    if copy is not None and "cache_dir" not in kwargs:
+        kwargs["cache_dir"] = str(copy)
+        held = Hold(copy)
+    were_disabled = datasets.are_progress_bars_disabled()
+    from_hub = names_hub(params.args, kwargs)
+    try:
+        datasets.disable_progress_bars()
+        with offline_where_unreachable() if from_hub else nullcontext() as unreachable:
+            try:
+                dataset = datasets.load_dataset(*params.args, **kwargs)
+            except TreetuneError:
+                raise
+            except Exception as error:
+                raise fault_of(params, error, unreachable) from None
+    finally:
+        if not were_disabled:
+            datasets.enable_progress_bars()
+    if isinstance(dataset, list):
+        raise UsageError("loading_params names several splits", remedy='join them in one: split: "train+test"')
+    if isinstance(dataset, dict):
+        if len(dataset) != 1:
+            raise UsageError(
+                f"{params.args[0]!r} has several splits: {', '.join(dataset)}", remedy="set loading_params.kwargs.split"
+            )
+        (dataset,) = dataset.values()
+    return Source(dataset, params=params, fresh=True, held=held)
+
+
+def _streamed(files: list[str]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for name in files:
+        with pa.OSFile(name, "rb") as file, pa.ipc.open_stream(file) as reader:
+            yield from reader
+
+
+def _count(name: str) -> int:
+    import pyarrow as pa
+
+    # Mapped, so that only the few bytes of each batch's header are read.
+    with pa.memory_map(name, "rb") as file, pa.ipc.open_stream(file) as reader:
+        return sum(batch.num_rows for batch in reader)
+
+
+def _rechunked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS:
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()

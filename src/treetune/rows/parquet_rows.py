@@ -1,0 +1,119 @@
+"""The rows of a parquet file, read on demand: a row group at a time, the last few of which are kept.
+
+    rows = ParquetRows("train.parquet")
+    len(rows), rows[5]
+
+A file of any size costs `KEPT` bytes of memory, or one row group where that is larger. A row comes as `read_rows` gives
+it: without keys that are null, and with JSON text parsed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from treetune.errors import StorageError
+from treetune.rows.arrow_values import rows_of
+from treetune.rows.batch import Row
+from treetune.rows.round_trip import parsed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEPT = 64 << 20
+"""Bytes of row groups that are kept in memory."""
+
+TOGETHER = 64
+"""Rows that are made together where they are asked for one after the other."""
+
+
+class ParquetRows:
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._opened: tuple[int, Any] | None = None
+        self._ends: list[int] = []
+        self._json_fields: list[str] = []
+        self._groups: OrderedDict[int, pa.RecordBatch] = OrderedDict()
+        self._next = 0
+        self._ahead: dict[int, Row] = {}
+        """Rows that were made with the one before them; each is given once, for its values can be changed."""
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._open()
+            return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, number: int) -> Row:
+        with self._lock:
+            file = self._open()
+            if not 0 <= number < (self._ends[-1] if self._ends else 0):
+                raise IndexError(number)
+            if number not in self._ahead:
+                count = TOGETHER if number == self._next and number else 1
+                self._ahead = {number + place: row for place, row in enumerate(self._make(file, number, count))}
+            self._next = number + 1
+            return self._ahead.pop(number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"])  # type: ignore[misc]
+
+    def _open(self) -> Any:
+        """The file, opened once in each process: a forked one must not share its position."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from treetune.rows.reading import BUFFER, json_fields_of
+
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._forget()
+            try:
+                file = pq.ParquetFile(self.path, pre_buffer=False, buffer_size=BUFFER)
+            except (pa.ArrowException, OSError) as error:
+                raise self._damaged(error) from None
+            sizes = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
+            self._ends = list(accumulate(sizes))
+            self._json_fields = json_fields_of(file.metadata.metadata)
+            self._opened = os.getpid(), file
+        return self._opened[1]
+
+    def _make(self, file: Any, number: int, count: int) -> list[Row]:
+        group = bisect_right(self._ends, number)
+        first = self._ends[group - 1] if group else 0
+        some = self._group(file, group).slice(number - first, count)
+        rows = rows_of(some.schema.names, some.columns, some.num_rows)
+        try:
+            return [parsed(row, self._json_fields) for row in rows] if self._json_fields else rows
+        except msgspec.DecodeError as error:
+            raise self._damaged(error) from None
+
+    def _group(self, file: Any, number: int) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        if number in self._groups:
+            self._groups.move_to_end(number)
+            return self._groups[number]
+        try:
+            table = file.read_row_group(number, use_threads=False).combine_chunks()
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from None
+        self._groups[number] = table.to_batches()[0]
+        while len(self._groups) > 1 and sum(group.nbytes for group in self._groups.values()) > KEPT:
+            self._groups.popitem(last=False)
+        return self._groups[number]
+
+    def _damaged(self, error: Exception) -> StorageError:
+        return StorageError(f"{self.path} cannot be read as rows: {error}", remedy="write or build the file again")

@@ -1,0 +1,269 @@
+"""What a trainer's row cannot say about its task goes along as JSON text in `extra_info.treetune`.
+
+    row = {..., "reward_spec": {"ground_truth": "42"}, "extra_info": {"uid": "...", "treetune": '{"ground_truth":42}'}}
+
+So every format keeps every task: a ground truth that was encoded, a prompt that was plain text, a key whose name
+Treetune needs for itself, the fields of a subclass. Most rows need no note. What follows from the row (`uid`, `scorer`,
+`row_json`, `treetune_json`) is written for trainers and left out again on reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from treetune.errors import TasksetError
+from treetune.rows.arrow_values import json_text, json_value, pruned
+from treetune.task import ForeignTask, Message, Task, own_values
+
+KEY = "treetune"
+
+ROW = "row_json"
+"""The key of `extra_info` with the other columns as JSON, for rows whose scorer may want them: verl passes only
+`data_source`, the ground truth and `extra_info` on."""
+
+MARK = "treetune_json"
+"""The key of `extra_info` that lists the dotted paths whose values are JSON text. Trainers do not see what a file's
+metadata says."""
+
+ADDED = ("num_turns", "rollout_reward_scores")
+"""Keys that verl's reward managers put into `extra_info`, whatever stands there."""
+
+RULE = "rule"
+"""The scorer that compares the answer with the ground truth."""
+
+SCORED = "scored"
+"""The environment of rows that have none: one answer, which the row's scorer scores. No task names it."""
+
+SHARED = ("data_source", "prompt", "ability", "extra_info")
+"""The columns that every format has."""
+
+COLUMNS = frozenset((*SHARED, "env_class", "reward_spec", "reward_model", "ground_truth"))
+"""The columns of all formats; any other column is the user's own."""
+
+_OWN = frozenset(("env_class", "scorer", ROW, MARK, KEY, ""))
+"""Keys of `extra_info` that have a meaning here (and one that no parquet path can name)."""
+
+_HEX = frozenset("0123456789abcdef")
+
+
+class Parts(msgspec.Struct):
+    """A task on its way into a row."""
+
+    extra: dict[str, Any]
+    columns: dict[str, Any]
+    """The user's own columns."""
+    note: dict[str, Any]
+    scorer: str | None
+
+    def row(self, task: Task, columns: Mapping[str, Any], further: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The row of a format's own columns, where they are not None, further keys of `extra_info`, and what every
+        row has. A uid of the user's own stays."""
+        extra = {} if self.extra.get("uid") is not None else {"uid": task.uid}
+        extra |= {**(further or {}), **self.extra}
+        if self.scorer is not None:
+            extra["scorer"] = self.scorer
+        if self.note:
+            extra[KEY] = json_text(self.note)
+        row = {"data_source": task.data_source, "prompt": task.messages, **columns, "ability": task.ability}
+        row = {name: value for name, value in row.items() if value is not None}
+        return {**row, "extra_info": extra, **self.columns}
+
+    def truth(self, truth: Any, stored: Any, as_text: bool) -> Any:
+        """The ground truth as it is stored; the original is noted where that is another."""
+        stored = text(stored) if as_text else stored
+        if stored is not truth:
+            self.note["ground_truth"] = truth
+        return stored
+
+
+def parts_of(task: Task, scorer: str | None = None) -> Parts:
+    """`scorer` says how the row is scored, unless the task says so itself; "" that nothing does. Without it, what
+    follows from the task."""
+    parts = Parts(dict(task.extra_info), {}, {}, (scorer if scorer is not None else scorer_of(task)) or None)
+    if own := own_values(task):
+        # As text in the note's text, so that a field that is None stays one.
+        parts.note["fields"] = msgspec.json.encode(own).decode()
+    if not isinstance(task.prompt, list):
+        parts.note["prompt"] = "none" if task.prompt is None else "text"
+    extra = parts.extra
+    if _OWN.isdisjoint(extra):
+        return parts
+    memory = extra.get(KEY)
+    if isinstance(memory, dict) and memory.keys() == {"columns", "hidden"}:
+        del extra[KEY]
+        parts.columns = {name: extra.pop(name) for name in memory["columns"] if name in extra}
+        extra.update(memory["hidden"])
+    if _special(task, extra.get("scorer")):
+        parts.scorer = extra.pop("scorer")
+    kept = {key: extra.pop(key) for key in _OWN & extra.keys()}
+    if kept:
+        parts.note["extra_info"] = kept
+    return parts
+
+
+def task_from(
+    row: Mapping[str, Any], spec: dict[str, Any], own: Collection[str], env_class: str | None = None, *, whole: bool
+) -> Task:
+    """The task of a row without nulls, whose format has found its reward specification.
+
+    `whole`: with what only a trainer's file needs, so that writing it again loses nothing: a scorer of its own, and
+    which keys were columns. Then `extra_info.treetune` holds the latter.
+    """
+    extra = dict(_checked(row, "extra_info", dict) or {})
+    note = _note(extra)
+    inner = extra.pop("env_class", None)
+    env_class = inner if env_class is None else env_class
+    if not whole or "scorer" in extra:
+        extra.pop(ROW, None)
+    others = [name for name in row if name not in own and name not in note.get("added", ())]
+    if others:
+        _beside(row, others, extra, whole)
+    prompt = _checked(row, "prompt", (list, str))
+    if "prompt" in note:
+        prompt = _as_it_was(prompt, note["prompt"])
+    if "reward_spec" in note:
+        truths = {"ground_truth": spec["ground_truth"]} if "ground_truth" in spec else {}
+        spec = {**note["reward_spec"], **truths}
+    if "ground_truth" in note:
+        spec["ground_truth"] = note["ground_truth"]
+    fields: dict[str, Any] = {
+        "prompt": prompt,
+        "data_source": str(row.get("data_source", "unknown")),
+        "env_class": None if env_class == SCORED else env_class,
+        "reward_spec": spec,
+        "ability": row.get("ability"),
+        "extra_info": extra,
+    }
+    task = ForeignTask(**fields, own=json_value(note["fields"])) if "fields" in note else Task(**fields)
+    # A uid of the user's own is a key like any other.
+    if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
+        del extra["uid"]
+    if "scorer" in extra and not (whole and _special(task, extra["scorer"])):
+        del extra["scorer"]
+    extra.update(note.get("extra_info", {}))
+    return task
+
+
+def scorer_of(task: Task) -> str | None:
+    """How a row is scored from itself alone, where that follows from the row."""
+    if task.env_class is not None:
+        return f"env:{task.env_class}"
+    return RULE if task.ground_truth is not None else None
+
+
+def unseen(row: Mapping[str, Any]) -> str:
+    """What verl does not give to reward functions of a row, as JSON: columns, and the keys that it replaces."""
+    columns = {
+        name: value for name, value in row.items() if value is not None and name not in ("data_source", "extra_info")
+    }
+    if (reward := columns.get("reward_model")) is not None:
+        # Its place is kept, so that the keys are in one order wherever the task is read.
+        columns["reward_model"] = {key: "" if key == "ground_truth" else value for key, value in reward.items()}
+    extra = row.get("extra_info") or {}
+    if replaced := {key: extra[key] for key in ADDED if extra.get(key) is not None}:
+        columns["extra_info"] = replaced
+    return json_text(columns)
+
+
+def unseen_of_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[str]:
+    """`unseen` of many rows that differ in their prompts only, whose messages have no keys that are None."""
+    rest = unseen(row)[1:]
+    end = f",{rest}" if rest != "}" else rest
+    # All at once: a line of JSON has no line break of its own.
+    lines = msgspec.json.Encoder().encode_lines(prompts).decode().split("\n")[:-1]
+    return [f'{{"prompt":{line}{end}' for line in lines]
+
+
+def restored(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
+    """A row whose values that are JSON text are what they were; of those paths only that begin with `under`."""
+    extra = row.get("extra_info")
+    if not isinstance(extra, dict) or not isinstance(extra.get(MARK), str):
+        return dict(row)
+    copy = {name: dict(value) if isinstance(value, dict) else value for name, value in row.items()}
+    return parsed(copy, [path for path in json_value(extra[MARK]) if path.startswith(under)])
+
+
+def parsed(row: dict[str, Any], json_fields: Sequence[str]) -> dict[str, Any]:
+    """`row` with the values at these dotted paths parsed: they are JSON text."""
+    for path in json_fields:
+        name, _, key = path.partition(".")
+        place, last = (row.get(name), key) if key else (row, name)
+        if isinstance(place, dict) and isinstance(place.get(last), str):
+            place[last] = pruned(json_value(place[last]))
+    extra = row.get("extra_info")
+    if isinstance(extra, dict):
+        extra.pop(MARK, None)
+    return row
+
+
+def text(truth: Any) -> Any:
+    """A ground truth as text: a scalar as it is printed, a structure as JSON."""
+    if truth is None or isinstance(truth, str):
+        return truth
+    return str(truth) if isinstance(truth, bool | int | float) else json_text(truth)
+
+
+def spec_of(row: Mapping[str, Any], column: str) -> dict[str, Any]:
+    """A copy of a column that describes the reward."""
+    return dict(_checked(row, column, dict) or {})
+
+
+def _special(task: Task, scorer: Any) -> bool:
+    return isinstance(scorer, str) and scorer != scorer_of(task)
+
+
+def _note(extra: dict[str, Any]) -> dict[str, Any]:
+    """The note, taken out of `extra_info`; a key of that name that is no note stays."""
+    written = extra.get(KEY)
+    if not isinstance(written, str):
+        return {}
+    try:
+        note = pruned(json_value(written))
+    except msgspec.DecodeError:
+        return {}
+    if not isinstance(note, dict):
+        return {}
+    del extra[KEY]
+    return note
+
+
+def _beside(row: Mapping[str, Any], others: list[str], extra: dict[str, Any], whole: bool) -> None:
+    """Other columns join `extra_info`."""
+    if whole:
+        names = [name for name in others if name and "." not in name and name not in COLUMNS]
+        hidden = {name: extra[name] for name in names if name in extra}
+        if names:
+            extra[KEY] = {"columns": names, "hidden": hidden}
+    extra.update({name: row[name] for name in others})
+
+
+def looks_like_uid(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 32 and _HEX.issuperset(value)
+
+
+def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, Any]:
+    """A row whose environment opens the conversation, with what it shows first: trainers want a prompt. Its task has
+    none all the same."""
+    extra = row["extra_info"]
+    note = {**json_value(extra.get(KEY) or "{}"), "prompt": "opening"}
+    return {**row, "prompt": opening, "extra_info": {**extra, KEY: json_text(note)}}
+
+
+def _as_it_was(prompt: Any, kind: str) -> Any:
+    if kind == "opening":
+        return None
+    if kind == "none":
+        return prompt or None
+    single = isinstance(prompt, list) and len(prompt) == 1 and prompt[0].keys() == {"role", "content"}
+    return prompt[0]["content"] if single else prompt
+
+
+def _checked(row: Mapping[str, Any], column: str, kind: Any) -> Any:
+    value = row.get(column)
+    if value is not None and not isinstance(value, kind):
+        expected = {"prompt": "a list of messages"}.get(column, "a mapping")
+        raise TasksetError(f"{column} is a {type(value).__name__}, expected {expected}: {value!r:.80}")
+    return value

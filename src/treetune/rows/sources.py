@@ -1,0 +1,134 @@
+"""What a user names, as files: paths, folders, globs, `~`; else a dataset of the hub, `name[@config][:split]`."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from treetune.errors import UsageError
+from treetune.rows.compressed import ENDINGS, without_compression
+
+Sources = str | Path | Iterable[str | Path]
+
+
+class Kind(StrEnum):
+    """How a file is read."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+    LINES = "lines"
+    CSV = "csv"
+
+
+KINDS = {".parquet": Kind.PARQUET, ".json": Kind.JSON, ".jsonl": Kind.LINES, ".ndjson": Kind.LINES, ".csv": Kind.CSV}
+"""By the ending of a name; all but parquet may be compressed, as in `.jsonl.gz`."""
+
+_CODE_OR_CONFIG = re.compile(r"\.(py|ya?ml)(:|$)")
+
+_HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<config>[^:@/]+))?(:(?P<split>[^/:]+))?")
+
+
+class File(NamedTuple):
+    path: Path
+    kind: Kind
+
+
+class HubName(NamedTuple):
+    name: str
+    config: str | None
+    split: str
+
+
+def find(sources: Sources) -> Iterator[File | HubName]:
+    """Everything that is named, in order; the files of a folder or a glob sorted."""
+    for source in [sources] if not isinstance(sources, Iterable) or isinstance(sources, str) else sources:
+        if not isinstance(source, str | os.PathLike) or source == "":
+            raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
+        yield from _named(os.path.expanduser(str(source)))
+
+
+def names_rows(target: str) -> bool:
+    """Whether a TARGET is rows (files, folders, globs, datasets of the hub) rather than a taskset or a server."""
+    from treetune.plugins import tasksets
+
+    path = Path(os.path.expanduser(target))
+    if "://" in target:
+        return False
+    if known_kind(path) is not None:
+        return True
+    if _CODE_OR_CONFIG.search(target) or not (path.is_dir() or glob.has_magic(target) or "/" in target):
+        return False
+    return target not in tasksets.names() and target.partition(":")[0] not in tasksets.foreign
+
+
+def names_taskset(target: str) -> bool:
+    """Whether a name that may be rows is a taskset's: config.yaml, file.py:Name, module:Name, or an id."""
+    from treetune.plugins import tasksets
+
+    if names_rows(target) or (Path(os.path.expanduser(target)).exists() and not _CODE_OR_CONFIG.search(target)):
+        return False
+    return ":" in target or bool(_CODE_OR_CONFIG.search(target)) or target in tasksets.names()
+
+
+def kind_of(path: Path) -> Kind:
+    kind = known_kind(path)
+    if kind is None:
+        raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in KINDS)}")
+    return kind
+
+
+def known_kind(path: Path) -> Kind | None:
+    """The kind that a file's name says; None where it says none."""
+    plain = without_compression(path)
+    kind = KINDS.get(plain.suffix.lower())
+    return None if kind is Kind.PARQUET and plain != path else kind
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raises where a file that is to be written would be one that trainers cannot read."""
+    if known_kind(path) is Kind.CSV:
+        raise UsageError(
+            f"{path}: trainers read no rows from CSV", remedy=f"write {path.with_suffix('.parquet').name} or .jsonl"
+        )
+    if path.suffix.lower() in ENDINGS:
+        raise UsageError(
+            f"{path} would be compressed as a whole, and trainers' loaders read no such file",
+            remedy=f"write {without_compression(path).with_suffix('.parquet').name}, which is compressed inside",
+        )
+
+
+def _named(source: str) -> list[File | HubName]:
+    path = Path(source)
+    if path.is_dir():
+        return _some(_inside(path), source)
+    if path.exists():
+        return [File(path, kind_of(path))]
+    if glob.has_magic(source):
+        matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
+        files = [match for match in matches if match.is_file() and known_kind(match)]
+        # `data/*` may mean folders; `data/**` names their files already.
+        folders = [] if "**" in source else [match for match in matches if match.is_dir()]
+        return _some([*files, *(file for folder in folders for file in _inside(folder))], source)
+    match = _HUB_NAME.fullmatch(source)
+    if match is None or known_kind(path):
+        raise UsageError(f"no such file: {source}", remedy=f"paths are taken from {Path.cwd()}")
+    return [HubName(match["name"], match["config"], match["split"] or "train")]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The files below a folder, but for hidden ones."""
+    found = (path for path in folder.rglob("*") if known_kind(path) and path.is_file())
+    files = sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
+    # A table beside rows is about them; alone it holds them.
+    return [path for path in files if known_kind(path) is not Kind.CSV] or files
+
+
+def _some(paths: list[Path], source: str) -> list[File | HubName]:
+    if not paths:
+        raise UsageError(f"{source} holds no {', '.join(KINDS)} files")
+    return [File(path, kind_of(path)) for path in paths]

@@ -1,0 +1,192 @@
+"""A RowsTaskset has the tasks of trainers' rows: files of parquet, JSON and JSON lines, folders, globs, hub datasets.
+
+    taskset = RowsTaskset(RowsConfig(files=["train.parquet"]))
+    taskset[5], taskset.reward(taskset[5], "42")
+
+Rows are read on demand. Each is scored as it says: by its `extra_info.scorer`, by its environment, or by the rule.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treetune.environment import Environment
+from treetune.errors import TasksetError, TreetuneError
+from treetune.plugins import environments
+from treetune.rows.batch import Row
+from treetune.rows.format import FormatOf
+from treetune.rows.kept_code import located
+from treetune.rows.parquet_rows import ParquetRows
+from treetune.rows.reading import read_tasks
+from treetune.rows.round_trip import RULE, scorer_of
+from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
+from treetune.rows.sources import File, HubName, Kind, find
+from treetune.score import UNCHECKED, VALID
+from treetune.task import ForeignTask, Task
+from treetune.taskset import Taskset, TasksetConfig
+from treetune.trainers.skyrl.row_store import RowStore
+
+
+class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
+    files: list[str] = []
+    """Files, folders, globs, or datasets of the hub (`name[@config][:split]`)."""
+    format: str | None = None
+    """The format of the rows: verl, skyrl or trl; else told by their columns."""
+    trust: bool = False
+    """Run code that rows name, though no build of yours has kept it."""
+
+
+class RowsTaskset(Taskset[Task, RowsConfig]):
+    def __init__(self, config: RowsConfig | None = None) -> None:
+        super().__init__(config)
+        if not self.config.files:
+            raise TasksetError("there are no files of rows", remedy="name some: files: [train.parquet]")
+        self._format = FormatOf(self.config.format)
+        self.name = Path(self.config.files[0]).name
+
+    # The tasks
+
+    def load_tasks(self) -> Iterable[Task]:
+        return map(_whole, read_tasks(self.config.files, self.config.format))
+
+    def task_at(self, index: int) -> Task:
+        part = bisect_right(self._ends, index)
+        if part == len(self._parts):
+            raise IndexError(index)
+        row = self._parts[part][index - (self._ends[part - 1] if part else 0)]
+        return _whole(self._format.of(row).task_of_pruned(row))
+
+    def count(self) -> int:
+        return self._ends[-1]
+
+    def source(self) -> str | None:
+        from treetune.canonical import digest
+
+        return digest([part.identity for part in self._parts])
+
+    def type_of(self, task: Task) -> type[Task]:
+        return ForeignTask if _by_taskset(task) else Task
+
+    def _first(self, num_tasks: int | None) -> Iterator[Task]:
+        # Straight from the files: in their order nothing has to be counted, nor kept for random access.
+        empty = True
+        for task in islice(self, num_tasks):
+            empty = False
+            yield task
+        if empty:
+            raise self._empty()
+
+    def _placed(self, task: Task, position: int) -> Task:
+        return msgspec.structs.replace(task, idx=position)  # it was read from a file, so it can be written to one
+
+    # How they are scored
+
+    def environment(self, task: Task) -> Environment:
+        scorer, task = self._scored(task)
+        environment: Environment = scorer.environment(task)
+        return environment
+
+    def reward(self, task: Task, answer: str) -> Any:
+        scorer, inner = self._scored(task)
+        if isinstance(scorer, Taskset):
+            return scorer.reward(inner, answer)
+        if self.scorer_of(task) != RULE:
+            return super().reward(task, answer)
+        from treetune.datasets.rule import score
+
+        return score(answer, inner.ground_truth)
+
+    def gold(self, task: Task) -> Any:
+        try:
+            scorer, inner = self._scored(task)
+        except TreetuneError:
+            return None  # what cannot be scored here, or may not be, can still be looked at
+        if isinstance(scorer, Taskset):
+            return scorer.gold(inner)
+        name = str(self.scorer_of(task))
+        if name == RULE:
+            truth = inner.ground_truth
+            return str(truth[0] if isinstance(truth, list) and truth else truth)
+        cls: Any = environments.resolve(located(name.removeprefix(ENVIRONMENT), trust=self.config.trust))
+        return cls.gold(inner)
+
+    def validate(self, task: Task) -> Any:
+        scorer, inner = self._scored(task)
+        if isinstance(scorer, Taskset):
+            return scorer.validate(inner)
+        return VALID if inner.ground_truth is not None and inner.messages else UNCHECKED
+
+    def scorer_of(self, task: Task) -> str | None:
+        """How its row says that it is scored; None where it does not."""
+        return task.extra_info.get("scorer") or scorer_of(task)
+
+    def refuse_untrusted(self) -> None:
+        """Raises where the first row names code that may not run, before anything is played."""
+        for task in islice(self, 1):
+            self._scored(task)
+
+    def _scored(self, task: Task) -> tuple[Any, Task]:
+        """What scores a task, and the task as that knows it."""
+        if (name := self.scorer_of(task)) is None:
+            raise TasksetError(
+                f"row {task.idx} of {self.name} does not say how it is scored",
+                remedy="give it a ground truth or an env_class, or build the rows with `treetune build`",
+            )
+        scorer = taskset_of(name, trust=self.config.trust)
+        extra = {key: value for key, value in task.extra_info.items() if key != "scorer"}
+        return scorer, with_type(msgspec.structs.replace(task, extra_info=extra), scorer)
+
+    # The rows
+
+    @cached_property
+    def _parts(self) -> Sequence[_Part]:
+        return [_Part(source) for source in find(self.config.files)]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(len(part) for part in self._parts))
+
+
+class _Part:
+    """The rows of one source: of parquet as the file has them, of any other from a store in the cache."""
+
+    def __init__(self, source: File | HubName) -> None:
+        from treetune.rows.cache import Cache, default_cache_dir
+        from treetune.rows.content import content_hash
+
+        cache = Cache(default_cache_dir(None))
+        self._rows: ParquetRows | RowStore
+        if isinstance(source, File) and source.kind is Kind.PARQUET:
+            self._rows = ParquetRows(source.path)
+            self.identity = content_hash(source.path, cache.folder / "contents")
+        else:
+            self._rows = RowStore.of(source, cache, prompt_key="prompt", env_class_key="env_class")
+            self.identity = self._rows.path.stem
+
+    def __len__(self) -> int:
+        return len(self._rows) if isinstance(self._rows, ParquetRows) else self._rows.rows
+
+    def __getitem__(self, number: int) -> Row:
+        if isinstance(self._rows, ParquetRows):
+            return self._rows[number]
+        prompt, others, _ = self._rows.row(number)
+        return others if prompt is None else {"prompt": prompt, **others}
+
+
+def _by_taskset(task: Task) -> bool:
+    """Whether a taskset scores it, which may declare a class of tasks with fields of its own."""
+    scorer = task.extra_info.get("scorer")
+    return isinstance(scorer, str) and scorer != RULE and not scorer.startswith(ENVIRONMENT)
+
+
+def _whole(task: Task) -> Task:
+    if type(task) is Task and _by_taskset(task):
+        return ForeignTask(**{name: getattr(task, name) for name in Task.__struct_fields__})
+    return task

@@ -1,0 +1,210 @@
+"""Tasks into a file of a trainer's rows: parquet, JSON or JSON lines, by the name of the file.
+
+    write_tasks(tasks, "train.parquet", "skyrl")
+    write_tasks(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
+
+Each row says how it is scored: by its environment, by the taskset, or as it stood in the rows that it was read from. A
+batch is in memory at a time, and the file appears when it is whole. `read_tasks` gives back equal tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.errors import EmptyTasksetError, StorageError, TasksetError
+from treetune.rows.arrow_values import json_line
+from treetune.rows.checked import refuse_invalid
+from treetune.rows.format import Format, named
+from treetune.rows.reading import RowTasks, read_rows
+from treetune.rows.round_trip import RULE, with_opening
+from treetune.rows.sources import Kind, kind_of, refuse_unwritable
+from treetune.task import Message, Task
+from treetune.taskset import Taskset
+
+if TYPE_CHECKING:
+    from treetune.rows.parquet import ExactParquet
+
+BATCH = 10_000
+"""Tasks of one batch."""
+
+
+Scored = tuple[Task, str | None]
+"""A task, and what scores it: see `Format.row_of`."""
+
+
+def write_tasks(
+    tasks: Iterable[Task],
+    path: str | Path,
+    format: str,
+    *,
+    scorer: str | Taskset[Any, Any] | None = None,
+    check: bool = True,
+    environments: Collection[str] = (),
+) -> int:
+    """Write tasks as rows; gives their number.
+
+    `scorer` is the taskset that the tasks were drawn from, or `"rule"`: answers are compared with ground truths.
+    `tasks` may be a taskset itself. A file that `treetune validate` would not call valid is refused, unless `check` is
+    False. `environments`: ids that are registered elsewhere.
+    """
+    path, rows_format = Path(path).expanduser(), named(format)
+    refuse_unwritable(path)
+    write = {Kind.PARQUET: write_parquet, Kind.JSON: _array, Kind.LINES: _lines}[kind_of(path)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the file, so that it can be put in its place in one step.
+        with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
+            written = Path(folder) / f"rows{path.suffix}"
+            count = write(scored(tasks, scorer), written, rows_format)
+            if not count:
+                raise EmptyTasksetError(f"there are no tasks to write to {path}")
+            if check:
+                refuse_invalid(written, path, format, environments)
+            os.replace(written, path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    return count
+
+
+def scored(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
+    """Each task with what scores it; refused where that is not known."""
+    from treetune.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
+
+    if scorer is None and isinstance(tasks, Taskset):
+        scorer = tasks
+    of_rows = isinstance(tasks, RowTasks)
+    told: set[str] = set()
+    for number, task in enumerate(tasks):
+        if isinstance(scorer, Taskset):
+            if (lost := refuse_groups(scorer, task)) is not None and lost not in told:
+                told.add(lost)
+                warnings.warn(lost, stacklevel=5)
+            yield task, scorer_for(scorer, task) or ""
+        elif task.env_class is not None and scorer is None and not of_rows:
+            # Not of rows: a file that somebody else's rows name must not become one that this user kept.
+            yield task, scorer_of_environment(task.env_class)
+        elif task.env_class is None and scorer is None and not of_rows and task.ground_truth is not None:
+            if _says(task):
+                yield task, None
+                continue
+            raise TasksetError(
+                f"task {number} has a ground truth, and nothing says what scores it",
+                remedy='pass the taskset that it is of, as scorer=taskset, or scorer="rule": answers are compared with '
+                "ground truths",
+            )
+        else:
+            yield task, None if scorer == RULE else scorer  # which needs a ground truth
+
+
+def _says(task: Task) -> bool:
+    return isinstance(task.extra_info.get("scorer"), str)
+
+
+def _lines(tasks: Iterator[Scored], path: Path, format: Format) -> int:
+    count = 0
+    with path.open("wb") as file:
+        for line in _encoded(tasks, format):
+            file.write(line + b"\n")
+            count += 1
+    return count
+
+
+def _array(tasks: Iterator[Scored], path: Path, format: Format) -> int:
+    count = 0
+    with path.open("wb") as file:
+        for count, line in enumerate(_encoded(tasks, format), 1):
+            file.write((b",\n" if count > 1 else b"[\n") + line)
+        file.write(b"\n]\n")
+    return count
+
+
+def _encoded(tasks: Iterator[Scored], format: Format) -> Iterator[bytes]:
+    for number, (task, scorer) in enumerate(tasks):
+        try:
+            yield json_line(format.row_of(task, scorer=scorer))
+        except TasksetError as error:
+            raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
+
+
+Opening = Callable[[Task], list[Message]]
+"""What the environment of a task without a prompt shows first."""
+
+
+def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: Opening | None = None) -> int:
+    """Rows of any values as parquet; gives their number."""
+    from treetune.rows.parquet import ExactParquet, MixedTruths
+
+    batches = _batched(tasks)
+    with ExactParquet(path) as writer:
+        for batch in batches:
+            json_fields = set(writer.json_fields)
+            try:
+                _put(writer, batch, format, opening)
+            except MixedTruths:
+                writer.json_fields = json_fields  # what the file has, without the batch that it does not have
+                break
+        else:
+            return _told(writer, format)
+    # From the beginning. SkyRL's environments need each its own type, so the column is JSON; elsewhere text among the
+    # ground truths stays text, and the others become text, their original noted.
+    as_json = format.name == "skyrl"
+    earlier = path.with_name(f"{path.name}.earlier.parquet")
+    done: Iterable[Scored] = ()
+    if writer.rows:
+        path.rename(earlier)
+        done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))
+    if not as_json:
+        warnings.warn(
+            "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
+            stacklevel=4,
+        )
+    with ExactParquet(path) as writer:
+        for some in _batched(chain(done, batch, chain.from_iterable(batches))):
+            _put(writer, some, format, opening, text_truth=not as_json, as_json=as_json)
+    earlier.unlink(missing_ok=True)
+    return _told(writer, format)
+
+
+def _batched(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
+    while batch := list(islice(tasks, BATCH)):
+        yield batch
+
+
+def _put(
+    writer: ExactParquet,
+    tasks: list[Scored],
+    format: Format,
+    opening: Opening | None,
+    *,
+    text_truth: bool = False,
+    as_json: bool = False,
+) -> None:
+    from treetune.rows.parquet import json_truths, table_of, with_json_truth
+
+    rows = []
+    for number, (task, scorer) in enumerate(tasks, writer.rows):
+        try:
+            row = format.row_of(task, scorer=scorer, text_truth=text_truth)
+            if opening is not None and not task.messages:
+                row = with_opening(row, opening(task))
+            rows.append(with_json_truth(row) if as_json else row)
+        except TasksetError as error:
+            raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
+    table = table_of(rows, strict_truths=True)
+    writer.write(json_truths(table) if as_json else table)
+
+
+def _told(writer: ExactParquet, format: Format) -> int:
+    if "prompt" in writer.json_fields:
+        warnings.warn(
+            "no parquet column holds these prompts, whose messages differ in type: they are JSON text, which only "
+            f"Treetune reads; for {format.name} write .jsonl",
+            stacklevel=5,
+        )
+    return writer.rows

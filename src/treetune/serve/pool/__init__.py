@@ -1,0 +1,1 @@
+"""A server whose rollouts run in many workers."""

@@ -1,0 +1,107 @@
+"""What a pool's workers run on: processes of this machine, or (`ray_engine.py`) actors of a Ray cluster.
+
+    handle = engine.start(spec, on_exit)
+    handle.kill()
+
+An engine only starts and kills. Jobs and beats go over ZMQ, so the pool itself notices a worker that is gone or stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from typing import Protocol
+
+from treetune.errors import UsageError
+from treetune.serve.pool.worker import WorkerSpec, run_worker
+from treetune.serve.zmq.sockets import socket_folder
+
+OnExit = Callable[[str], None]
+"""Told once that a worker has ended, and how; on the event loop."""
+
+
+class Handle(Protocol):
+    def kill(self) -> None:
+        """Ends the worker at once, whatever it is doing."""
+        ...
+
+
+class Engine(Protocol):
+    silent_seconds: float
+    """A worker that has not beaten for so long is taken for dead."""
+    encrypted: bool
+    """Whether the way to its workers leaves this machine, and so is encrypted."""
+
+    def address(self) -> str:
+        """Where the broker listens for workers."""
+        ...
+
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle: ...
+
+    def close(self) -> None: ...
+
+
+class ProcessEngine:
+    """Workers as processes of this machine. Their end is noticed at once; the long silence is for one that hangs."""
+
+    encrypted = False
+
+    def __init__(self, silent_seconds: float = 60.0) -> None:
+        self.silent_seconds = silent_seconds
+        self._folder = socket_folder()
+
+    def address(self) -> str:
+        return f"ipc://{self._folder}/workers"
+
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle:
+        # Spawned, not forked: whatever threads and locks user code holds stay behind.
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=run_worker, args=(spec,), name=spec.identity.decode())
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"{spec.taskset.name} cannot be sent to a worker: {error}",
+                remedy="define it in a module or file, without open files or lambdas; or leave out --workers",
+            ) from error
+        return _ProcessHandle(process, on_exit)
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _ProcessHandle:
+    def __init__(self, process: multiprocessing.context.SpawnProcess, on_exit: OnExit) -> None:
+        self._process = process
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(process.sentinel, self._ended)
+
+    def kill(self) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._process.sentinel)
+        self._process.join()
+        code = self._process.exitcode or 0
+        self._on_exit(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+
+
+def this_process() -> int:
+    return os.getpid()
+
+
+def load_engine(name: str) -> Engine:
+    """The engine that `--engine` names."""
+    if name == "processes":
+        return ProcessEngine()
+    if name == "ray":
+        from treetune.serve.pool.ray_engine import RayEngine
+
+        return RayEngine()
+    raise UsageError(f"unknown engine {name!r}", remedy="use processes or ray")

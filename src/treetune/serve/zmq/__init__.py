@@ -1,0 +1,1 @@
+"""The pull door: tasks and rollouts over ZMQ."""

@@ -1,0 +1,336 @@
+"""EnvClient: a server's host, as if it were here. Deadlines, reconnection, and retries that never do work twice.
+
+    async with EnvClient("tcp://127.0.0.1:5555") as client:
+        task = await client.sample()
+        trace = await client.run_rollout(task)
+
+A request keeps its id when it is sent again, so the server repeats its answer rather than the work. `BlockingEnvClient`
+(`blocking.py`) is the same for programs without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+import msgspec
+import zmq
+
+from treetune.environment import Step
+from treetune.episode import Limits, Started
+from treetune.errors import UsageError
+from treetune.host import PROTOCOL, Health, Info, draw_by_index
+from treetune.policy import Sampling
+from treetune.serve.access import connect
+from treetune.serve.errors import Busy, Misused, Refused, Stopping, Unreachable
+from treetune.serve.zmq import wire
+from treetune.serve.zmq.codec import pack, unpack
+from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
+from treetune.streams import State
+from treetune.task import Task
+from treetune.taskset import Taskset
+from treetune.trace import Trace
+
+DEADLINE = 120.0
+"""Seconds for what a server answers at once."""
+RUN_DEADLINE = 7200.0
+"""Seconds for rollouts, groups and steps."""
+_FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
+_SWEEP = 0.25
+_REMEMBERED = 200_000
+_ACKS = 64
+
+log = logging.getLogger(__name__)
+R = TypeVar("R")
+
+
+class _Call(msgspec.Struct):
+    future: asyncio.Future[bytes]
+    frames: Frames
+    until: float
+    resend_at: float
+    wait: float = _FIRST_RESEND
+
+
+class EnvClient:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        server_key: bytes | str | None = None,
+        task_types: Iterable[type[Task]] = (),
+        taskset: Taskset[Any, Any] | None = None,
+        deadline: float = DEADLINE,
+        run_deadline: float = RUN_DEADLINE,
+    ) -> None:
+        """`server_key` is the public key of an encrypted server. `task_types`, or a `taskset`, tell the classes of
+        tasks: those of another class come as `WireTask`."""
+        self.address = address
+        self._token = token
+        self._server_key = server_key.encode() if isinstance(server_key, str) else server_key
+        self._types = {kind.__name__: kind for kind in [*task_types, *types_in(taskset)]}
+        self._deadline, self._run_deadline = deadline, run_deadline
+        self._name = secrets.token_bytes(8)
+        self._number = 0
+        self._calls: dict[bytes, _Call] = {}
+        self._received: list[bytes] = []
+        self._unclaimed: dict[str, list[bytes]] = {}
+        """By stream: draws that were asked for, and whose answer nobody waited for."""
+        self._seals: OrderedDict[bytes, bytes] = OrderedDict()
+        self._socket: LoopSocket | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for call in self._calls.values():
+            if not call.future.done():
+                call.future.set_exception(Unreachable("the client was closed before the answer came"))
+        await asyncio.sleep(0)  # those who waited tell the server that they do so no longer
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # What a host does
+
+    async def info(self) -> Info:
+        info = await self._ask("info", wire.Request(), wire.InfoResponse)
+        if info.protocol != PROTOCOL:
+            raise Misused(
+                f"the server at {self.address} speaks protocol {info.protocol}, this client protocol {PROTOCOL}",
+                remedy="install the same version of treetune on both sides",
+            )
+        return info
+
+    async def health(self, deadline: float | None = None) -> Health:
+        return await self._ask("health", wire.Request(), wire.HealthResponse, deadline)
+
+    async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
+        """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets."""
+        request = wire.SampleRequest(index=index, stream=stream)
+        unclaimed = self._unclaimed.setdefault(stream, []) if index is None else []
+        id = unclaimed.pop(0) if unclaimed else self._new_id()
+        try:
+            response = await self._call("sample", request, wire.SampleResponse, self._deadline, id)
+        except (asyncio.CancelledError, Unreachable):
+            unclaimed.append(id)
+            raise
+        task, seal = wire.unpack_task(response.task, self._types)
+        self._seals[_content(pack(task))] = seal
+        if len(self._seals) > _REMEMBERED:
+            self._seals.popitem(last=False)
+        return task
+
+    def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
+        return draw_by_index(self, num_tasks)
+
+    async def run_rollout(
+        self,
+        task: Task,
+        *,
+        model: str | None = None,
+        endpoint: str | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        occurrence: int = 0,
+        rollout: int = 0,
+        request: str | None = None,
+    ) -> Trace:
+        message = wire.RunRolloutRequest(
+            task=self._sealed(task),
+            model=model,
+            endpoint=endpoint,
+            sampling=sampling or Sampling(),
+            limits=limits,
+            occurrence=occurrence,
+            rollout=rollout,
+        )
+        response = await self._run("run_rollout", message, wire.RunRolloutResponse, request)
+        return wire.unpack_trace(response.trace, task)
+
+    async def run_group(
+        self,
+        task: Task,
+        n: int,
+        *,
+        model: str | None = None,
+        endpoint: str | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        occurrence: int = 0,
+        rollouts: Sequence[int] | None = None,
+        request: str | None = None,
+    ) -> list[Trace]:
+        message = wire.RunGroupRequest(
+            task=self._sealed(task),
+            n=n,
+            model=model,
+            endpoint=endpoint,
+            sampling=sampling or Sampling(),
+            limits=limits,
+            occurrence=occurrence,
+            rollouts=list(rollouts) if rollouts is not None else None,
+        )
+        response = await self._run("run_group", message, wire.RunGroupResponse, request)
+        for warning in response.warnings:
+            log.warning("%s", warning)
+        return [wire.unpack_trace(trace, task) for trace in response.traces]
+
+    async def start(self, task: Task) -> Started:
+        response = await self._run("start", wire.StartRequest(task=self._sealed(task)), wire.StartResponse)
+        return Started(response.episode, response.observation)
+
+    async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
+        message = wire.StepRequest(episode=episode, action=action, turn=turn)
+        response = await self._run("step", message, wire.StepResponse)
+        return Step(response.observation, response.reward, response.done, response.info, response.truncated)
+
+    async def cancel(self, id: str) -> bool:
+        return (await self._ask("cancel", wire.CancelRequest(id=id), wire.CancelResponse)).found
+
+    async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
+        request = wire.ObserveRequest(task=self._sealed(task), reward=reward, stream=stream)
+        await self._ask("observe", request, wire.Response)
+
+    async def state(self, stream: str | None = None) -> State:
+        state = (await self._ask("state", wire.StateRequest(stream=stream), wire.StateResponse)).state
+        assert state is not None
+        return state
+
+    async def restore(self, state: State) -> None:
+        await self._ask("restore", wire.RestoreRequest(state=state), wire.Response)
+        for stream in state.streams:
+            self._unclaimed.pop(stream, None)  # what was drawn before is not what comes next
+
+    async def stats(self) -> dict[str, Any]:
+        """The server in figures."""
+        return (await self._ask("stats", wire.Request(), wire.StatsResponse)).stats
+
+    def portable(self, task: Task) -> wire.WireTask:
+        """A sampled task with its seal in it, for another process to run with a client of its own."""
+        found, seal = wire.unpack_task(bytes(self._sealed(task)), {})
+        if isinstance(found, wire.WireTask):
+            return found
+        return wire.WireTask(**msgspec.structs.asdict(found), seal=seal)
+
+    # Requests
+
+    async def _ask(self, method: str, request: wire.Request, answer: type[R], deadline: float | None = None) -> R:
+        return await self._call(method, request, answer, deadline or self._deadline, self._new_id())
+
+    async def _run(self, method: str, request: wire.Request, answer: type[R], name: str | None = None) -> R:
+        id = name.encode() if name is not None else self._new_id()
+        try:
+            return await self._call(method, request, answer, self._run_deadline, id)
+        except (asyncio.CancelledError, Unreachable):
+            # Nobody waits for it any more, so nobody shall work at it.
+            self._send([self._new_id(), b"cancel", pack(wire.CancelRequest(id=id, token=self._token))])
+            raise
+
+    async def _call(self, method: str, request: wire.Request, answer: type[R], seconds: float, id: bytes) -> R:
+        if self._closed:
+            raise UsageError("this client is closed", remedy="open another")
+        request.token, request.protocol = self._token, PROTOCOL
+        request.ack, self._received = self._received[:_ACKS], self._received[_ACKS:]
+        now = time.monotonic()
+        until, pause = now + seconds, 0.05
+        frames = [id, method.encode(), pack(request)]
+        while True:
+            call = _Call(asyncio.get_running_loop().create_future(), frames, until, time.monotonic() + _FIRST_RESEND)
+            self._calls[id] = call
+            self._send(frames)
+            self._sweep_soon()
+            try:
+                data = await call.future
+            finally:
+                self._calls.pop(id, None)
+            response = unpack(data, answer)
+            try:
+                wire.raise_failure(response)  # type: ignore[arg-type]
+            except (Busy, Stopping):
+                pause = min(5.0, pause * 2)
+                if time.monotonic() + pause > until:
+                    raise
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                continue
+            self._received.append(id)
+            return response
+
+    def _new_id(self) -> bytes:
+        self._number += 1
+        return self._name + self._number.to_bytes(8, "big")
+
+    def _send(self, frames: Frames) -> None:
+        if self._socket is None:
+            socket = new_socket(zmq.DEALER)
+            connect(socket, self.address, self._server_key)
+            self._socket = LoopSocket(socket, self._on_batch)
+        self._socket.send(frames)
+
+    def _on_batch(self, batch: list[Frames]) -> None:
+        for frames in batch:
+            if len(frames) == 2 and (call := self._calls.get(frames[0])) is not None and not call.future.done():
+                call.future.set_result(frames[1])
+
+    def _sweep_soon(self) -> None:
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
+
+    def _sweep(self) -> None:
+        """Sends again what has waited long, and gives up what has waited too long."""
+        self._sweeping = None
+        now = time.monotonic()
+        for call in list(self._calls.values()):
+            if call.future.done():
+                continue
+            if now >= call.until:
+                call.future.set_exception(
+                    Unreachable(
+                        f"no answer from {self.address} before the deadline",
+                        remedy="is the server running there, and is its key the one given?",
+                    )
+                )
+            elif now >= call.resend_at:
+                call.wait = min(_LAST_RESEND, call.wait * 2)
+                call.resend_at = now + call.wait
+                self._send(call.frames)
+        if self._calls:
+            self._sweep_soon()
+
+    def _sealed(self, task: Task) -> msgspec.Raw:
+        if isinstance(task, wire.WireTask):
+            return msgspec.Raw(wire.pack_task(task))
+        seal = self._seals.get(_content(pack(task)))
+        if seal is None:
+            raise Refused(
+                f"task {task.idx} was not sampled with this client, or was changed since",
+                remedy="sample it here; to run it elsewhere, pass on client.portable(task)",
+            )
+        return msgspec.Raw(wire.pack_task(task, seal))
+
+
+def types_in(taskset: Taskset[Any, Any] | None) -> list[type[Task]]:
+    """The classes of a taskset's tasks."""
+    if taskset is None:
+        return []
+    return [taskset.task_type, *(kind for part in getattr(taskset, "sources", []) for kind in types_in(part))]
+
+
+def _content(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=16).digest()

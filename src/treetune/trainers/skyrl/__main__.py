@@ -1,0 +1,3 @@
+from treetune.trainers.skyrl import main
+
+main()

@@ -1,0 +1,172 @@
+"""A Treetune environment as skyrl-gym plays one. `treetune.trainers.skyrl.register()` names this class for each.
+
+    env = skyrl_gym.make("alphabet-sort", env_config={}, extras=row)
+    messages, _ = env.init(prompt)
+    output = env.step("a b c")      # observations, reward, done, metadata
+    env.close()
+
+The task is the one that the row was written from, with the same uid. A row's own `extra_info.max_turns` holds; without
+it the trainer's `generator.max_turns` does. SkyRL does not close an environment after an error, so this class does: at
+once where a call of its own fails, and when it is dropped otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from skyrl_gym.envs.base_text_env import BaseTextEnv
+
+from treetune.background import run, submit
+from treetune.builtin.conversation import max_turns_of
+from treetune.chat_messages import begins_answer
+from treetune.environment import Environment
+from treetune.episode import CLOSE_SECONDS, Episode, Limits
+from treetune.errors import EnvironmentFault, UsageError, described
+from treetune.rows.round_trip import looks_like_uid
+from treetune.rows.skyrl import task_to_play
+from treetune.task import Message, Task
+from treetune.taskset import ByEnvironment
+
+
+class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
+    """One episode. `id` is how the rows name the environment, `environment` what Treetune makes of that."""
+
+    def __init__(
+        self,
+        id: str,
+        environment: str | type[Environment],
+        env_config: Any = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._id = id
+        self._taskset = ByEnvironment(environment, name=id)
+        self._config = env_config
+        self._extras = dict(extras or {})
+        self._episode: Episode | None = None
+        self._finalizer: Any = None
+        self.task: Task | None = None
+
+    def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
+        self.close()
+        self.turns, self._episode = 0, None
+        self.task = task_of_extras(self._id, prompt, self._extras)
+        with self._guarded("start"):
+            self.max_turns = max_turns_of(self.task, self._extras.get("max_turns") or 0)
+            self.task = task = _with_settings(self.task, self._config, self.max_turns)
+            self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
+            self._finalizer = weakref.finalize(self, _begin_closing, episode)
+            observed = run(episode.begin()).messages()
+        # A copy: the trainer appends the conversation to it.
+        return self._shown(observed), {}
+
+    def _shown(self, observed: list[Message]) -> list[Message]:
+        if begins_answer(observed):
+            self.close()
+            raise UsageError(
+                f"{self._id}: a prompt ends with the beginning of an answer, which SkyRL does not go on with",
+                remedy="leave out the assistant's last message",
+            )
+        return copy.deepcopy(observed)
+
+    def step(self, action: str) -> dict[str, Any]:
+        episode = self._episode
+        if episode is None or episode.over:
+            raise EnvironmentFault(f"{self._id}: step() without init(), after the end, or after an error")
+        self.turns += 1
+        with self._guarded("step"):
+            step = run(episode.step(action))
+        seen = step.observation.messages()
+        observations = copy.deepcopy(seen) if step.done else self._shown(seen)
+        if episode.cut_short:
+            warnings.warn(
+                f"{self._id}: an episode was ended after max_turns={self.max_turns}; "
+                "give rows an extra_info.max_turns, or set generator.max_turns",
+                stacklevel=2,
+            )
+        self._warn_of_close(episode)
+        return {
+            "observations": observations,
+            "reward": step.reward,
+            "done": step.done,
+            "metadata": {**step.info, "truncated": step.truncated},
+        }
+
+    def get_metrics(self) -> dict[str, Any]:
+        """What SkyRL logs of an episode: turns, success where the environment tells it, its own metrics. Under the
+        environment's id, because SkyRL lets metrics of one name replace each other."""
+        metrics: dict[str, Any] = {"turns": self.turns}
+        if self._episode is not None:
+            metrics |= self._episode.result.metrics
+            if (success := self._episode.result.success) is not None:
+                metrics["success"] = float(success)
+        return {f"{self._id}/{name}": value for name, value in metrics.items()}
+
+    def close(self) -> None:
+        closing: Future[Any] | None = self._finalizer() if self._finalizer is not None else None
+        if closing is not None and self._episode is not None:
+            try:
+                closing.result(CLOSE_SECONDS)
+            except Exception as error:
+                # What the episode earned stands, whatever becomes of its leftovers.
+                warnings.warn(f"{self._id}: close failed: {described(error)}", stacklevel=2)
+            self._warn_of_close(self._episode)
+
+    def _warn_of_close(self, episode: Episode) -> None:
+        if episode.close_failure is not None:
+            warnings.warn(f"{self._id}: close failed: {episode.close_failure}", stacklevel=3)
+            episode.close_failure = None
+
+    @contextmanager
+    def _guarded(self, phase: str) -> Iterator[None]:
+        """Closes after an error, and says which row it was."""
+        try:
+            yield
+        except BaseException as error:
+            self.close()
+            if (task := self.task) is not None:
+                index = task.extra_info.get("index", "?")
+                error.add_note(f"{phase} of {self._id}: row {index} of {task.data_source}, uid {task.uid}")
+            raise
+
+
+def task_of_extras(env_class: str, prompt: list[Message], extras: Mapping[str, Any]) -> Task:
+    """The task of a row as SkyRL hands it over; a warning where it is not the one that the row was written from."""
+    task = task_to_play(env_class, prompt, extras)
+    if looks_like_uid((extras.get("extra_info") or {}).get("uid")) and "uid" in task.extra_info:
+        warnings.warn(
+            f"{env_class}: a row is not the task it was written from: its prompt or reward_spec was changed on the way "
+            "(JSON files change types when SkyRL reads them, parquet does not), or its uid is your own",
+            stacklevel=3,
+        )
+    return task
+
+
+def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
+    """The task with what the trainer's config says where the row says nothing; no such key changes the uid."""
+    if "scorer" in task.extra_info:
+        return task  # one answer, which its own taskset scores
+    settings = {"max_turns": max_turns, **_chosen(config)} if max_turns else _chosen(config)
+    return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info})
+
+
+def _chosen(config: Any) -> dict[str, Any]:
+    """What a user set in `environment.skyrl_gym.NAME`; SkyRL's own defaults are paths and addresses of its makers."""
+    import dataclasses
+
+    if dataclasses.is_dataclass(config):
+        fields = dataclasses.fields(config)
+        return {field.name: value for field in fields if (value := getattr(config, field.name)) != field.default}
+    return {str(key): value for key, value in config.items()} if isinstance(config, Mapping) else {}
+
+
+def _begin_closing(episode: Episode) -> Future[Any]:
+    """Does not wait: it may be the garbage collector that asks, in any thread."""
+    return submit(episode.close())

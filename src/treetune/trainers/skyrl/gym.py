@@ -1,0 +1,145 @@
+"""skyrl-gym's environments as Treetune ones: `env_class: skyrl:NAME`.
+
+    treetune eval tasks.yaml -m MODEL      # where the tasks have env_class: skyrl:gsm8k
+
+NAME is an id that skyrl-gym knows, or `module:Class` or `file.py:Class` of any `skyrl_gym.Env`. The environment is made
+from the row that SkyRL would read, so ground truths are in the form that it expects. Its `env_config` has the values of
+`extra_info.env_config`; `search_url` and `db_path` also come from TREETUNE_SEARCH_URL and TREETUNE_TEXT2SQL_DB.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import typing
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import msgspec
+
+from treetune.builtin.search.searcher import URL_VARIABLE
+from treetune.builtin.sql.text2sql import FOLDER_VARIABLE
+from treetune.environment import Action, Environment, Step
+from treetune.errors import MissingExtraError, PluginError, TreetuneError, UnknownNameError
+from treetune.plugins import environments, load_object
+from treetune.rows.skyrl import row_of
+from treetune.score import finite
+from treetune.task import Message, Task
+
+_VARIABLES = {"search_url": URL_VARIABLE, "db_path": FOLDER_VARIABLE}
+"""Keys of skyrl-gym's configs that our environments of the same name take from the process's environment."""
+
+
+class SkyRLGymEnvironment(Environment):
+    """One episode of a skyrl-gym environment. Its methods are plain functions, so they run in threads."""
+
+    NAME: ClassVar[str] = ""
+
+    @classmethod
+    def gold(cls, task: Task) -> str | list[str] | None:
+        """What our environment of the same name says."""
+        if cls.NAME not in environments.names():
+            return None
+        ours: type[Environment] = environments.resolve(cls.NAME)
+        return ours.gold(task)
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        gym_class, settings = class_of(self.NAME)
+        config = _config(gym_class, task.extra_info.get("env_config") or {})
+        self._env = gym_class(**{**settings, "env_config": config, "extras": extras_of(task, self.NAME)})
+
+    def start(self) -> list[Message]:
+        messages, _ = self._env.init(copy.deepcopy(self.task.messages))
+        return list(messages)
+
+    def step(self, action: Action) -> Step:
+        output = self._env.step(action.text)
+        info = dict(output.get("metadata") or {})
+        if output.get("postprocessed_action") is not None:
+            info["postprocessed_action"] = output["postprocessed_action"]
+        if output["done"] and (metrics := _numbers(getattr(self._env, "get_metrics", dict)())):
+            info["metrics"] = metrics
+        return Step(
+            list(output["observations"] or []),
+            reward=finite(output["reward"], "reward"),
+            done=bool(output["done"]),
+            info=msgspec.to_builtins(info, enc_hook=repr),
+        )
+
+    def close(self) -> None:
+        self._env.close()
+
+
+@lru_cache(maxsize=256)
+def environment_class(name: str) -> type[SkyRLGymEnvironment]:
+    """The Treetune environment that plays a skyrl-gym one."""
+    class_of(name)  # a wrong name is told now
+    return type(f"skyrl:{name}", (SkyRLGymEnvironment,), {"NAME": name, "__doc__": f"skyrl-gym's {name}."})
+
+
+def extras_of(task: Task, name: str) -> dict[str, Any]:
+    """The row of a task as SkyRL hands it to its environments."""
+    row = row_of(msgspec.structs.replace(task, env_class=name))
+    extras = {key: value for key, value in row.items() if key not in ("prompt", "env_class")}
+    extras["extra_info"] = {**extras["extra_info"], "uid": task.uid}
+    if (turns := task.extra_info.get("max_turns")) is not None:
+        extras["max_turns"] = turns
+    return extras
+
+
+def class_of(name: str) -> tuple[Any, dict[str, Any]]:
+    """The class that skyrl-gym would make, and the arguments it is registered with."""
+    try:
+        from skyrl_gym import Env
+        from skyrl_gym.envs.registration import load_env_creator, registry
+    except ImportError as error:
+        raise MissingExtraError.of("skyrl-gym", "skyrl") from error
+    from treetune.trainers.skyrl.registry import theirs
+
+    spec = theirs(name)
+    if spec is None and ":" not in name:
+        raise UnknownNameError.of(
+            "skyrl-gym environment", name, registry, remedy="one that is not registered is skyrl:module:Class"
+        )
+    try:
+        if spec is None:
+            found, settings = load_object(name), {}
+        else:
+            entry, settings = spec.entry_point, copy.deepcopy(spec.kwargs)
+            found = entry if callable(entry) else load_env_creator(entry)
+    except TreetuneError:
+        raise
+    except Exception as error:
+        raise PluginError(f"skyrl-gym's {name} could not be imported: {type(error).__name__}: {error}") from error
+    if isinstance(found, type) and not issubclass(found, Env):
+        raise PluginError(f"{name} is no skyrl_gym.Env", remedy="a Treetune environment is named without skyrl:")
+    return found, settings
+
+
+def _config(gym_class: Any, given: Mapping[str, Any]) -> Any:
+    """What SkyRL's config would have for it: the dataclass that its `env_config` is annotated with, else a mapping
+    whose keys are attributes too."""
+    from omegaconf import OmegaConf
+
+    for cls in _annotated(gym_class):
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            fields = {field.name for field in dataclasses.fields(cls)}
+            named = {key: os.environ.get(variable) for key, variable in _VARIABLES.items() if key in fields}
+            return cls(**{**{key: value for key, value in named.items() if value}, **given})
+    return OmegaConf.create(dict(given))
+
+
+def _annotated(gym_class: Any) -> tuple[Any, ...]:
+    function: Any = getattr(gym_class, "__init__") if isinstance(gym_class, type) else gym_class  # noqa: B009
+    try:
+        hint = typing.get_type_hints(function)["env_config"]
+    except (KeyError, NameError, TypeError):
+        return ()
+    return typing.get_args(hint) or (hint,)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

@@ -1,0 +1,99 @@
+"""Treetune's environments in skyrl-gym's registry.
+
+    register()                                     # all that have an id
+    register("my_env.py:MyEnv", id="my_env")       # one of your own
+
+A registry belongs to a process: call it where SkyRL makes environments, which is inside its entry-point task.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.errors import MissingExtraError, PluginError, UsageError
+from treetune.plugins import absolute_spec, environments
+
+if TYPE_CHECKING:
+    from treetune.environment import Environment
+
+_ADAPTER = "treetune.trainers.skyrl.environment:TreetuneEnv"
+
+_theirs: dict[str, Any] = {}
+"""skyrl-gym's entries whose place ours have taken."""
+
+
+def register(
+    environment: str | type[Environment] | None = None, *, id: str | None = None, replace: bool = False
+) -> list[str]:
+    """Make Treetune's environments known to skyrl-gym in this process; gives their ids.
+
+    All that have an id, or the one that is named: `file.py:Class`, `module:Class`, `skyrl:NAME` or a class. Where
+    skyrl-gym has an environment of that id already, its own is kept, unless `replace`.
+    """
+    known = registry()
+    if environment is None:
+        if id is not None:
+            raise UsageError(f"{id!r} is the id of nothing", remedy="register('my_env.py:MyEnv', id='my_env')")
+        for name, origin in environments.names().items():
+            if replace or name not in known or known[name].entry_point == _ADAPTER:
+                # An id that only this process knows would mean nothing in a worker that the entry is sent to.
+                _put(name, _entry(name, environments.resolve(name) if origin == "registered" else name))
+        return [name for name in environments.names() if known[name].entry_point == _ADAPTER]
+    named = environment if isinstance(environment, type) else absolute_spec(environment, [Path.cwd()])
+    if id is None:
+        id = environment.__name__ if isinstance(environment, type) else environment
+    entry = _checked_entry(id, named)
+    if not replace and known.get(id, entry) != entry:
+        raise UsageError(
+            f"skyrl-gym has another environment {id!r} already", remedy="choose another id, or pass replace=True"
+        )
+    _put(id, entry)
+    return [id]
+
+
+def theirs(id: str) -> Any:
+    """skyrl-gym's own entry of an id, though ours may have its place; None where it has none."""
+    entry = registry().get(id)
+    return _theirs.get(id) if entry is not None and entry.entry_point == _ADAPTER else entry
+
+
+def _put(id: str, entry: Any) -> None:
+    known = registry()
+    if id in known and known[id].entry_point != _ADAPTER:
+        _theirs[id] = known[id]
+    known[id] = entry
+
+
+def registry() -> dict[str, Any]:
+    """skyrl-gym's own, by id."""
+    try:
+        from skyrl_gym.envs import registration
+    except ImportError as error:
+        raise MissingExtraError.of("skyrl-gym", "skyrl") from error
+    known: dict[str, Any] = registration.registry
+    return known
+
+
+def _checked_entry(id: str, named: str | type[Environment]) -> Any:
+    """An entry whose environment is there; a wrong name is told now, not when the model is loaded."""
+    from treetune.environment import Environment
+
+    cls = named if isinstance(named, type) else environments.resolve(named)
+    if not issubclass(cls, Environment):
+        raise PluginError(
+            f"{id} is no Treetune environment",
+            remedy="subclass treetune.Environment; one of skyrl-gym's own is registered with skyrl_gym.register",
+        )
+    return _entry(id, named)
+
+
+def _entry(id: str, named: str | type[Environment]) -> Any:
+    from skyrl_gym.envs.registration import EnvSpec
+
+    if isinstance(named, str) and named.startswith("skyrl:"):
+        from treetune.trainers.skyrl.gym import class_of
+
+        gym_class, settings = class_of(named.removeprefix("skyrl:"))
+        return EnvSpec(id=id, entry_point=gym_class, kwargs=settings)
+    return EnvSpec(id=id, entry_point=_ADAPTER, kwargs={"id": id, "environment": named})

@@ -1,0 +1,66 @@
+"""Registers Treetune's environments when `skyrl_gym` is imported.
+
+`install_hook()` copies this file beside a `.pth` file that runs it at every start of Python. So it imports nothing:
+what it costs, every program pays. Treetune is imported after skyrl_gym, if ever.
+"""
+
+import _thread
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def register_on_import(environments: dict[str, str], replace: bool) -> None:
+    # Some programs, Ray's workers among them, read .pth files twice.
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(environments, replace))
+
+
+class _Finder:
+    """Has the other finders find skyrl_gym, and registers when that has been run."""
+
+    def __init__(self, environments: dict[str, str], replace: bool) -> None:
+        self.environments, self.replace = environments, replace
+        self.asking: set[int] = set()
+        """Threads in which the others are being asked: one of them may ask us."""
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        thread = _thread.get_ident()
+        if name != "skyrl_gym" or thread in self.asking:
+            return None
+        self.asking.add(thread)
+        try:
+            for finder in sys.meta_path:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    self.follow(spec.loader)
+                    return spec
+        finally:
+            self.asking.discard(thread)
+        return None
+
+    def follow(self, loader: "Any") -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:  # an empty folder of that name
+            return
+
+        def exec_module(module: "Any") -> None:
+            execute(module)
+            self.register()
+
+        loader.exec_module = exec_module
+
+    def register(self) -> None:
+        try:
+            from treetune.trainers.skyrl.registry import register
+
+            register(replace=self.replace)
+            for id, environment in self.environments.items():
+                register(environment, id=id, replace=self.replace)
+        except Exception as error:
+            # skyrl_gym itself is well, and the program may not need ours.
+            import warnings
+
+            warnings.warn(f"Treetune's environments are not known to skyrl-gym: {error}", stacklevel=2)

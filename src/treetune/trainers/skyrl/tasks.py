@@ -1,0 +1,262 @@
+"""Treetune's tasks in a SkyRL config, and SkyRL's training with them.
+
+    run_with_tasks(config, "tasks.yaml")
+    run_with_tasks(config, "train.parquet", val_tasks="val.parquet", environments={"spell": "spell.py:Spell"})
+    resolve_tasks_into_config(config, "tasks.yaml").data.train_data     # ["...parquet"]
+
+All faults of all tasks are found before the first is built, and unknown environments before Ray starts.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from treetune.contract import contract_of
+from treetune.datasets.column_faults import refuse_column_faults
+from treetune.datasets.joining import joined
+from treetune.datasets.resolve import LISTS, load_tasks
+from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
+from treetune.plugins import absolute_spec, folders_of
+from treetune.rows.sources import File, Kind, Sources
+from treetune.target import missing_values
+from treetune.trainers.skyrl.files import environments_in, names_rows, row_files, used_in
+from treetune.trainers.skyrl.registry import register, registry
+
+if TYPE_CHECKING:
+    from treetune.datasets.taskset import DatasetTaskset
+
+_DATA = {"train": "train_data", "val": "val_data"}
+"""The keys of SkyRL's `data` by the names of our lists."""
+
+Tasks = str | Path | Mapping[str, Any] | Sequence[str | Path] | None
+
+UNSANDBOXED = ("lcb", "searchcode", "text2sql")
+"""skyrl-gym's environments of these names run what a model writes with no sandbox around it; ours take their place."""
+
+PYTHON = (3, 12)
+"""What SkyRL's trainer needs, though its package says less: pydantic refuses its types before."""
+
+
+def run_with_tasks(
+    config: Any,
+    tasks: Tasks = None,
+    *,
+    val_tasks: str | Path | Sequence[str | Path] = (),
+    environments: Mapping[str, str] | None = None,
+    replace: bool | None = None,
+    cache_dir: str | Path | None = None,
+) -> Any:
+    """Resolve the tasks into a SkyRL config and start SkyRL's own training with it.
+
+    The config is a `SkyRLTrainConfig`, or a mapping of its keys. `tasks` is a YAML file or a mapping with `train_tasks`
+    and `val_tasks`; without it they are keys of the config. Or it names files of SkyRL's rows, those for validation in
+    `val_tasks`. Every environment that the rows name is known where SkyRL runs.
+
+    `environments`: by the id that rows have, `file.py:Class`, `module:Class` or `skyrl:NAME`; rows of files cannot name
+    code that is not among these. Of ids that skyrl-gym has too, its own are used, but for those that run a model's code
+    unsandboxed (`UNSANDBOXED`); `replace`: ours in all cases, or in none.
+    """
+    refuse_old_python()
+    given = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (environments or {}).items()}
+    used = _resolve(config, tasks, cache_dir, val_tasks, given)
+    specs = _specs(used, given, replace)
+    try:
+        import ray
+        from skyrl.train.config import SkyRLTrainConfig
+        from skyrl.train.utils import validate_cfg
+        from skyrl.train.utils.utils import initialize_ray
+    except ImportError as error:
+        raise MissingExtraError(
+            f"SkyRL cannot be imported: {error}", remedy=f"install skyrl, on Python {_shown(PYTHON)} or later"
+        ) from error
+    if isinstance(config, Mapping):
+        from omegaconf import OmegaConf
+
+        own: Any = OmegaConf.create(config)  # type: ignore[call-overload]
+        plain: Any = OmegaConf.to_container(own, resolve=True)
+        config = SkyRLTrainConfig.from_dict_config(
+            OmegaConf.create({key: value for key, value in plain.items() if key not in LISTS})
+        )
+    validate_cfg(config)
+    initialize_ray(config)
+    return ray.get(ray.remote(num_cpus=1)(_train).remote(config, specs))
+
+
+def resolve_tasks_into_config(
+    config: Any,
+    tasks: Tasks = None,
+    *,
+    val_tasks: str | Path | Sequence[str | Path] = (),
+    cache_dir: str | Path | None = None,
+) -> Any:
+    """Put the paths of the tasks into `config.data.train_data` and `.val_data`; nothing else is touched."""
+    _resolve(config, tasks, cache_dir, val_tasks, None)
+    return config
+
+
+def cli_overrides(files: Mapping[str, list[str]]) -> list[str]:
+    """SkyRL's arguments for files by list, as a program receives them: `data.train_data=['train.parquet']`."""
+    return [f"data.{_DATA[name]}=[{', '.join(map(_quoted, paths))}]" for name, paths in files.items() if paths]
+
+
+def _quoted(path: str) -> str:
+    """As SkyRL reads it: a value in YAML, in which OmegaConf takes `${` for an interpolation."""
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", path)
+    return "'" + escaped.replace("'", "''") + "'"
+
+
+def shell_words(overrides: list[str]) -> str:
+    """Overrides to paste into a shell."""
+    words = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        plain = not set('"$`\\!') & set(value)
+        words.append(f'{key}="{value}"' if plain else shlex.quote(override))
+    return " ".join(words)
+
+
+def _train(config: Any, specs: Mapping[str, Any]) -> None:
+    """The entry-point task: what SkyRL's own does, with the environments known."""
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+
+    registry().update(specs)
+    BasePPOExp(config).run()
+
+
+def refuse_old_python() -> None:
+    """Before anything is built: the trainer would fail on it only in its Ray task."""
+    if sys.version_info >= PYTHON or find_spec("skyrl") is None:
+        return
+    try:
+        import skyrl.train.entrypoints.main_base  # noqa: F401
+    except ImportError:
+        return  # told when it is needed
+    except Exception as error:
+        raise UsageError(
+            f"SkyRL's trainer needs Python {_shown(PYTHON)} or later, this is {_shown(sys.version_info[:2])} "
+            f"({str(error).partition(chr(10))[0]})"
+        ) from error
+
+
+def _shown(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _specs(
+    used: Mapping[str, str], given: Mapping[str, str] | None = None, replace: bool | None = None
+) -> dict[str, Any]:
+    """skyrl-gym's entries of the environments that rows name; an unknown one is told before anything starts."""
+    known, given = registry(), given or {}
+    if unused := [id for id in given if id not in used]:
+        raise UsageError(
+            f"no row names {', '.join(unused)}: they name {', '.join(used)}",
+            remedy="--env ID=file.py:Class plays the rows that name ID",
+        )
+    register(replace=bool(replace))
+    for id, named in used.items():
+        if id in given or ":" in id:
+            register(given.get(id, named), id=id, replace=True)
+        elif replace is None and id in UNSANDBOXED:
+            _refuse_unsandboxed(id)
+            register(id, replace=True)
+        elif id not in known:
+            raise UnknownNameError.of(
+                "environment", id, known, remedy=f"say which: --env {id}=file.py:Class, or environments={{...}}"
+            )
+    return {id: known[id] for id in used}
+
+
+def _refuse_unsandboxed(id: str) -> None:
+    contract = contract_of(id)
+    if contract is not None and contract.sandbox:
+        from treetune.sandbox import probe
+
+        found = probe()
+        if not found.available:
+            raise UsageError(
+                f"{id} runs a model's code, and no sandbox can start here to run it in: {found.cause}",
+                remedy=f"{found.remedy}; or --env {id}=skyrl:{id} for skyrl-gym's own, which has none",
+            )
+
+
+def _resolve(
+    config: Any,
+    tasks: Tasks,
+    cache_dir: str | Path | None,
+    val_tasks: str | Path | Sequence[str | Path] = (),
+    given: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Sets the paths; gives the environments that the rows name, with files where they are found (of files of rows only
+    where something was `given`)."""
+    if names_rows(tasks):
+        files = {"train": row_files(cast(Sources, tasks)), "val": row_files(val_tasks)}
+        for name, found in files.items():
+            if found:
+                _set(config, _DATA[name], [str(file.path) for file in found])
+        return used_in(files["train"] + files["val"], given, _default(config)) if given is not None else {}
+    if val_tasks:
+        raise UsageError("val_tasks names files, and tasks names none", remedy="YAML has val_tasks of its own")
+    lists = _declared(config, tasks, cache_dir)
+    refuse_column_faults(lists, "skyrl")
+    used: dict[str, str] = {}
+    folders = [Path(tasks).expanduser().resolve().parent] if isinstance(tasks, str | Path) else []
+    for name, tasksets in lists.items():
+        built = joined(tasksets, [taskset.built("skyrl") for taskset in tasksets])
+        _set(config, _DATA[name], [str(path) for _, path, _ in built])
+        for taskset, (_, path, _) in zip(tasksets, built, strict=True):
+            places = [*folders, *folders_of(type(taskset)), Path.cwd()]
+            ids = environments_in(File(path, Kind.PARQUET))
+            used |= {id: absolute_spec(id, places) for id in ids if id is not None}
+    return used
+
+
+def _declared(config: Any, tasks: Any, cache_dir: str | Path | None) -> dict[str, list[DatasetTaskset]]:
+    if isinstance(tasks, str | Path):
+        from treetune.datasets.declared import read_declared
+
+        return read_declared(str(tasks), {}, cache_dir=cache_dir).lists
+    holder = config if tasks is None else tasks
+    faults = [fault for name in LISTS if _is_missing(holder, name) for fault in missing_values("???", name)]
+    lists = {
+        name.removesuffix("_tasks"): load_tasks(nodes, cache_dir, path=name, faults=faults)
+        for name in LISTS
+        if (nodes := holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None))
+    }
+    if not lists and not faults:
+        faults.append(("train_tasks", "is required, or val_tasks: the tasks to train with"))
+    if faults:
+        raise ConfigError(faults)
+    return lists
+
+
+def _default(config: Any) -> str:
+    """The environment of rows that name none."""
+    held = config.get("environment") if isinstance(config, Mapping) else getattr(config, "environment", None)
+    found = held.get("env_class") if isinstance(held, Mapping) else getattr(held, "env_class", None)
+    return str(found or "gsm8k")
+
+
+def _is_missing(holder: Any, name: str) -> bool:
+    """Whether an OmegaConf node holds `???` there, which it hides from `get`."""
+    if not isinstance(holder, Mapping) or isinstance(holder, dict):
+        return False
+    from omegaconf import OmegaConf
+
+    return OmegaConf.is_missing(holder, name)
+
+
+def _set(config: Any, key: str, paths: list[str]) -> None:
+    if isinstance(config, dict):
+        config.setdefault("data", {})[key] = paths
+    elif isinstance(config, Mapping):
+        from omegaconf import OmegaConf
+
+        OmegaConf.update(config, f"data.{key}", paths, force_add=True)  # type: ignore[arg-type]
+    else:
+        setattr(config.data, key, paths)

@@ -1,0 +1,263 @@
+"""TRL: a taskset as the dataset, the reward function and the rollouts of a `GRPOTrainer`.
+
+    tasks = TrlTasks("http://127.0.0.1:5000")          # a task server, several of them, or a taskset in this process
+    trainer = GRPOTrainer(
+        model, args=args, train_dataset=tasks.dataset(512), reward_funcs=tasks.reward, rollout_func=tasks.rollout
+    )
+
+Without `rollout_func` TRL samples one answer to each prompt and `reward` has the task score it. With it whole episodes
+are played, turn by turn for all of them at once, and what the environment says is masked out of the loss. A failure of
+the task server gives no reward at all (None), never a zero. Subclass and override a hook to change how observations
+become messages, answers become actions, or rewards are shaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, Self
+
+from treetune import background
+from treetune.chat_messages import begins_answer, text_of
+from treetune.chat_tokens import ChatTokens
+from treetune.errors import UsageError
+from treetune.score import finite
+from treetune.serve.errors import ServeError
+from treetune.serve.http.client import TaskServerClient
+from treetune.target import load_taskset
+from treetune.task import Message
+from treetune.taskset import Taskset
+from treetune.trainers.conversation import Hooks
+from treetune.trainers.local_episodes import LocalEpisodes
+from treetune.trainers.trl.game import Game
+from treetune.trainers.trl.sampling import Generate, in_step, longest_prompt, sampled_by_trainer
+
+log = logging.getLogger("treetune.trl")
+
+_AT_A_TIME = 64
+"""Episodes that are started together only to see what they show: each may hold a whole sandbox."""
+
+
+class TrlTasks(Hooks):
+    def __init__(
+        self,
+        tasks: str | Sequence[str] | Taskset[Any, Any],
+        *,
+        max_turns: int = 10,
+        turn_discount: float = 1.0,
+        discount_first_turn: bool = True,
+        generate: Generate | None = None,
+        token_env: str = "TREETUNE_TOKEN",
+        timeout: float = 600.0,
+        patience: float = 60.0,
+    ) -> None:
+        """`tasks` is the address of a task server, several of them, a taskset, or what names one: an id, `config.yaml`,
+        `file.py:Name`. A reward is multiplied by `turn_discount` for each turn. `generate` takes the place of the
+        trainer's own sampling.
+        `token_env` names the variable that holds the servers' token. `timeout` is for one step, `patience` for a server
+        that does not answer."""
+        if max_turns < 1:
+            raise UsageError(f"max_turns must be at least 1, got {max_turns}")
+        if not 0 < turn_discount <= 1:
+            raise UsageError(f"turn_discount must be above 0 and at most 1, got {turn_discount}")
+        self.max_turns = max_turns
+        self.turn_discount, self.discount_first_turn = turn_discount, discount_first_turn
+        self.failures = 0
+        """Episodes that were lost to the task server."""
+        self._generate = generate or sampled_by_trainer
+        self._chat: tuple[Any, ChatTokens] | None = None
+        """The tokenizer of the last trainer, and the chat in it."""
+        self._warned: set[str] = set()
+        if isinstance(tasks, Taskset):
+            self._episodes: Any = LocalEpisodes(tasks, timeout)
+        elif isinstance(tasks, str) and "://" not in tasks:
+            if re.fullmatch(r"[^/]*:\d+/?", tasks):
+                raise UsageError(f"{tasks!r} is no taskset", remedy=f"a task server is written http://{tasks}")
+            self._episodes = LocalEpisodes(load_taskset(tasks, split="train"), timeout)
+        else:
+            token = os.environ.get(token_env) or None
+            self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
+
+        self._ended = weakref.finalize(self, _closed, self._episodes)
+
+    def close(self) -> None:
+        """Closes connections; so does the end of the program."""
+        self._ended()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # What a GRPOTrainer takes
+
+    def dataset(self, num_tasks: int | None = None, first: int = 0) -> Any:
+        """Tasks `first` to `first + num_tasks` of the order with their prompts, as a `datasets.Dataset`; all of them
+        where no number is given."""
+        from datasets import Dataset
+
+        if num_tasks is None:
+            count = background.run(self._episodes.info()).get("num_tasks")
+            if count is None:
+                raise UsageError("these tasks never end, or their number is unknown", remedy="pass dataset(num_tasks)")
+            num_tasks = max(0, count - first)
+        if num_tasks < 1 or first < 0:
+            raise UsageError(f"no task from {first} on", remedy="ask for at least one task, from 0 on")
+        indices = range(first, first + num_tasks)
+        return Dataset.from_list(list(map(_row, indices, self._openings(indices))))
+
+    def reward(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
+        """The rewards of the episodes that `rollout` played; without it, of each completion as the answer to its
+        task."""
+        if "task_reward" in columns:
+            rewards: list[float | None] = columns["task_reward"]
+        else:
+            told = columns.get("task_index") or [None] * len(prompts)
+            indices = [
+                _index_in(prompt) if index is None else index for prompt, index in zip(prompts, told, strict=True)
+            ]
+            rewards = self._scored(indices, list(map(_text, completions)))
+        if (log_metric := columns.get("log_metric")) is not None:
+            log_metric("task_server_failure", sum(reward is None for reward in rewards) / max(1, len(rewards)))
+            if turns := columns.get("num_turns"):
+                log_metric("num_turns", sum(turns) / len(turns))
+        return rewards
+
+    def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """Plays an episode for each prompt, all of them at once."""
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        if self._chat is None or self._chat[0] is not tokenizer:
+            arguments = getattr(trainer, "chat_template_kwargs", None)
+            self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep")
+        longest = longest_prompt(trainer)
+        started = background.run(self._episodes.start_many(list(map(_index_in, prompts))))
+        try:
+            games = [Game(self._chat[1], tokenizer, self, episode) for episode in started]
+            self._play(games, trainer, longest)
+        finally:
+            background.run(_cancelled(started))
+        for game in games:
+            if game.failure is not None:
+                self._note_failure(game.failure)
+        if any(game.rewritten for game in games):
+            self._warn("history was rewritten in an episode: only what was said since is trained on")
+        return _columns(games, tokenizer.eos_token_id)
+
+    # How it is done
+
+    def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
+        while True:
+            asked = [game for game in games if game.ready(longest, self.max_turns)]
+            prompts = in_step([game.prompt.ids for game in asked], trainer)
+            if not prompts:
+                return
+            sampled, logprobs = self._generate(prompts, trainer)
+            moves = [
+                (game.episode, game.take(sampled[at], logprobs[at] if logprobs is not None else None))
+                for at, game in enumerate(asked)
+            ]
+            for game, step in zip(asked, background.run(self._episodes.step_many(moves)), strict=True):
+                game.see(step)
+
+    # Hooks may block: they run in the caller's thread, never in that of the event loop.
+
+    def _openings(self, indices: Sequence[int]) -> list[list[Message]]:
+        """What each task shows first."""
+        found: list[list[Message]] = []
+        for first in range(0, len(indices), _AT_A_TIME):
+            episodes = background.run(self._episodes.start_many(list(indices[first : first + _AT_A_TIME])))
+            background.run(_cancelled(episodes))
+            for episode in episodes:
+                if isinstance(episode, ServeError):
+                    raise episode
+                shown = {"type": episode.observation.type, "content": episode.observation.content}
+                found.append(self.format_observation_to_messages(shown, []))
+        return found
+
+    def _scored(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
+        """What one answer to each task is worth."""
+        episodes = background.run(self._episodes.start_many(indices))
+        try:
+            live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
+            if any(begins_answer(episodes[at].observation.messages()) for at in live):
+                raise UsageError(
+                    "a prompt ends with the beginning of an answer, and TRL's own rollouts do not go on with it",
+                    remedy="pass rollout_func=tasks.rollout, or leave out the assistant's last message",
+                )
+            moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
+            steps = dict(zip(live, background.run(self._episodes.step_many(moves)), strict=True))
+        finally:
+            background.run(_cancelled(episodes))
+        return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
+
+    def _score_of(self, step: Any) -> float | None:
+        if isinstance(step, ServeError):
+            self._note_failure(step)
+            return None
+        if not step.done:
+            self._warn("episodes go on after the first answer, and only that is scored: pass rollout_func too")
+        return finite(self.postprocess_reward(step.reward, 1, step.info), "the postprocessed reward")
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning(text)
+
+    def _note_failure(self, error: ServeError) -> None:
+        self.failures += 1
+        if self.failures & (self.failures - 1) == 0:  # the first, and ever more rarely
+            log.error("an episode was lost to the task server, not to the model (%d so far): %s", self.failures, error)
+
+
+def _columns(games: list[Game], end_token: int) -> dict[str, Any]:
+    """What TRL takes: the prompt is what stands before the first sampled token, the rest is the completion."""
+    rows = [game.row(end_token) for game in games]
+    starts = [row.mask.index(1) if 1 in row.mask else len(row.ids) - 1 for row in rows]
+    cut = list(zip(rows, starts, strict=True))
+    with_logprobs = all(row.logprobs for row in rows)
+    return {
+        "prompt_ids": [row.ids[:start] for row, start in cut],
+        "completion_ids": [row.ids[start:] for row, start in cut],
+        "logprobs": [row.logprobs[start:] for row, start in cut] if with_logprobs else None,
+        "env_mask": [row.mask[start:] for row, start in cut],
+        "task_reward": [game.reward for game in games],
+        "num_turns": [game.turns for game in games],
+        "turn_rewards": [game.rewards for game in games],
+    }
+
+
+def _closed(episodes: Any) -> None:
+    closing = background.submit(episodes.close())
+    if threading.current_thread().name != background.THREAD:  # which must not wait for itself
+        with contextlib.suppress(Exception):
+            closing.result(5)
+
+
+async def _cancelled(episodes: Sequence[Any]) -> None:
+    """Ends those that nobody will step again."""
+    live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
+    await asyncio.gather(*(episode.cancel() for episode in live))
+
+
+def _row(index: int, messages: list[Message]) -> dict[str, Any]:
+    # A rollout function is given the prompt and nothing else, so the task's index travels in it.
+    first, *others = messages or [{"role": "user", "content": ""}]
+    return {"prompt": [{**first, "task_index": index}, *others], "task_index": index}
+
+
+def _index_in(prompt: Any) -> int:
+    for message in prompt if isinstance(prompt, list) else []:
+        if message.get("task_index") is not None:
+            return int(message["task_index"])
+    raise UsageError("a prompt does not say of which task it is", remedy="train on TrlTasks.dataset(...)")
+
+
+def _text(completion: Any) -> str:
+    return completion if isinstance(completion, str) else text_of(completion[-1].get("content")) or ""

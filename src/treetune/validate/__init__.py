@@ -1,0 +1,26 @@
+"""Checks of files of rows: `validate` gives a report, `validate_dataset` prints it as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treetune.rows.sources import Sources
+from treetune.validate.files import validate
+from treetune.validate.report import Report
+from treetune.validate.rules import RULES
+
+__all__ = ["RULES", "Report", "validate", "validate_dataset"]
+
+
+def validate_dataset(path: Sources, **options: Any) -> Report:
+    """Check one file or several, print what was found, and give the report: `.ok` says whether it can be trained on.
+
+    Options are those of `validate`.
+    """
+    from rich.console import Console
+
+    from treetune.validate.printed import print_report
+
+    report = validate(path, **options)
+    print_report(report, Console(highlight=False))
+    return report

@@ -1,0 +1,157 @@
+"""Checks a taskset: its own `validate`, and that its gold answers are rewarded.
+
+A task is valid where at least one of the two ran and none failed; a taskset that checks nothing is `unchecked`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+
+from treetune.errors import described, first_of
+from treetune.evaluation.config import ValidateConfig
+from treetune.evaluation.run_folder import Records, RunFolder
+from treetune.finding import SHOWN, Finding, Severity
+from treetune.policies.scripted import Gold
+from treetune.rollout import run_rollout
+from treetune.score import Validity
+from treetune.streams import draw_tasks
+from treetune.task import Task
+from treetune.taskset import Taskset
+
+
+class Check(msgspec.Struct):
+    """What was found of one task."""
+
+    idx: int
+    uid: str
+    occurrence: int
+    validity: Validity
+    rule: str | None = None
+    """The rule that failed: `invalid-task`, `gold-not-rewarded`, `gold-failed`, `validate-failed`."""
+    reason: str | None = None
+    gold_reward: float | None = None
+
+
+class ValidationSummary(msgspec.Struct):
+    tasks: int
+    valid: int
+    invalid: int
+    unchecked: int
+    gold_checked: int
+    findings: list[Finding]
+
+
+CHECKS: Records[Check] = Records("results.jsonl", msgspec.json.encode, msgspec.json.Decoder(Check).decode)
+
+
+RETRIED = ("gold-failed", "validate-failed")
+"""Rules that say of the check, not of the task, that it failed: a resumed run tries these again."""
+
+
+async def validate_taskset(
+    taskset: Taskset[Any, Any], config: ValidateConfig, run: RunFolder[Check], on_check: Callable[[Check], None]
+) -> ValidationSummary:
+    """Checks every task that `run` has no result for yet; results are saved as they come."""
+    checks = {(check.uid, check.occurrence): check for check in run.read()}
+    unseen = set(checks)
+    free = asyncio.Semaphore(config.max_concurrent)
+
+    async def check_one(task: Task, occurrence: int) -> None:
+        try:
+            check = await _check(taskset, task, occurrence, config)
+        finally:
+            free.release()
+        run.append(check)
+        checks[check.uid, check.occurrence] = check
+        on_check(check)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            async for task, occurrence in draw_tasks(taskset, config.num_tasks):
+                unseen.discard((task.uid, occurrence))
+                if (task.uid, occurrence) not in checks:
+                    await free.acquire()
+                    group.create_task(check_one(task, occurrence))
+        if unseen:
+            warnings.warn(
+                f"{len(unseen)} saved results belong to tasks that this taskset no longer gives; moved aside",
+                stacklevel=2,
+            )
+            run.keep(lambda check: (check.uid, check.occurrence) not in unseen)
+            checks = {key: check for key, check in checks.items() if key not in unseen}
+    except BaseExceptionGroup as errors:
+        error = first_of(errors)
+        raise error from error.__cause__
+    finally:
+        summary = summarise_checks(checks.values(), taskset.name)
+        run.write_summary(summary)
+    return summary
+
+
+async def _check(taskset: Taskset[Any, Any], task: Task, occurrence: int, config: ValidateConfig) -> Check:
+    check = Check(task.idx, task.uid, occurrence, Validity.UNCHECKED)
+    rule = "validate-failed"
+    try:
+        async with asyncio.timeout(config.limits.timeout) as deadline:
+            verdict = await taskset.check(task)
+        check.validity, check.reason = verdict.validity, verdict.reason
+        if check.validity is Validity.INVALID:
+            check.rule = "invalid-task"
+        elif config.gold:
+            rule = "gold-failed"
+            async with asyncio.timeout(config.limits.timeout) as deadline:
+                gold = await taskset.gold_of(task)
+            if gold is not None:
+                await _check_gold(taskset, task, config, check)
+    except Exception as error:
+        check.validity, check.rule = Validity.INVALID, rule
+        timed_out = isinstance(error, TimeoutError) and deadline.expired()
+        check.reason = f"timeout: {config.limits.overdue()}" if timed_out else described(error)
+    return check
+
+
+async def _check_gold(taskset: Taskset[Any, Any], task: Task, config: ValidateConfig, check: Check) -> None:
+    gold = Gold(taskset, probability=1.0, name="scripted:gold")
+    trace = await run_rollout(taskset, task, gold, limits=config.limits)
+    check.gold_reward = trace.reward
+    if trace.reward is None:
+        check.validity, check.rule = Validity.INVALID, "gold-failed"
+        check.reason = trace.failure.message if trace.failure else trace.outcome.value
+    elif not trace.passed(config.pass_threshold):
+        check.validity, check.rule = Validity.INVALID, "gold-not-rewarded"
+        check.reason = f"the gold answer got {trace.reward:g}, less than {config.pass_threshold:g}"
+    else:
+        check.validity = Validity.VALID
+
+
+def summarise_checks(checks: Collection[Check], name: str) -> ValidationSummary:
+    counts = Counter(check.validity for check in checks)
+    by_rule: dict[str, list[Check]] = {}
+    for check in sorted(checks, key=lambda check: check.idx):
+        if check.rule is not None:
+            by_rule.setdefault(check.rule, []).append(check)
+    return ValidationSummary(
+        tasks=len(checks),
+        valid=counts[Validity.VALID],
+        invalid=counts[Validity.INVALID],
+        unchecked=counts[Validity.UNCHECKED],
+        gold_checked=sum(check.gold_reward is not None for check in checks),
+        findings=[
+            Finding(
+                rule=rule,
+                severity=Severity.ERROR,
+                file=name,
+                unit="task",
+                rows=[check.idx for check in failed[:SHOWN]],
+                count=len(failed),
+                found=failed[0].reason or "",
+            )
+            for rule, failed in sorted(by_rule.items())
+        ],
+    )

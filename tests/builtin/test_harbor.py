@@ -1,0 +1,489 @@
+"""Harbor tasks: folders read as they are drawn, commands and tests in the sandbox, rewards by Harbor's rules."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+
+from treetune import Action, Completion, build_taskset, make
+from treetune.builtin.harbor.dockerfile import Recipe, Refused
+from treetune.builtin.harbor.environment import blocks_of
+from treetune.builtin.harbor.folder import HarborFolder
+from treetune.errors import ConfigError, EnvironmentFault, TasksetError
+from treetune.requirements import refuse_unservable
+from treetune.rollout import run_rollout
+from treetune.sandbox import Capability, probe
+from treetune.score import Validity
+from treetune.trace import Outcome
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*stands in for the tasks' images")
+sandboxed = pytest.mark.skipif(not probe().available, reason=str(probe()))
+
+DOCKERFILE = "FROM python:3.12-slim\nWORKDIR /app\nCOPY names.txt .\n"
+TEST = """#!/bin/bash
+echo checking
+if diff greetings.txt <(sed 's/.*/Hello, &!/' names.txt); then reward=1; else reward=0; fi
+echo $reward > /logs/verifier/reward.txt
+"""
+SOLVE = "#!/bin/bash\nsed 's/.*/Hello, &!/' names.txt > greetings.txt\n"
+
+
+def write_task(
+    folder: Path, *, toml: str = "", dockerfile: str | None = DOCKERFILE, test: str = TEST, **files: str
+) -> Path:
+    """A task that asks for greetings; `files` by paths in which __ stands for a slash and _DOT_ for a dot."""
+    contents = {
+        "task.toml": f'schema_version = "1.4"\n{toml}',
+        "instruction.md": "Greet everybody in names.txt, in greetings.txt.\n",
+        "environment/names.txt": "Ada\nAlan\n",
+        "tests/test.sh": test,
+        "solution/solve.sh": SOLVE,
+        **({} if dockerfile is None else {"environment/Dockerfile": dockerfile}),
+        **{name.replace("__", "/").replace("_DOT_", "."): text for name, text in files.items()},
+    }
+    for name, text in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def taskset(folder: Path, **keys):
+    return build_taskset({"id": "harbor", "folder": str(folder), **keys})
+
+
+def play(folder: Path, *answers: str, **keys):
+    """The steps of an episode of the only task in a folder."""
+    task = taskset(folder, **keys)[0]
+
+    async def run():
+        environment = make(task.env_class, task)
+        environment.start()
+        return [await environment.step(Action.of(answer)) for answer in answers]
+
+    return asyncio.run(run())
+
+
+def block(script: str) -> str:
+    return f"Let me see.\n```bash\n{script}\n```"
+
+
+# Drawing
+
+
+def test_tasks_are_read_as_they_are_drawn_in_the_order_of_their_names(tmp_path, monkeypatch):
+    for name in ("b", "c", "a"):
+        write_task(tmp_path / name, toml=f'[task]\nname = "org/{name}"\n')
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "README.md").write_text("no task")
+    drawn = taskset(tmp_path)
+    (tmp_path / "c" / "task.toml").write_text("broken =")
+    assert drawn.count() == 3
+    assert [task.name for task in drawn.draw(2)] == ["org/a", "org/b"]
+    assert drawn[1] == pickle.loads(pickle.dumps(drawn))[1] == list(drawn.draw(2))[1]
+    with pytest.raises(TasksetError, match=r"c/task\.toml"):
+        drawn[2]
+
+
+def test_one_task_or_some_of_them_can_be_named(tmp_path):
+    for name in ("sql-1", "sql-2", "web-1"):
+        write_task(tmp_path / name)
+    assert [task.name for task in taskset(tmp_path / "web-1").draw()] == ["web-1"]
+    assert [task.name for task in taskset(tmp_path, tasks=["sql-*", "nothing"]).draw()] == ["sql-1", "sql-2"]
+    with pytest.raises(ConfigError, match=r"has no folder with a task\.toml"):
+        taskset(tmp_path, tasks=["nothing"])
+    with pytest.raises(ConfigError, match="no such folder"):
+        taskset(tmp_path / "nowhere")
+
+
+def test_what_is_changed_changes_the_task_and_the_fingerprint(tmp_path):
+    write_task(tmp_path / "a")
+    before = taskset(tmp_path)
+    uid, source = before[0].uid, before.source()
+    write_task(tmp_path / "a", solution__solve_DOT_sh="#!/bin/sh\necho other\n")
+    assert (taskset(tmp_path)[0].uid, taskset(tmp_path).source()) == (uid, source)
+    write_task(tmp_path / "a", test=TEST + "# changed\n")
+    assert taskset(tmp_path)[0].uid != uid
+    assert taskset(tmp_path).source() != source
+
+
+def test_a_folder_that_is_no_task_says_what_is_missing(tmp_path):
+    (write_task(tmp_path / "a") / "instruction.md").unlink()
+    with pytest.raises(TasksetError, match=r"(?s)is no Harbor task: instruction\.md cannot be read.*a task has"):
+        taskset(tmp_path)[0]
+
+
+def test_types_in_the_toml_are_checked(tmp_path):
+    write_task(tmp_path / "a", toml='[agent]\ntimeout_sec = "soon"\n')
+    with pytest.raises(TasksetError, match=r"task\.toml.*agent\.timeout_sec"):
+        taskset(tmp_path)[0]
+
+
+def test_the_host_is_said_to_stand_in_for_the_image(tmp_path):
+    write_task(tmp_path / "a")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(taskset(tmp_path).draw())
+    assert "the host's system stands in for the tasks' images (of a: python:3.12-slim)" in str(caught[0].message)
+
+
+def test_where_no_sandbox_starts_it_is_refused_before_the_first_task(tmp_path, monkeypatch):
+    write_task(tmp_path / "a")
+    monkeypatch.setattr("treetune.sandbox.probe", lambda: Capability(cause="forbidden", remedy="allow it"))
+    with pytest.raises(TasksetError, match=r"(?s)no sandbox can start.*allow it"):
+        refuse_unservable(taskset(tmp_path))
+
+
+# Gold
+
+
+@sandboxed
+def test_gold_earns_one_on_the_command_line(tmp_path, treetune):
+    write_task(tmp_path / "tasks" / "a")
+    write_task(
+        tmp_path / "tasks" / "b",
+        toml='[solution]\nenv = { WORD = "it\'s" }\n',
+        test='#!/bin/bash\n[ "$(cat out)" = "it\'s me" ] && echo 1.0 > /logs/verifier/reward.txt\n',
+        solution__solve_DOT_sh='#!/bin/bash\n. "$(dirname "$0")/lib/say.sh"\n',
+        solution__lib__say_DOT_sh='echo "$WORD me" > out\n',
+    )
+    write_task(tmp_path / "tasks" / "c", solution__solve_DOT_sh=f"{SOLVE}cat > notes.md <<'END'\n```\n````\nEND\n")
+    result = treetune("eval", "harbor", "--taskset.folder", "tasks", "-m", "scripted:gold", "--json")
+    assert result.json["mean_reward"] == 1.0
+    assert result.json["outcomes"] == {"completed": 3}
+    checked = treetune("validate", "harbor", "--taskset.folder", "tasks", "--json")
+    assert (checked.code, checked.json["valid"]) == (0, 3)
+
+
+@sandboxed
+def test_a_solution_that_does_not_solve_is_found(tmp_path, treetune):
+    write_task(tmp_path / "tasks" / "a", solution__solve_DOT_sh="#!/bin/bash\necho nothing\n")
+    checked = treetune("validate", "harbor", "--taskset.folder", "tasks", "--json")
+    assert checked.json["findings"][0]["rule"] == "gold-not-rewarded"
+
+
+def test_without_a_solution_there_is_no_gold(tmp_path):
+    (write_task(tmp_path / "a") / "solution" / "solve.sh").unlink()
+    assert taskset(tmp_path).gold(taskset(tmp_path)[0]) is None
+
+
+# An episode
+
+
+@sandboxed
+def test_files_stay_from_turn_to_turn_and_the_tests_decide(tmp_path):
+    steps = play(
+        write_task(tmp_path),
+        block("pwd; cat names.txt; export X=1"),
+        block("echo 'Hello, Ada!' > greetings.txt; echo -n $X; exit 4"),
+        block("echo 'Hello, Alan!' >> greetings.txt; cat greetings.txt"),
+        "DONE",
+    )
+    shown = [step.observation.content for step in steps]
+    assert shown == [
+        "/app\nAda\nAlan\n(exit code 0)",
+        "(exit code 4)",
+        "Hello, Ada!\nHello, Alan!\n(exit code 0)",
+        "",
+    ]
+    assert [step.reward for step in steps] == [0.0, 0.0, 0.0, 1.0]
+    assert [step.done for step in steps] == [False, False, False, True]
+    assert not steps[-1].truncated
+    assert steps[-1].info["explanation"] == "checking"
+    assert steps[-1].info["metrics"] == {"reward": 1.0, "turns": 4}
+
+
+@sandboxed
+def test_a_wrong_result_is_zero_and_no_error(tmp_path):
+    (step,) = play(write_task(tmp_path), f"{block('echo hi > greetings.txt')}\n\nDone.")
+    assert (step.reward, step.done, step.truncated) == (0.0, True, False)
+    assert "Hello, Ada!" in step.info["explanation"]
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "answer", ["", "ls", "```bash\nls\n```\n```bash\nls\n```\nDONE", "```bash\necho cut o", "```python\nprint()\n```"]
+)
+def test_an_answer_that_is_no_command_costs_a_turn(tmp_path, answer):
+    steps = play(write_task(tmp_path), answer, answer, max_turns=2)
+    assert "Nothing was run" in steps[0].observation.content
+    assert [(step.done, step.truncated) for step in steps] == [(False, False), (True, True)]
+
+
+@sandboxed
+def test_the_last_turn_is_followed_by_the_tests(tmp_path):
+    steps = play(write_task(tmp_path), block("true"), block(SOLVE), max_turns=2)
+    assert (steps[-1].reward, steps[-1].done, steps[-1].truncated) == (1.0, True, True)
+
+
+@sandboxed
+def test_neither_tests_nor_solution_are_there_before_the_end(tmp_path):
+    steps = play(
+        write_task(tmp_path), block("ls / /tests /solution; find / -name test.sh -o -name solve.sh 2>/dev/null")
+    )
+    assert "test.sh" not in steps[0].observation.content
+    assert "solve.sh" not in steps[0].observation.content
+
+
+@sandboxed
+def test_a_command_has_a_deadline_and_all_together_have_one(tmp_path):
+    write_task(tmp_path, toml="[agent]\ntimeout_sec = 2\n")
+    steps = play(tmp_path, block("echo a > kept; sleep 60"), block("cat kept; sleep 60"), command_seconds=1)
+    assert steps[0].observation.content == "(stopped after 1 seconds)"
+    assert steps[1].observation.content.startswith("a\n(stopped after")
+    assert (steps[1].done, steps[1].truncated) == (True, True)
+
+
+@sandboxed
+def test_variables_come_from_dockerfile_and_toml_and_those_of_the_tests_only_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("FROM_HOST", "host")
+    write_task(
+        tmp_path,
+        dockerfile='FROM x\nENV A="one two" B=$A\nENV C three\nWORKDIR /srv/$C\n',
+        toml='[environment]\nenv = { D = "${FROM_HOST}", E = "${NOT_SET_ANYWHERE:-default}" }\n'
+        '[verifier]\nenv = { SECRET = "s" }\n',
+        test='[ $SECRET$D = shost ] && echo \'{"reward": 0.5, "other": 2}\' > /logs/verifier/reward.json\n',
+    )
+    steps = play(tmp_path, block("echo $A,$B,$C,$D,$E,$SECRET,$HOME; pwd"), "DONE")
+    assert steps[0].observation.content.startswith("one two,one two,three,host,default,,/root\n/srv/three\n")
+    assert steps[1].reward == 0.5
+    assert steps[1].info["metrics"] == {"reward": 0.5, "other": 2.0, "turns": 2}
+
+
+@sandboxed
+def test_the_working_folder_of_the_toml_wins(tmp_path):
+    write_task(tmp_path, toml='[environment]\nworkdir = "/elsewhere"\n')
+    assert play(tmp_path, block("pwd"))[0].observation.content.startswith("/elsewhere\n")
+
+
+@sandboxed
+def test_files_that_do_not_fit_are_told(tmp_path):
+    write_task(tmp_path, dockerfile="FROM x\nCOPY . /data\n", environment__big="x" * (3 << 20))
+    with pytest.raises(EnvironmentFault, match=r"(?s)its disk has 2 MB.*disk_mb"):
+        play(tmp_path, "DONE", disk_mb=2)
+
+
+# Rewards
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    ("files", "reward"),
+    [
+        ({"reward.txt": "1"}, 1.0),
+        ({"reward.txt": " 0.25\n"}, 0.25),
+        ({"reward.json": "0.5", "reward.txt": "1"}, 0.5),
+        ({"reward.json": '{"reward": 1, "style": 0.2}'}, 1.0),
+        ({"reward.json": '{"tests": 1, "style": 0.5}'}, 0.75),
+        ({"reward.txt": "-1"}, -1.0),
+    ],
+)
+def test_the_reward_is_what_the_tests_write(tmp_path, files, reward):
+    test = "".join(f"echo '{text}' > /logs/verifier/{name}\n" for name, text in files.items())
+    assert play(write_task(tmp_path, test=test), "DONE")[0].reward == reward
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "test",
+    [
+        "exit 1",
+        ": > /logs/verifier/reward.txt",
+        "echo one > /logs/verifier/reward.txt",
+        "echo nan > /logs/verifier/reward.txt",
+        ": > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt",
+        "echo '{}' > /logs/verifier/reward.json",
+        'echo \'{"reward": "high"}\' > /logs/verifier/reward.json',
+        "echo true > /logs/verifier/reward.json",
+        "echo '[1]' > /logs/verifier/reward.json",
+        "mkdir /logs/verifier/reward.txt",
+        "kill -9 -1",
+        "sleep 60",
+    ],
+)
+def test_a_reward_that_is_no_number_is_an_error_and_not_zero(tmp_path, test):
+    write_task(tmp_path / "a", test=test, toml="[verifier]\ntimeout_sec = 1\n")
+    drawn = taskset(tmp_path)
+
+    class Finished:
+        name = "finished"
+
+        async def complete(self, request):
+            return Completion(text="DONE")
+
+    trace = asyncio.run(run_rollout(drawn, drawn[0], Finished()))
+    assert trace.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "reward" in trace.failure.message or "did not end within 1 seconds" in trace.failure.message
+
+
+@sandboxed
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.json",
+        "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; chmod -R 500 /tests",
+        "ln -s /app /logs; echo 1 > reward.json",
+        "rm /bin; mkdir /bin; echo 'echo 1 > /logs/verifier/reward.txt' > /bin/bash; chmod +x /bin/bash",
+        "echo 'echo 1 > /logs/verifier/reward.json' >> ~/.bashrc; echo 'BASH_ENV=~/.bashrc' > /etc/environment",
+        "(while :; do echo 1 > /logs/verifier/reward.json; done) & disown",
+        "head -c 400M /dev/zero > /app/fill",
+    ],
+)
+def test_what_the_policy_leaves_behind_earns_nothing(tmp_path, cheat):
+    steps = play(write_task(tmp_path), block(cheat), "DONE", disk_mb=16)
+    assert (steps[1].reward, steps[1].done) == (0.0, True)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("said", "keys"),
+    [
+        (
+            "environment/Dockerfile, line 3, RUN apt-get install curl",
+            {"dockerfile": "FROM x\n\nRUN apt-get \\\n install curl\n"},
+        ),
+        ("line 2, USER me", {"dockerfile": "FROM x\nUSER me\n"}),
+        ("line 2, FROM y", {"dockerfile": "FROM x AS one\nFROM y\n"}),
+        ("line 1, ARG V=1", {"dockerfile": "ARG V=1\nFROM x\n"}),
+        ("line 2, ADD a b", {"dockerfile": "FROM x\nadd a b\n"}),
+        ("line 2, COPY --from=one", {"dockerfile": "FROM x\nCOPY --from=one /a /b\n"}),
+        ("line 2, COPY none: there is no such file", {"dockerfile": "FROM x\nCOPY none /b\n"}),
+        ("line 2, COPY ../task.toml: there is no such file", {"dockerfile": "FROM x\nCOPY ../task.toml /b\n"}),
+        ("COPY names.txt /usr/lib/x: the system's folders", {"dockerfile": "FROM x\nCOPY names.txt /usr/lib/x\n"}),
+        ("WORKDIR /etc: the system's folders", {"dockerfile": "FROM x\nWORKDIR /etc\n"}),
+        ("COPY <<EOF /x", {"dockerfile": "FROM x\nCOPY <<EOF /x\nEOF\n"}),
+        ("# escape=`", {"dockerfile": "# escape=`\nFROM x\n"}),
+        ("there is no FROM", {"dockerfile": "# nothing\n"}),
+        ("no environment/Dockerfile", {"dockerfile": None}),
+        (
+            "environment.docker_image = 'org/img'",
+            {"dockerfile": None, "toml": '[environment]\ndocker_image = "org/img"\n'},
+        ),
+        ("environment/docker-compose.yaml", {"environment__docker-compose_DOT_yaml": "services: {}"}),
+        ("environment/.dockerignore", {"environment___DOT_dockerignore": "*"}),
+        ("environment.os = 'windows'", {"toml": '[environment]\nos = "windows"\n'}),
+        ("environment.gpus = 1", {"toml": "[environment]\ngpus = 1\n"}),
+        ("environment.mcp_servers", {"toml": '[[environment.mcp_servers]]\nname = "x"\n'}),
+        ("environment.healthcheck", {"toml": '[environment.healthcheck]\ncommand = "true"\n'}),
+        ("[[steps]]", {"toml": '[[steps]]\nname = "one"\n'}),
+        ("agent.user = 'agent'", {"toml": '[agent]\nuser = "agent"\n'}),
+        (
+            "${NOT_SET_ANYWHERE}: this variable is not set",
+            {"toml": '[environment]\nenv = { A = "${NOT_SET_ANYWHERE}" }\n'},
+        ),
+    ],
+)
+def test_a_task_that_needs_a_container_engine_is_refused_by_name(tmp_path, said, keys):
+    write_task(tmp_path / "a", **keys)
+    drawn = taskset(tmp_path)
+    task = drawn[0]
+    verdict = drawn.validate(task)
+    assert verdict.validity is Validity.INVALID
+    assert said in verdict.reason
+    with pytest.raises(
+        EnvironmentFault, match=r"(?s)cannot be served without a container engine.*--taskset\.unsupported"
+    ):
+        make("harbor", task).start()
+    assert drawn.gold(task) is None
+
+
+def test_what_cannot_be_served_can_be_left_out(tmp_path):
+    write_task(tmp_path / "a", toml="[environment]\ngpus = 1\n")
+    write_task(tmp_path / "b")
+    with pytest.warns(UserWarning, match=r"1 of 2 tasks .* left out, such as a \(task\.toml, environment\.gpus = 1\)"):
+        drawn = taskset(tmp_path, unsupported="skip")
+    assert [task.name for task in drawn.draw()] == ["b"]
+
+
+def test_harmless_keys_and_users_are_accepted(tmp_path):
+    toml = '[agent]\nuser = "root"\nnetwork_mode = "public"\n[environment]\ncpus = 4\nstorage_mb = 10240\nnew_key = 1\n'
+    assert HarborFolder(write_task(tmp_path, toml=toml)).refusal is None
+
+
+def test_a_task_without_tests_is_invalid(tmp_path):
+    (write_task(tmp_path / "a") / "tests" / "test.sh").unlink()
+    drawn = taskset(tmp_path)
+    assert drawn.validate(drawn[0]).reason == "there is no tests/test.sh"
+
+
+def test_links_that_lead_out_of_the_task_are_not_followed(tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("private")
+    folder = write_task(tmp_path / "a")
+    (folder / "tests" / "key").symlink_to(tmp_path / "secret" / "key")
+    (folder / "environment" / "keys").symlink_to(tmp_path / "secret")
+    assert set(HarborFolder(folder).tests()) == {"/tests/test.sh"}
+    write_task(folder, dockerfile="FROM x\nCOPY keys /keys\n")
+    assert HarborFolder(folder).refusal == "environment/Dockerfile, line 2, COPY keys: it leads out of the folder"
+    write_task(folder, dockerfile="FROM x\nCOPY . /all\n")
+    assert b"private" not in HarborFolder(folder).image()
+
+
+# Dockerfiles
+
+
+def places(dockerfile: str, context: Path) -> dict[str, str]:
+    return {
+        target: source.relative_to(context).as_posix()
+        for source, target, _ in Recipe.parse(dockerfile).placed(context)
+        if source.is_file()
+    }
+
+
+def test_files_are_copied_where_docker_would_put_them(tmp_path):
+    for name in ("a.txt", "b.txt", "src/main.py", "src/deep/x", "two words"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    head = "FROM x\nWORKDIR /app\n"
+    assert places(head + "COPY a.txt .", tmp_path) == {"/app/a.txt": "a.txt"}
+    assert places(head + "COPY a.txt b", tmp_path) == {"/app/b": "a.txt"}
+    assert places(head + "COPY a.txt /app", tmp_path) == {"/app/a.txt": "a.txt"}
+    assert places(head + "COPY a.txt b.txt data/", tmp_path) == {"/app/data/a.txt": "a.txt", "/app/data/b.txt": "b.txt"}
+    assert places(head + "COPY *.txt /d/", tmp_path) == {"/d/a.txt": "a.txt", "/d/b.txt": "b.txt"}
+    assert places(head + "COPY src /s", tmp_path) == {"/s/main.py": "src/main.py", "/s/deep/x": "src/deep/x"}
+    assert places(head + "COPY --chmod=755 src/ ./", tmp_path)["/app/main.py"] == "src/main.py"
+    assert places(head + 'COPY --chown=me ["two words", "/w"]', tmp_path) == {"/w": "two words"}
+    assert set(places("FROM x\nCOPY . /", tmp_path)) == {
+        "/a.txt",
+        "/b.txt",
+        "/src/main.py",
+        "/src/deep/x",
+        "/two words",
+    }
+    with pytest.raises(Refused, match="it has no target"):
+        Recipe.parse("FROM x\nCOPY a.txt")
+
+
+def test_folders_and_variables_follow_each_other():
+    recipe = Recipe.parse(
+        "# syntax=docker/dockerfile:1\nFROM --platform=linux/amd64 python:3 AS base\n"
+        "ENV ROOT=/srv \\\n# why\n  NAME='a b'\n"
+        "WORKDIR $ROOT/app\nWORKDIR sub\nENV OLD style value\n"
+    )
+    assert (recipe.base, recipe.workdir) == ("python:3", "/srv/app/sub")
+    assert recipe.env == {"ROOT": "/srv", "NAME": "a b", "OLD": "style value"}
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("```bash\nls\n```", ["ls"]),
+        ("```\nls\n```", ["ls"]),
+        ("  ```sh\nls\npwd\n  ```", ["ls\npwd"]),
+        ("````bash\ncat <<E\n```\nE\n````", ["cat <<E\n```\nE"]),
+        ("```bash\nls\n```\n\n```bash\npwd\n```", ["ls", "pwd"]),
+        ("```bash\nls", []),
+        ("```json\n{}\n```", []),
+        ("no block", []),
+    ],
+)
+def test_commands_stand_in_blocks(text, blocks):
+    assert blocks_of(text) == blocks

@@ -1,0 +1,342 @@
+"""OS interaction: samples as AgentBench writes them, actions, evaluations, rewards that cannot be had by mischief."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from treetune import Action
+from treetune.builtin.shell.actions import Answer, Bash, Finish, Nothing, parse
+from treetune.builtin.shell.checks import MATCHERS
+from treetune.builtin.shell.environment import OSInteractionEnvironment
+from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
+from treetune.errors import ConfigError, EnvironmentFault
+from treetune.sandbox.shell_pool import _pools
+from treetune.sandbox.shell_probe import probe_shell
+from treetune.sandbox.shell_start import Users
+
+COUNT = {"check": [None, {"language": "python", "file": "check/integer-match.py"}], "example": "ls /data | wc -l"}
+
+
+def samples(tmp_path, *rows, **config):
+    path = tmp_path / "samples.json"
+    path.write_text(json.dumps(list(rows)))
+    return OSInteraction(OSInteractionConfig(data=str(path), **{"command_seconds": 10, **config}))
+
+
+@pytest.fixture
+def machine():
+    capability = asyncio.run(probe_shell())
+    if not capability.available:
+        pytest.skip(str(capability))
+    return capability.start
+
+
+def play(taskset, *actions, position=0):
+    return asyncio.run(_play(taskset, position, actions))
+
+
+async def _play(taskset, position, actions):
+    environment = taskset.environment(taskset[position])
+    steps = []
+    try:
+        await environment.start()
+        for action in actions:
+            steps.append(await environment.step(Action.of(action)))
+            if steps[-1].done:
+                break
+    finally:
+        await environment.close()
+        for pool in _pools.get(asyncio.get_running_loop(), {}).values():
+            await pool.close()
+    return steps
+
+
+def bash(script):
+    return f"Think: well.\n\nAct: bash\n\n```bash\n{script}\n```"
+
+
+# What a policy says
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (bash("ls\npwd"), Bash("ls\npwd")),
+        ("```bash\nls\n```", Bash("ls")),
+        ("Think: done.\nAct: answer(42)", Answer("42")),
+        ("Act: answer(a (b) c)", Answer("a (b) c")),
+        ("Act: answer(two\nlines)", Answer("two\nlines")),
+        ('**Act:** answer("x").', Answer("x")),
+        ("Act: finish", Finish()),
+        ({"name": "bash_action", "arguments": {"script": "ls"}}, Bash("ls")),
+        ({"tool_calls": [{"function": {"name": "answer_action", "arguments": '{"answer": 3}'}}]}, Answer("3")),
+        ([{"role": "assistant", "content": "Act: finish"}], Finish()),
+        ({"name": "finish_action"}, Finish()),
+    ],
+)
+def test_what_a_policy_says_is_understood(said, meant):
+    assert parse(Action.of(said)) == meant
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        bash("echo a\0b"),
+        "Act: answer(\0)",
+        {"name": "bash_action", "arguments": {"script": "echo \ud800"}},
+        {"tool_calls": 5},
+        {"tool_calls": {"function": {}}},
+        "",
+        "I do not know.",
+        "Act: dance",
+        "Act: answer",
+        "Act: finish\nAct: answer(3)",
+        "```bash\nls\n```\n```bash\npwd\n```",
+        {"name": "bash_action", "arguments": "{broken"},
+        {"name": "bash_action", "arguments": {}},
+        {"tool_calls": [{}, {}]},
+        [3],
+        7,
+    ],
+)
+def test_what_is_no_action_is_said_to_be_none(said):
+    assert isinstance(parse(Action.of(said)), Nothing)
+
+
+@pytest.mark.parametrize(
+    ("matcher", "answer", "reference", "right"),
+    [
+        ("integer-match", " 42 ", "42\n", True),
+        ("integer-match", "042", "42", True),
+        ("integer-match", "42.0", "42", False),
+        ("integer-match", "", "42", False),
+        ("integer-match", "x", "x", False),
+        ("string-match", "a\r\nb ", "a\nb\n", True),
+        ("string-match", "A", "a", False),
+        ("size-match", "1.2G", "1.2G\n", True),
+        ("size-match", "1.2 GB", "1258291K", True),
+        ("size-match", "1.2", "1.2G", False),
+        ("size-match", "0", "1.2G", False),
+    ],
+)
+def test_answers_are_matched(matcher, answer, reference, right):
+    assert MATCHERS[matcher](answer, reference) is right
+
+
+# Samples
+
+
+def test_an_answer_is_compared_with_a_reference(machine, tmp_path):
+    row = {
+        "description": "How many files?",
+        "create": {"init": "mkdir /data; touch /data/{a,b,c}"},
+        "evaluation": COUNT,
+    }
+    taskset = samples(tmp_path, row)
+    steps = play(taskset, bash("ls /data"), "Act: answer(3)")
+    assert steps[0].observation.content == "a  b  c"
+    assert (steps[1].reward, steps[1].done, steps[1].info["success"]) == (1.0, True, True)
+    wrong = play(taskset, "Act: answer(4)")[-1]
+    assert (wrong.reward, wrong.done, wrong.info["success"]) == (0.0, True, False)
+    assert play(taskset, "Act: finish")[-1].reward == 0.0
+
+
+def test_the_reference_is_taken_before_the_first_action(machine, tmp_path):
+    row = {
+        "description": "How many files?",
+        "create": {"init": "mkdir /data; touch /data/{a,b,c}"},
+        "evaluation": COUNT,
+    }
+    taskset = samples(tmp_path, row)
+    assert play(taskset, bash("rm -rf /data; mkdir /data"), "Act: answer(0)")[-1].reward == 0.0
+    assert play(taskset, bash("rm -rf /data; mkdir /data"), "Act: answer(3)")[-1].reward == 1.0
+
+
+@pytest.mark.parametrize("match", ["love", {"answer": "love"}, {"regex": "^lo"}])
+def test_an_answer_is_compared_with_a_text(machine, tmp_path, match):
+    taskset = samples(tmp_path, {"description": "?", "evaluation": {"match": match}})
+    assert play(taskset, "Act: answer( love )")[-1].reward == 1.0
+    assert play(taskset, "Act: answer(hate)")[-1].reward == 0.0
+
+
+def test_the_state_of_the_machine_is_checked_with_the_answer_as_an_argument(machine, tmp_path):
+    check = [
+        {"language": "python", "code": "import sys; assert sys.argv[1] == 'done'; print('seen', end='')"},
+        {"code": '[ "$1" = done ] && [ "$2" = seen ] && [ -f /data/new ]'},
+    ]
+    row = {"description": "?", "create": {"init": "mkdir /data"}, "evaluation": {"check": check}}
+    taskset = samples(tmp_path, row)
+    assert play(taskset, "Act: answer(done)")[-1].reward == 0.0
+    assert play(taskset, bash("touch /data/new"), "Act: answer(no)")[-1].reward == 0.0
+    assert play(taskset, bash("touch /data/new"), "Act: answer(done)")[-1].reward == 1.0
+
+
+def test_deleting_what_a_check_looks_at_earns_nothing(machine, tmp_path):
+    check = {"code": '[ -z "$(find /data -type f ! -perm 600 2>/dev/null)" ]'}
+    row = {"description": "?", "create": {"init": "mkdir /data; touch /data/a"}, "evaluation": {"check": check}}
+    taskset = samples(tmp_path, row)
+    assert play(taskset, "Act: finish")[-1].reward == 0.0
+    assert play(taskset, bash("rm -rf /data"), "Act: finish")[-1].reward == 0.0
+    assert play(taskset, bash("chmod 600 /data/a"), "Act: finish")[-1].reward == 1.0
+
+
+FAKE = "printf '#!/bin/sh\\nexit 0\\n'"
+STOP = "echo 'import os; os._exit(0)'"
+
+
+@pytest.mark.parametrize(
+    ("language", "mischief"),
+    [
+        ("bash", f"{FAKE} > /usr/local/bin/bash; chmod +x /usr/local/bin/bash"),
+        ("bash", f"rm /usr/bin/bash; {FAKE} > /usr/bin/bash; chmod +x /usr/bin/bash"),
+        ("bash", f"{FAKE} > /usr/sbin/grep; chmod +x /usr/sbin/grep"),
+        ("bash", f"{FAKE} > /tmp/grep; chmod +x /tmp/grep; export BASH_ENV=/tmp/grep PATH=/tmp:$PATH; alias grep=true"),
+        ("python", f"f=$(python3 -m site --user-site); mkdir -p $f; {STOP} > $f/usercustomize.py"),
+        ("python", f"for f in /usr/lib/python3*/ /usr/local/lib/python3*/; do {STOP} > $f/sitecustomize.py; done"),
+        ("python", f"{STOP} > /root/re.py"),
+    ],
+)
+def test_tampering_with_what_checks_run_on_earns_nothing(machine, tmp_path, language, mischief):
+    code = {
+        "bash": "ls /data | grep -q new",
+        "python": "import os, re; assert re.match('new', ''.join(os.listdir('/data')))",
+    }
+    check = {"language": language, "code": code[language]}
+    row = {"description": "?", "create": {"init": "mkdir /data"}, "evaluation": {"check": [check]}}
+    assert play(samples(tmp_path, row), bash(mischief), "Act: finish")[-1].reward == 0.0
+
+
+def test_programs_may_be_made_used_and_what_the_task_changed_may_be_changed(machine, tmp_path):
+    make = "printf '#!/bin/sh\\necho 42\\n' > /usr/bin/calc; chmod +x /usr/bin/calc; python3 -c 'import json, csv'"
+    row = {
+        "description": "?",
+        "create": {"init": "mkdir /data"},
+        "evaluation": {"check": {"code": '[ "$(calc)" = 42 ]'}},
+    }
+    assert play(samples(tmp_path, row), bash(make), "Act: finish")[-1].reward == 1.0
+    if machine.users is Users.RANGE:
+        check = {"code": "[ ! -u /usr/bin/find ]"}
+        row = {"description": "?", "create": {"init": "chmod u+s /usr/bin/find"}, "evaluation": {"check": check}}
+        assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/find"), "Act: finish")[-1].reward == 1.0
+        assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/{find,ls}"), "Act: finish")[-1].reward == 0.0
+
+
+def test_start_leaves_its_variables_and_user_in_the_shell(machine, tmp_path):
+    taskset = samples(tmp_path, {"description": "?", "start": "var=3.14; cd /usr", "evaluation": {"match": "no"}})
+    assert play(taskset, bash("echo $var $PWD"))[0].observation.content == "3.14 /usr"
+    if machine.users is Users.RANGE:
+        start = "useradd -m -s /bin/bash jack && su - jack"
+        taskset = samples(tmp_path, {"description": "?", "start": start, "evaluation": {"match": "no"}})
+        assert play(taskset, bash("whoami"), bash("pwd"))[1].observation.content == "/home/jack"
+
+
+def test_nothing_done_and_too_many_turns(machine, tmp_path):
+    taskset = samples(tmp_path, {"description": "?", "evaluation": {"match": "x"}}, max_turns=2)
+    first, second = play(taskset, "hm", "hm")
+    assert first.observation.content.startswith("Nothing was done")
+    assert (second.done, second.truncated, second.reward) == (True, True, 0.0)
+
+
+def test_output_is_shortened_and_deadlines_are_told(machine, tmp_path):
+    taskset = samples(tmp_path, {"description": "?", "evaluation": {"match": "x"}}, command_seconds=1, output_chars=100)
+    long, late, silent, gone = play(taskset, bash("seq 10000"), bash("sleep 100"), bash("true"), bash("exit"))
+    assert len(long.observation.content) < 160
+    assert "characters left out" in long.observation.content
+    assert "stopped after 1 seconds" in late.observation.content
+    assert silent.observation.content == "(no output)"
+    assert "started anew" in gone.observation.content
+
+
+def test_a_reference_that_is_not_to_be_had_is_an_error_not_a_reward(machine, tmp_path):
+    for example in ("exit 3", "true", "echo many"):
+        taskset = samples(tmp_path, {"description": "?", "evaluation": {**COUNT, "example": example}})
+        with pytest.raises(EnvironmentFault, match="reference"):
+            play(taskset, "Act: answer(0)")
+
+
+def test_scripts_are_found_under_their_root(machine, tmp_path):
+    row = {"description": "?", "create": {"init": {"file": "init/make.sh"}}, "evaluation": COUNT}
+    with pytest.raises(EnvironmentFault, match=r"init/make\.sh"):
+        play(samples(tmp_path, row))
+    script = tmp_path / "scripts" / "samples" / "init" / "make.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text("mkdir /data; touch /data/{a,b}")
+    taskset = samples(tmp_path, row, scripts_root=str(tmp_path / "scripts"))
+    assert play(taskset, "Act: answer(2)")[-1].reward == 1.0
+
+
+def test_a_script_outside_of_the_root_is_not_read(tmp_path):
+    (tmp_path / "secret.sh").write_text("echo secret")
+    (tmp_path / "scripts").mkdir()
+    row = {"description": "?", "create": {"init": {"file": "../secret.sh"}}, "evaluation": COUNT}
+    assert samples(tmp_path, row, scripts_root=str(tmp_path / "scripts"))[0].sample.refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"description": "?", "create": {"local": "packages"}, "evaluation": COUNT}, "packages"),
+        ({"description": "?", "evaluation": {}}, "no evaluation"),
+        ({"description": "?", "evaluation": {"check": [None]}}, "no example"),
+        ({"description": "?", "evaluation": {"check": {"language": "c++", "code": ""}}}, r"c\+\+"),
+    ],
+)
+def test_what_cannot_be_served_says_why_or_is_left_out(tmp_path, row, reason):
+    fine = {"description": "fine", "evaluation": {"match": "x"}}
+    taskset = samples(tmp_path, row, fine)
+    with pytest.raises(EnvironmentFault, match=reason):
+        asyncio.run(taskset.environment(taskset[0]).start())
+    with pytest.warns(UserWarning, match=reason):
+        assert samples(tmp_path, row, fine, unsupported="skip").count() == 1
+
+
+@pytest.mark.parametrize("content", ["{", "[3]", '[{"evaluation": {}}]', "[]"])
+def test_data_that_are_no_samples_are_refused(tmp_path, content):
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(ConfigError):
+        OSInteraction(OSInteractionConfig(data=str(tmp_path / "bad.json")))
+
+
+def test_gold_answers_earn_the_reward(machine, tmp_path):
+    made = {"description": "?", "create": {"init": "mkdir /data; touch /data/{a,b}"}, "evaluation": COUNT}
+    done = {
+        "description": "?",
+        "create": {"init": "mkdir /data"},
+        "evaluation": {"check": {"code": "[ -f /data/new ] && [ $1 = yes ]"}, "example": "touch /data/new && echo yes"},
+    }
+    taskset = samples(tmp_path, made, done, {"description": "?", "evaluation": {"match": "x"}})
+    for position in range(3):
+        gold = asyncio.run(_gold(taskset, position))
+        assert play(taskset, *gold, position=position)[-1].reward == 1.0
+
+
+async def _gold(taskset, position):
+    try:
+        return await taskset.gold(taskset[position])
+    finally:
+        for pool in _pools.get(asyncio.get_running_loop(), {}).values():
+            await pool.close()
+
+
+def test_it_is_evaluated_from_the_command_line(machine, tmp_path, treetune):
+    rows = [{"description": "?", "create": {"init": "mkdir /data; touch /data/a"}, "evaluation": COUNT}] * 2
+    (tmp_path / "samples.json").write_text(json.dumps(rows))
+    result = treetune(
+        "eval", "os-interaction", "--taskset.data", "samples.json", "-m", "scripted:gold", "-r", "2", "--json"
+    )
+    assert result.code == 0, result.err
+    assert result.json["mean_reward"] == 1.0
+
+
+def test_closing_twice_and_before_a_start_is_fine(tmp_path):
+    taskset = samples(tmp_path, {"description": "?", "evaluation": {"match": "x"}})
+
+    async def closed():
+        environment = OSInteractionEnvironment(taskset[0])
+        await environment.close()
+        await environment.close()
+
+    asyncio.run(closed())

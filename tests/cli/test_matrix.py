@@ -1,0 +1,145 @@
+"""`treetune list --matrix`: every cell that says yes works, and every no says what the matrix says.
+
+What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from kinds import KINDS, TARGETS, write_targets
+
+from conftest import ROOT
+from treetune.matrix import Kind, Target, as_text, cells, columns
+from treetune.serve.http.client import TaskServerClient
+from treetune.serve.http.episodes import HttpConfig
+from treetune.serve.http.server import HttpServer
+from treetune.serve.models import ModelsConfig
+from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.server import EnvServer, ServerConfig
+from treetune.target import load_taskset
+
+VERBS = {"show", "validate", "eval", "build verl", "build skyrl", "build trl", "convert"}
+DOORS = {"serve --zmq", "serve --http"}
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL"}
+"""What takes these kinds is tried in the tests of each trainer, with the real one."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_targets(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def command(verb: str, target: str, endless: bool = False) -> list[str]:
+    verb, *format = verb.split()
+    number = ["-n", "3"] if endless else []
+    return {
+        "show": ["show", target, "-n", "3", "--json"],
+        "validate": ["validate", target, *number, "--json"],
+        "eval": ["eval", target, "-m", "scripted:gold", *number, "--json"],
+        "build": ["build", target, "--format", *format, *number, "--json"],
+        "convert": ["convert", target, "out.parquet", "--to", "verl", "--force", *number, "--json"],
+        "serve": ["serve", target, *format, "127.0.0.1:0"],
+    }[verb]
+
+
+def test_every_cell_is_one_that_is_tried():
+    assert {column.name for column in columns(Target)} == VERBS | DOORS
+    assert {column.name for column in columns(Kind)} == {"eval", *DOORS, *TRAINERS}
+    assert TARGETS.keys() | {Target.SERVER} == set(Target)
+    assert KINDS.keys() == set(Kind)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
+    name, endless = TARGETS[target]
+    for verb in VERBS:
+        assert cells()["target"][target][verb] is True
+        result = treetune(*command(verb, name, endless))
+        assert result.code == 0, (verb, result.err, result.out)
+        if verb == "show":
+            assert len(result.json["tasks"]) == 3
+        elif verb == "eval":
+            assert result.json["mean_reward"] == 1.0
+        elif verb == "convert":
+            assert result.json["rows"] >= 3
+        elif verb != "validate":
+            assert result.json["tasks"][0]["rows"] >= 3
+
+
+@asynccontextmanager
+async def served(target: str):
+    """A server with both doors."""
+    server = EnvServer(
+        load_taskset(target), ServerConfig(address="tcp://127.0.0.1:0"), ModelsConfig(model="scripted:gold")
+    )
+    await server.start()
+    http = HttpServer(server, HttpConfig(address="127.0.0.1:0"))
+    await http.start()
+    try:
+        async with EnvClient(server.address) as client, TaskServerClient(http.url) as episodes:
+            yield client, episodes
+    finally:
+        await http.close()
+        await server.close()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_is_served_at_both_doors(folder, target):
+    assert all(cells()["target"][target][door] is True for door in DOORS)
+
+    async def play():
+        async with served(TARGETS[target][0]) as (client, episodes):
+            trace = await client.run_rollout(await client.sample())
+            async with await episodes.start() as episode:
+                assert episode.observation.messages()
+            return trace.reward
+
+    assert asyncio.run(play()) == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_task_is_played_by_eval_and_both_servers(folder, treetune, kind):
+    assert all(cells()["task"][kind][place] is True for place in ("eval", *DOORS))
+    target, actions = KINDS[kind]
+
+    async def play():
+        async with served(target) as (client, episodes):
+            trace = await client.run_rollout(await client.sample(0))
+            async with await episodes.start(0) as episode:
+                steps = [await episode.step(action) for action in actions]
+            assert steps[-1].done
+            return trace.reward, sum(step.reward for step in steps)
+
+    assert asyncio.run(play()) == (1.0, 1.0)
+    assert treetune("eval", target, "-m", "scripted:gold", "--json").json["mean_reward"] == 1.0
+    assert treetune("eval", target, "-m", "scripted:echo", "--json").json["mean_reward"] == 0.0
+
+
+def test_what_a_server_cannot_be_asked_is_told(treetune):
+    for verb in VERBS | DOORS:
+        said = cells()["target"][Target.SERVER][verb]
+        if said is not True:
+            result = treetune(*command(verb, "http://127.0.0.1:1"))
+            assert (result.code, said in result.err) == (2, True), (verb, result.err)
+
+
+def test_several_turns_are_refused_for_verl(folder, treetune):
+    found = cells()["task"]
+    refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
+    assert refused == {(Kind.MULTI_TURN, "verl")}
+    result = treetune(*command("build verl", KINDS[Kind.MULTI_TURN][0]))
+    assert result.code != 0
+    assert cells()["task"][Kind.MULTI_TURN]["verl"] in result.err
+
+
+def test_the_docs_show_what_the_command_prints(treetune):
+    printed = treetune("list", "--matrix")
+    assert printed.out.strip() == as_text()
+    assert as_text() in (ROOT / "docs" / "tasksets.md").read_text()
+    assert treetune("list", "--matrix", "--json").json == cells()

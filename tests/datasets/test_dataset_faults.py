@@ -1,0 +1,381 @@
+"""Bad input to dataset tasks: each fault is the user's to correct, and is said with its file, line, row or key."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import json
+import socket
+import textwrap
+import threading
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from treetune.datasets.resolve import load_task, load_tasks
+from treetune.errors import (
+    ConfigError,
+    EmptyTasksetError,
+    NetworkError,
+    StorageError,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+)
+from treetune.rows import hub, read_tasks
+
+ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+
+
+def node(data_files="rows.jsonl", kind="json", **keys):
+    loading = {"args": [kind], "kwargs": {"data_files": data_files, "split": "train"}}
+    return {"loading_params": loading, "prompt_template": "{question}", **keys}
+
+
+@pytest.fixture
+def rows(tmp_path):
+    def write(rows=ROWS, **keys):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return node(**keys)
+
+    return write
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(columns, **keys):
+        pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+        return node("rows.parquet", "parquet", **keys)
+
+    return write
+
+
+@pytest.fixture
+def custom(tmp_path):
+    """The `custom_cls` of a class with this body."""
+
+    def write(body):
+        text = "from treetune_verl.tasks import Task as Base\n\nclass Task(Base):\n" + textwrap.indent(body, "    ")
+        file = tmp_path / f"task_{abs(hash(body))}.py"
+        file.write_text(text + "\n")
+        return {"path": str(file)}
+
+    return write
+
+
+def fault_of(config, kind=TreetuneError):
+    """The error that building gives; a plain one, that no traceback follows."""
+    with pytest.raises(kind) as caught:
+        load_task(config).built()
+    assert caught.value.__cause__ is None
+    return caught.value
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "content", "said"),
+    [
+        ("b.jsonl", "json", b'{"question": "a"}\n{"question": \n', "b.jsonl, line 2: "),
+        ("b.jsonl", "json", b'{"question": "a"}\n5\n', "b.jsonl, line 2: Expected `object`"),
+        ("b.jsonl", "json", '{"question": "a"}\n'.encode("utf-16"), "b.jsonl, line 1: "),
+        ("b.json", "json", b'[{"question": "a"},\n{"question":', "b.json"),
+        ("b.json", "json", b"5", "b.json, row 0: Expected `object`"),
+        ("b.jsonl.gz", "json", b"nothing packed", "b.jsonl.gz cannot be read: Not a gzipped file"),
+        ("b.csv", "csv", b"question,answer\na,b\nc,d,e,f\n", "b.csv, line 3: more values than the heading"),
+        ("b.csv", "csv", "question\nok\ncaf\xe9\n".encode("latin-1"), "b.csv, line 3: no UTF-8 text"),
+        ("b.txt", "text", "caf\xe9\n".encode("latin-1"), "b.txt, line 1: no UTF-8 text"),
+        ("b.parquet", "parquet", b"PAR1 and no more PAR1", "b.parquet cannot be read as parquet"),
+    ],
+)
+def test_a_malformed_file_is_told_with_its_line(tmp_path, name, kind, content, said):
+    (tmp_path / name).write_bytes(content)
+    assert said in fault_of(node(name, kind)).message
+
+
+def test_text_of_another_encoding_is_told_with_its_row(tmp_path):
+    (tmp_path / "b.jsonl").write_bytes('{"question": "ok"}\n{"question": "caf\xe9"}\n'.encode("latin-1"))
+    fault = fault_of(node("b.jsonl"))
+    assert "row 1: text that is no UTF-8" in fault.message or "b.jsonl, line 2" in fault.message
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kind", "content"),
+    [("e.jsonl", "json", ""), ("e.jsonl", "json", "\n \n"), ("e.csv", "csv", ""), ("e.csv", "csv", "question\n")],
+)
+def test_an_empty_file_is_told_by_its_name(tmp_path, name, kind, content, streaming):
+    (tmp_path / name).write_text(content)
+    config = node(name, kind)
+    config["loading_params"]["kwargs"]["streaming"] = streaming
+    assert f"{tmp_path / name} " in fault_of(config, EmptyTasksetError).message
+
+
+def test_a_stream_that_ends_in_a_malformed_line_says_which(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"question": "a"}\n' * 15_000 + '{"question": \n')
+    config = node("b.jsonl")
+    config["loading_params"]["kwargs"]["streaming"] = True
+    assert "b.jsonl, line 15001" in fault_of(config).message
+
+
+def test_a_table_without_rows_or_with_a_column_twice_is_told(table, tmp_path):
+    assert "rows.parquet has no rows" in fault_of(table({"question": pa.array([], pa.string())})).message
+    pq.write_table(pa.table([["a"], ["b"]], names=["question", "question"]), tmp_path / "rows.parquet")
+    assert "has several columns question" in fault_of(node("rows.parquet", "parquet")).message
+
+
+def test_names_that_mean_no_file_say_what_to_write(rows, tmp_path):
+    rows()
+    (tmp_path / "folder").mkdir()
+    assert "no file is called 'absent.jsonl'" in fault_of(node("absent.jsonl"), UsageError).message
+    assert "no file is called '*.nothing'" in fault_of(node("*.nothing"), UsageError).message
+    assert "names the folder folder" in fault_of(node("folder"), UsageError).message
+    fault = fault_of({"loading_params": {"args": ["rows.jsonl"]}, "prompt_template": "{question}"}, UsageError)
+    assert "args: [json], kwargs: {data_files: rows.jsonl}" in fault.remedy
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path):
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind("door.jsonl")
+        assert "door.jsonl cannot be read" in fault_of(node("door.jsonl"), StorageError).message
+
+
+def test_what_is_wrong_with_loading_params_is_told_by_its_key():
+    wrong = [
+        {"args": [5]},
+        {"args": [["a"]]},
+        {"args": ["json"]},
+        {"args": ["json"], "kwargs": {"data_files": 5}},
+        {"args": ["json"], "kwargs": {"data_files": []}},
+    ]
+    with pytest.raises(ConfigError) as caught:
+        load_tasks([{"loading_params": params, "prompt_template": "{q}"} for params in wrong])
+    assert [key for key, _ in caught.value.faults] == [
+        "tasks[0].loading_params.args",
+        "tasks[1].loading_params.args",
+        "tasks[2].loading_params.kwargs",
+        "tasks[3].loading_params.kwargs.data_files",
+        "tasks[4].loading_params.kwargs.data_files",
+    ]
+
+
+# Rows
+
+
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_a_template_that_does_not_fit_a_row_says_which(rows, num_proc):
+    mixed = [{"question": {"a": "x"}}, {"question": {"a": "y", "b": "z"}}]
+    assert "row 0: {question:.2f}" in fault_of(rows(prompt_template="{question:.2f}", num_proc=num_proc)).message
+    if num_proc == 1:
+        assert "row 0: {question[c]}" in fault_of(rows(mixed, prompt_template="{question[c]}")).message
+        assert "row 0: {level:%Y}" in fault_of(rows(prompt_template="{level:%Y}")).message
+
+
+def test_a_whole_number_above_64_bits_is_told_by_row_and_column(table):
+    large = pa.array([1, 2**64 - 1], pa.uint64())
+    fault = fault_of(table({"question": ["a", "b"], "size": large}, extra_fields=["size"]), TasksetError)
+    assert "row 1: size cannot be kept in extra_info" in fault.message
+    assert "extra_fields" in fault.remedy
+    lists = pa.array([[1], [2**64 - 1]], pa.list_(pa.uint64()))
+    assert "does not fit in 64 bits" in fault_of(table({"question": ["a", "b"], "n": lists}, ground_truth="n")).message
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([2**64 - 1, 0], pa.uint64()),
+        pa.array([b"\xff", b"ok"]),
+        pa.array([datetime.date(2020, 1, 1), None]),
+        pa.array([1, 2], pa.duration("s")),
+        pa.array([{"a": {"b": None}}, None], pa.struct([("a", pa.struct([("b", pa.null())]))])),
+        pa.array([[None], None], pa.list_(pa.null())),
+        pa.array(["1.50", None]).cast(pa.decimal128(10, 2)),
+    ],
+    ids=lambda column: str(column.type).partition("<")[0].partition("(")[0],
+)
+def test_columns_of_every_type_can_be_shown_in_a_prompt(table, column):
+    config = table({"question": ["a", "b"], "value": column}, prompt_template="{question} {value}")
+    assert load_task(config).built()[0].rows == len(column) - column.null_count
+
+
+def test_bytes_are_a_ground_truth_where_they_are_text(table):
+    columns = {"question": ["a", "b"], "answer": pa.array([b"Paris", b"Rome"])}
+    task = load_task(table(columns, ground_truth="answer"))
+    assert [task[index].ground_truth for index in range(2)] == ["Paris", "Rome"]
+    columns["answer"] = pa.array([b"Paris", b"\xff"])
+    assert "row 1: text that is no UTF-8" in fault_of(table(columns, ground_truth="answer")).message
+
+
+def test_a_filter_that_fails_says_on_which_row(rows):
+    levels = [{"question": "a", "level": 1}, {"question": "b", "level": None}]
+    assert "the filter failed on row 1: filter 'level < 5'" in fault_of(rows(levels, filter="level < 5")).message
+
+
+def test_a_filter_that_is_no_function_is_a_fault_of_its_key(rows, tmp_path):
+    (tmp_path / "keep.py").write_text("keep = 5\n")
+    assert fault_of(rows(filter=f"{tmp_path}/keep.py:keep"), ConfigError).faults[0][0] == "filter"
+
+
+# Classes
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("[{'prompt': []}]", "Dataset.from_list"),
+        ("{'prompt': []}", "Dataset.from_dict"),
+        ("None", "return a datasets.Dataset"),
+        ("__import__('datasets').DatasetDict()", "one of its splits"),
+    ],
+)
+def test_build_dataset_that_gives_no_dataset_says_what_to_return(rows, custom, given, remedy):
+    fault = fault_of(rows(custom_cls=custom(f"def build_dataset(self):\n    return {given}")), TasksetError)
+    assert "build_dataset() of Task gave a" in fault.message
+    assert remedy in fault.remedy
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def build_dataset(self):\n    return 1 / 0", "build_dataset() of Task failed: ZeroDivisionError"),
+        ("def _make_map_fn(self):\n    return 1 / 0", "_make_map_fn() of Task failed: ZeroDivisionError"),
+        ("def _make_map_fn(self):\n    return None", "_make_map_fn() of Task gave None"),
+        ("def __init__(self, config, cache_dir=None):\n    pass", "made without its config"),
+    ],
+)
+def test_a_class_that_fails_is_told_by_its_method(rows, custom, body, said):
+    with pytest.raises(TasksetError) as caught:
+        load_task(rows(custom_cls=custom(body))).built()
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("{1: 2}", "row 0 has a key that is no text"),
+        ("{'extra_info': {1: 2}}", "row 0 has a key that is no text"),
+        ("{'reward_model': {'ground_truth': 'x', 1: 2}}", "row 0 has a key that is no text"),
+        ("{'prompt': [{'role': 'user', 'content': '\\ud800'}]}", "row 0: text that is no Unicode"),
+        ("{'reward_model': {'ground_truth': [2**70]}}", "does not fit in 64 bits"),
+        ("{'prompt': [{'role': 5, 'content': 'x'}]}", "row 0 has a message whose role is a int"),
+        ("{'prompt': [{'role': None, 'content': 'x'}]}", "row 0 has a message without a role"),
+        ("{'prompt': [{'role': 'user', 'content': b'x'}]}", "row 0 has a message whose content is a bytes"),
+        ("{'env_class': 5}", "row 0 has the env_class 5, which is no name"),
+    ],
+)
+def test_a_row_that_no_file_can_hold_is_told(rows, custom, row, said):
+    body = (
+        f"def _make_map_fn(self):\n    make = super()._make_map_fn()\n    return lambda r, i: {{**make(r, i), **{row}}}"
+    )
+    assert said in fault_of(rows(custom_cls=custom(body)), TasksetError).message
+
+
+def test_a_process_that_dies_while_it_builds_rows_is_told(rows, custom):
+    body = "def _make_map_fn(self):\n    import os\n    return lambda row, index: os._exit(3)"
+    assert "ended abruptly" in fault_of(rows(num_proc=2, custom_cls=custom(body)), TasksetError).message
+
+
+# The disk and the network
+
+
+def test_a_full_disk_is_told_and_what_makes_room(rows, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    fault = fault_of(rows(), StorageError)
+    assert "No space left on device" in fault.message
+    assert "treetune cache prune" in fault.remedy
+
+
+def test_a_full_disk_of_the_library_is_told(rows, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("datasets.arrow_writer.ArrowWriter.finalize", full)
+    fault = fault_of(rows(), StorageError)
+    assert "No space left on device" in fault.message
+    assert "HF_HOME" in fault.remedy
+
+
+def test_a_hub_that_cannot_be_reached_is_told_without_trying_again(monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    offline = []
+
+    def load(*_, **__):
+        from huggingface_hub import constants
+
+        import datasets
+
+        offline.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    fault = fault_of({"loading_params": {"args": ["openai/gsm8k"]}, "prompt_template": "{question}"})
+    assert offline == [(True, True)]
+    assert f"the hub cannot be reached: {address}" in fault.message
+    assert "network" in fault.remedy
+    from huggingface_hub import constants
+
+    assert constants.HF_HUB_OFFLINE is False
+
+
+def test_rows_of_a_hub_that_cannot_be_reached_speak_of_the_network(monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(NetworkError, match=r"no file here.*the hub cannot be reached") as caught:
+        list(read_tasks(["openai/gsm8k"]))
+    assert "network" in caught.value.remedy
+
+
+def test_a_hub_that_does_not_answer_is_given_up(monkeypatch):
+    assert hub.WAIT < 15
+    monkeypatch.setattr(hub, "WAIT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert hub._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_a_hub_whose_name_nobody_looks_up_is_given_up(monkeypatch):
+    limits, asked, given_up = [], threading.Event(), threading.Event()
+
+    class Session:
+        def head(self, endpoint, timeout=None):
+            limits.append(timeout)
+            asked.set()
+            given_up.wait(10)
+            raise OSError("nobody gave up")
+
+    monkeypatch.setattr(hub, "WAIT", 0.01)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    assert hub._problem("http://nowhere") == "http://nowhere does not answer"
+    assert asked.wait(10)
+    assert limits == [hub.WAIT / 2]
+    given_up.set()
+
+
+# The command line
+
+
+def test_no_fault_of_the_user_is_called_a_bug(rows, custom, treetune, tmp_path):
+    wrong = rows(prompt_template="{question:.2f}", ground_truth="answer")
+    for config in (wrong, rows(custom_cls=custom("def build_dataset(self):\n    return []"))):
+        (tmp_path / "t.yaml").write_text(yaml.safe_dump({"val_tasks": [config]}))
+        for arguments in (("build", "t.yaml"), ("show", "t.yaml"), ("eval", "t.yaml", "-m", "scripted:gold")):
+            result = treetune(*arguments)
+            assert result.code == 3
+            assert "Traceback" not in result.err
+            assert "bug in Treetune" not in result.err

@@ -1,0 +1,515 @@
+"""`treetune eval` as a user runs it: results, run folders, resuming, killing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from treetune.evaluation.summary import pass_at_k, standard_error
+
+SLOW = """
+import time
+from treetune import Task, Taskset
+
+class Slow(Taskset):
+    def load_tasks(self):
+        for n in range(60):
+            yield Task(prompt=f"say {n // 2}", reward_spec={"ground_truth": f"say {n // 2}"})  # every task twice
+
+    def reward(self, task, answer):
+        time.sleep(0.02)
+        return float(answer == task.ground_truth)
+"""
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def keys(path: Path) -> Counter:
+    return Counter((trace["uid"], trace["occurrence"], trace["rollout"]) for trace in lines(path))
+
+
+def test_gold_is_rewarded_and_echo_is_not(treetune):
+    gold = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 50, "-r", 2, "--json")
+    assert gold.code == 0
+    assert (gold.json["mean_reward"], gold.json["rollouts"], gold.json["pass_at_k"]) == (1.0, 100, {"1": 1.0, "2": 1.0})
+    assert treetune("eval", "arithmetic", "-m", "scripted:echo", "-n", 50, "--json").json["mean_reward"] == 0.0
+
+
+def test_a_coin_lands_near_a_half_and_the_standard_error_says_so(treetune):
+    coin = treetune(
+        "eval", "arithmetic", "-m", "scripted:p=0.5", "-n", 100, "-r", 4, "--taskset.level", 5, "--json"
+    ).json
+    assert 0.01 < coin["stderr"] < 0.04
+    assert abs(coin["mean_reward"] - 0.5) < 4 * coin["stderr"]
+    assert coin["pass_at_k"]["1"] < coin["pass_at_k"]["2"] < coin["pass_at_k"]["4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["arithmetic", "-m", "scripted:gold"], "--num-tasks"),
+        (["arithmetik", "-m", "scripted:gold", "-n", 1], "did you mean 'arithmetic'"),
+        (["arithmetic", "-m", "scripted:gold", "-n", 1, "--taskset.levl", 2], "did you mean 'level'"),
+        (["arithmetic", "-m", "scripted:gold", "-n", 1, "--num-rolouts", 2], "did you mean '--num-rollouts'"),
+        (["arithmetic", "-m", "scripted:gold", "-n", "many"], "'--num-tasks'"),
+        (["arithmetic", "-n", 1], "-m"),
+        (["arithmetic", "-m", "scripted:gould", "-n", 1], "did you mean 'gold'"),
+        (["absent.yaml", "-m", "scripted:gold"], "absent.yaml"),
+        (["arithmetic", "-m", "scripted:gold", "-n", 1, "--taskset.level"], "needs a value"),
+        (["arithmetic", "-m", "local:nowhere", "-n", 1], "nowhere"),
+        (["--resume"], "-o"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_to_do(treetune, tmp_path, arguments, said):
+    result = treetune("eval", *arguments)
+    assert result.code == 2
+    assert said in result.err
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_with_json_an_error_is_one_object_too(treetune):
+    result = treetune("eval", "arithmetic", "-m", "scripted:gold", "--json")
+    assert result.code == 2
+    assert "INFINITE" in result.json["error"]
+
+
+def test_the_run_folder_can_be_run_again(treetune, tmp_path):
+    first = treetune(
+        "eval", "arithmetic", "-m", "scripted:p=0.5", "-n", 20, "-o", "one", "--taskset.level", 2,
+        "--sampling.temperature", 0.7, "--json",
+    ).json  # fmt: skip
+    again = treetune("eval", "one/config.yaml", "-o", "two", "--json").json
+    assert again["mean_reward"] == first["mean_reward"]
+    assert keys(tmp_path / "one" / "traces.jsonl") == keys(tmp_path / "two" / "traces.jsonl")
+    config = yaml.safe_load((tmp_path / "one" / "config.yaml").read_text())
+    assert (config["taskset"]["level"], config["sampling"]["temperature"]) == (2, 0.7)
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert summary["data_sources"]["arithmetic"]["rollouts"] == 20
+    assert summary["outcomes"] == {"completed": 20}
+
+
+def test_a_run_folder_is_never_overwritten(treetune):
+    assert treetune("eval", "reverse-text", "-m", "scripted:gold", "-o", "run").code == 0
+    result = treetune("eval", "reverse-text", "-m", "scripted:gold", "-o", "run")
+    assert result.code == 2
+    assert "--resume" in result.err
+
+
+def test_killed_and_resumed_it_has_every_rollout_exactly_once(treetune, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    arguments = ["eval", "slow.py:Slow", "-m", "scripted:echo", "-r", "2", "-c", "4", "-o", "run"]
+    traces = tmp_path / "run" / "traces.jsonl"
+    for wanted in (10, 40):
+        extra = ["--resume"] if traces.exists() else []
+        process = subprocess.Popen([sys.executable, "-m", "treetune", *arguments, *extra], cwd=tmp_path)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and (not traces.exists() or traces.read_bytes().count(b"\n") < wanted):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert wanted <= traces.read_bytes().count(b"\n") < 120
+    with open(traces, "ab") as file:
+        file.write(b'{"task": {"idx": 3, "prompt": "cut sho')  # what a kill in the middle of a write leaves
+    result = treetune(*arguments, "--resume", "--json")
+    assert result.code == 0
+    assert (result.json["rollouts"], result.json["tasks"], result.json["mean_reward"]) == (120, 60, 1.0)
+    assert len(keys(traces)) == 120
+    assert set(keys(traces).values()) == {1}
+    assert {occurrence for _, occurrence, _ in keys(traces)} == {0, 1}
+
+
+def test_resume_runs_again_only_what_failed(treetune, tmp_path):
+    (tmp_path / "flaky.py").write_text(
+        "import os\nfrom treetune import Task, Taskset\n"
+        "class Flaky(Taskset):\n"
+        "    def load_tasks(self): return [Task(prompt=str(n)) for n in range(10)]\n"
+        "    def reward(self, task, answer):\n"
+        "        open('calls', 'a').write(answer + ' ')\n"
+        "        if task.idx >= 7 and not os.path.exists('mended'): raise OSError('disk on fire')\n"
+        "        return 1.0\n"
+    )
+    first = treetune("eval", "flaky.py:Flaky", "-m", "scripted:echo", "-o", "run", "--json")
+    assert first.code == 1
+    assert (first.json["outcomes"], first.json["mean_reward"]) == ({"completed": 7, "environment_error": 3}, 1.0)
+    assert "disk on fire" in first.err
+    (tmp_path / "mended").touch()
+    (tmp_path / "calls").unlink()
+    again = treetune("eval", "--resume", "-o", "run", "--json")
+    assert (again.code, again.json["scored"], again.json["rollouts"]) == (0, 10, 10)
+    assert sorted((tmp_path / "calls").read_text().split()) == ["7", "8", "9"]
+    assert len(lines(tmp_path / "run" / "traces.jsonl")) == 10
+    assert len(lines(tmp_path / "run" / "superseded.jsonl")) == 3
+
+
+def test_resume_refuses_a_changed_config_by_naming_the_difference(treetune):
+    treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 5, "-o", "run")
+    refused = treetune(
+        "eval", "arithmetic", "-m", "scripted:echo", "-n", 5, "-o", "run", "--resume", "--taskset.level", 2
+    )
+    assert refused.code == 2
+    assert "model: 'scripted:gold' -> 'scripted:echo'" in refused.err
+    assert "taskset.level: 1 -> 2" in refused.err
+    assert treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 5, "-o", "run", "--resume", "-c", 2).code == 0
+
+
+def test_resume_compares_with_the_config_the_run_began_with_not_with_an_edited_file(treetune, tmp_path):
+    treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 6, "-o", "run")
+    traces, config = tmp_path / "run" / "traces.jsonl", tmp_path / "run" / "config.yaml"
+    traces.write_bytes(b"".join(traces.read_bytes().splitlines(keepends=True)[:3]))
+    config.write_text(config.read_text().replace("scripted:gold", "scripted:echo"))
+    refused = treetune("eval", "--resume", "-o", "run")
+    assert refused.code == 2
+    assert "model: 'scripted:gold' -> 'scripted:echo'" in refused.err
+    assert len(lines(traces)) == 3
+    config.write_text(config.read_text().replace("scripted:echo", "scripted:gold"))
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 6
+
+
+SCORER = """
+from treetune import Environment, Step, Task, Taskset
+class Graded(Taskset):
+    def load_tasks(self): return [Task(prompt=str(n)) for n in range(6)]
+    def reward(self, task, answer): return {reward}
+class Ranked(Graded):
+    def score_group(self, task, traces): return [{reward} + trace.rollout for trace in traces]
+class Judge(Environment):
+    def step(self, action): return Step(reward={reward}, done=True)
+"""
+
+
+def rewards(folder):
+    return {(trace["task"]["idx"], trace["rollout"]): trace["reward"] for trace in lines(folder / "traces.jsonl")}
+
+
+def test_a_run_whose_scorer_changed_is_not_gone_on_with_but_scored_again(treetune, tmp_path):
+    scorer, run = tmp_path / "graded.py", tmp_path / "run"
+    scorer.write_text(SCORER.format(reward=0.25))
+    treetune("eval", "graded.py:Graded", "-m", "scripted:echo", "-o", "run")
+    traces = run / "traces.jsonl"
+    half = b"".join(traces.read_bytes().splitlines(keepends=True)[:3])
+    traces.write_bytes(half)
+    scorer.write_text(SCORER.format(reward=0.75))
+    refused = treetune("eval", "--resume", "-o", "run")
+    assert refused.code == 2
+    assert "code of Graded changed" in refused.err
+    assert "--rescore" in refused.err
+    assert traces.read_bytes() == half
+    told = treetune("eval", "--resume", "--rescore", "-o", "run", "--json")
+    assert told.code == 0, told.err
+    assert "3 of 3 rewards changed" in told.err
+    assert (told.json["rollouts"], told.json["mean_reward"]) == (6, 0.75)
+    assert rewards(run) == {(at, 0): 0.75 for at in range(6)}
+    assert (run / "superseded.jsonl").read_bytes() == half
+    # From now on it is a run of the scorer as it is.
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["mean_reward"] == 0.75
+
+
+def test_groups_are_scored_again_together(treetune, tmp_path):
+    (tmp_path / "graded.py").write_text(SCORER.format(reward=0.25))
+    treetune("eval", "graded.py:Ranked", "-m", "scripted:echo", "-r", 2, "-o", "run")
+    (tmp_path / "graded.py").write_text(SCORER.format(reward=5.0))
+    assert treetune("eval", "--resume", "--rescore", "-o", "run").code == 0
+    assert rewards(tmp_path / "run") == {(at, number): 5.0 + number for at in range(6) for number in range(2)}
+
+
+def test_a_scorer_that_is_an_environment_is_seen_to_change(treetune, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"question": f"q{n}", "a": "1"}) + "\n" for n in range(3)))
+    (tmp_path / "judge.py").write_text(SCORER.format(reward=0.25))
+    (tmp_path / "tasks.yaml").write_text(
+        "val_tasks:\n- loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}\n"
+        "  prompt_template: '{question}'\n  ground_truth: {column: a}\n  env_class: 'judge.py:Judge'\n"
+    )
+    first = treetune("eval", "tasks.yaml", "-m", "scripted:echo", "-o", "run", "--json")
+    assert first.code == 0, first.err
+    (tmp_path / "judge.py").write_text(SCORER.format(reward=0.5))
+    assert "changed" in treetune("eval", "--resume", "-o", "run").err
+    assert treetune("eval", "--resume", "--rescore", "-o", "run", "--json").json["mean_reward"] == 0.5
+
+
+def test_an_environment_of_a_module_is_seen_to_change(treetune, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "q", "a": "1"}) + "\n")
+    (tmp_path / "judge_of_eval.py").write_text(SCORER.format(reward=0.25))
+    (tmp_path / "tasks.yaml").write_text(
+        "val_tasks:\n- loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}\n"
+        "  prompt_template: '{question}'\n  ground_truth: {column: a}\n  env_class: 'judge_of_eval:Judge'\n"
+    )
+    assert treetune("eval", "tasks.yaml", "-m", "scripted:echo", "-o", "run").code == 0
+    assert treetune("eval", "--resume", "-o", "run").code == 0
+    (tmp_path / "judge_of_eval.py").write_text(SCORER.format(reward=0.5))
+    refused = treetune("eval", "--resume", "-o", "run")
+    assert (refused.code, "changed" in refused.err) == (2, True)
+
+
+def test_rescore_goes_with_resume(treetune):
+    result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 2, "--rescore", "-o", "run")
+    assert (result.code, "--resume" in result.err) == (2, True)
+
+
+def test_a_resumed_run_may_ask_for_more_but_not_for_less(treetune, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["eval", "arithmetic", "-m", "scripted:gold", "-o", "run", "--json"]
+    treetune(*arguments, "-n", 4)
+    first = lines(run / "traces.jsonl")
+    more = treetune(*arguments, "--resume", "-n", 7)
+    assert (more.code, more.json["rollouts"]) == (0, 7), more.err
+    assert [trace for trace in lines(run / "traces.jsonl")[:4]] == first
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 7
+    assert treetune("eval", "--resume", "-o", "run", "-r", 2, "--json").json["rollouts"] == 14
+    refused = treetune(*arguments, "--resume", "-n", 4, "-r", 2)
+    assert refused.code == 2
+    assert "num_tasks: 7 -> 4" in refused.json["error"]
+    assert treetune("eval", run / "config.yaml", "-o", "again", "--json").json["rollouts"] == 14
+
+
+def test_resume_may_go_on_at_another_endpoint(treetune):
+    start = ("eval", "arithmetic", "-m", "served", "-n", 2, "-o", "run", "--json")
+    first = treetune(*start, "--endpoint.base_url", "http://127.0.0.1:9/v1", "--endpoint.max_retries", 0)
+    assert first.json["outcomes"] == {"policy_error": 2}
+    again = treetune(
+        "eval", "--resume", "-o", "run", "--endpoint.base_url", "http://127.0.0.1:10/v1", "--endpoint.timeout", 5,
+        "--endpoint.max_connections", 3, "--json",
+    )  # fmt: skip
+    assert again.json["outcomes"] == {"policy_error": 2}
+    assert "127.0.0.1:9/v1' -> 'http://127.0.0.1:10/v1'" in again.err
+    assert again.json["data_sources"]["arithmetic"]["tasks"] == again.json["tasks"] == 2
+
+
+def test_a_run_can_be_resumed_and_run_again_from_another_folder(treetune, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.py").write_text(
+        "from treetune import Environment, Step, Task, Taskset\n"
+        "class Env(Environment):\n    def step(self, action): return Step(reward=1.0, done=True)\n"
+        "class Mine(Taskset):\n    def load_tasks(self): return [Task(env_class='mine.py:Env', prompt='x')] * 2\n"
+        "    def gold(self, task): return 'x'\n"
+    )
+    (tmp_path / "sub" / "mix.yaml").write_text(
+        "taskset: {id: union, sources: [{id: 'mine.py:Mine'}, {custom_cls: {path: mine.py, name: Mine}}]}\n"
+        "model: scripted:gold\n"
+    )
+    assert treetune("eval", "sub/mine.py:Mine", "-m", "scripted:gold", "--json").json["mean_reward"] == 1.0
+    assert treetune("eval", "sub/mix.yaml", "-o", "run", "--json").json["mean_reward"] == 1.0
+    sources = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["taskset"]["sources"]
+    file = str(tmp_path / "sub" / "mine.py")
+    assert (sources[0]["id"], sources[1]["custom_cls"]["path"]) == (f"{file}:Mine", file)
+    for arguments in (["--resume", "-o", tmp_path / "run"], [tmp_path / "run" / "config.yaml", "-o", tmp_path / "two"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "treetune", "eval", *map(str, arguments)], cwd="/", capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "changed" not in done.stderr
+
+
+def test_resume_without_a_run_says_so(treetune):
+    result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 5, "-o", "nowhere", "--resume")
+    assert result.code == 2
+    assert "no run to resume" in result.err
+
+
+def test_a_damaged_line_is_named_and_nothing_is_lost(treetune, tmp_path):
+    treetune("eval", "reverse-text", "-m", "scripted:gold", "-o", "run")
+    traces = tmp_path / "run" / "traces.jsonl"
+    content = traces.read_bytes().splitlines(keepends=True)
+    traces.write_bytes(b"".join([content[0], b"{garbage}\n", *content[1:]]))
+    result = treetune("eval", "--resume", "-o", "run")
+    assert result.code == 2
+    assert "line 2 is damaged" in result.err
+    assert traces.read_bytes().count(b"\n") == 9
+
+
+def test_ctrl_c_leaves_a_usable_run_folder(treetune, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    arguments = ["eval", "slow.py:Slow", "-m", "scripted:echo", "-r", "2", "-c", "2", "-o", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "treetune", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    traces = tmp_path / "run" / "traces.jsonl"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and (not traces.exists() or traces.read_bytes().count(b"\n") < 5):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"--resume" in out
+    assert b"Traceback" not in err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rollouts"] >= 5
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 120
+
+
+def test_two_runs_cannot_write_to_one_folder(treetune, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "treetune", "eval", "slow.py:Slow", "-m", "scripted:echo", "-c", "1", "-o", "run"],
+        cwd=tmp_path,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (tmp_path / "run" / "traces.jsonl").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)  # it must not end before the other asks, however slow that is
+        result = treetune("eval", "slow.py:Slow", "-m", "scripted:echo", "-o", "run", "--resume")
+        assert result.code == 2
+        assert "another process" in result.err
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_group_is_scored_together_and_resumed_as_a_whole(treetune, tmp_path):
+    (tmp_path / "ranked.py").write_text(
+        "from treetune import Task, Taskset\n"
+        "class Ranked(Taskset):\n"
+        "    def load_tasks(self): return [Task(prompt=str(n)) for n in range(5)]\n"
+        "    def reward(self, task, answer): return 0.0\n"
+        "    def score_group(self, task, traces): return [t.rollout / (len(traces) - 1) for t in traces]\n"
+    )
+    arguments = ("eval", "ranked.py:Ranked", "-m", "scripted:echo", "-r", 3, "-o", "run", "--json")
+    assert treetune(*arguments).json["mean_reward"] == 0.5
+    traces = tmp_path / "run" / "traces.jsonl"
+    traces.write_bytes(b"".join(traces.read_bytes().splitlines(keepends=True)[:-1]))
+    again = treetune(*arguments, "--resume").json
+    assert (again["mean_reward"], again["rollouts"]) == (0.5, 15)
+    assert set(keys(traces).values()) == {1}
+
+
+def test_only_grouped_tasks_are_run_again_as_a_whole(treetune, tmp_path):
+    (tmp_path / "both.py").write_text(
+        "from treetune import Task, Taskset\n"
+        "class Grouped(Taskset):\n    def load_tasks(self): return [Task(prompt=f'g{n}') for n in range(2)]\n"
+        "    def reward(self, task, answer): open('calls', 'a').write(answer + ' '); return 0.0\n"
+        "    def score_group(self, task, traces): return [1.0] * len(traces)\n"
+        "class Single(Grouped):\n    def load_tasks(self): return [Task(prompt=f's{n}') for n in range(2)]\n"
+        "    score_group = Taskset.score_group\n"
+    )
+    (tmp_path / "both.yaml").write_text(
+        "taskset: {id: union, sources: [{id: 'both.py:Grouped'}, {id: 'both.py:Single'}]}\n"
+        "model: scripted:echo\nnum_rollouts: 4\n"
+    )
+    treetune("eval", "both.yaml", "-o", "run")
+    traces = tmp_path / "run" / "traces.jsonl"
+    gone = {("g1", 2), ("s1", 2)}
+    kept = [line for line in traces.read_bytes().splitlines(keepends=True)
+            if (json.loads(line)["task"]["prompt"], json.loads(line)["rollout"]) not in gone]  # fmt: skip
+    traces.write_bytes(b"".join(kept))
+    (tmp_path / "calls").unlink()
+    assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 16
+    assert sorted((tmp_path / "calls").read_text().split()) == ["g1", "g1", "g1", "g1", "s1"]
+
+
+def test_traces_of_tasks_that_are_gone_are_moved_aside(treetune, tmp_path):
+    source = "from treetune import Task, Taskset\nclass Few(Taskset):\n" \
+        "    def load_tasks(self): return [Task(prompt=str(n)) for n in range({})]\n" \
+        "    def reward(self, task, answer): return 1.0\n"  # fmt: skip
+    (tmp_path / "few.py").write_text(source.format("6"))
+    treetune("eval", "few.py:Few", "-m", "scripted:echo", "-o", "run")
+    (tmp_path / "few.py").write_text(source.format("2, 9"))
+    assert treetune("eval", "--resume", "-o", "run").code == 2
+    result = treetune("eval", "--resume", "--rescore", "-o", "run", "--json")
+    assert result.json["rollouts"] == 7
+    assert "no longer gives" in result.err
+    assert len(lines(tmp_path / "run" / "traces.jsonl")) == 7
+
+
+def test_a_dry_run_writes_nothing(treetune, tmp_path):
+    result = treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", 3, "--dry-run", "--json")
+    assert result.json["config"]["num_tasks"] == 3
+    assert not list(tmp_path.iterdir())
+    assert "did you mean 'gold'" in treetune("eval", "arithmetic", "-m", "scripted:gould", "-n", 3, "--dry-run").err
+    assert treetune("eval", "arithmetic", "-m", "local:nowhere", "-n", 3, "--dry-run").code == 2
+
+
+def test_a_taskset_that_fails_while_giving_tasks_is_named(treetune, tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "from treetune import Task, Taskset\nclass Broken(Taskset):\n"
+        "    def load_tasks(self):\n        yield Task(prompt='a')\n        raise KeyError('column')\n"
+        "    def reward(self, task, answer): return 1.0\n"
+    )
+    result = treetune("eval", "broken.py:Broken", "-m", "scripted:echo", "-o", "run")
+    assert result.code == 3
+    assert "Broken.load_tasks() failed: KeyError: 'column'" in result.err
+    assert "raise KeyError" in result.err, "the author is shown the line"
+
+
+def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(monkeypatch):
+    from treetune import Taskset
+    from treetune.errors import TasksetError
+    from treetune.requirements import refuse_unservable
+    from treetune.sandbox import Capability
+
+    class Boxed(Taskset):
+        NEEDS_CONTAINER = True
+
+        def load_tasks(self):
+            raise RuntimeError("was drawn")
+
+    nothing = Capability(cause="bubblewrap is not installed", remedy="apt-get install bubblewrap")
+    monkeypatch.setattr("treetune.sandbox.probe", lambda: nothing)
+    with pytest.raises(TasksetError, match=r"Boxed runs code.*bubblewrap is not installed\n.*apt-get install"):
+        refuse_unservable(Boxed())
+    monkeypatch.setattr("treetune.sandbox.probe", lambda: Capability(launcher=object()))
+    refuse_unservable(Boxed())
+
+
+def test_a_stuck_environment_does_not_keep_the_program_from_ending(treetune_process, tmp_path):
+    (tmp_path / "stuck.py").write_text(
+        "import time\nfrom treetune import Task, Taskset\nclass Stuck(Taskset):\n"
+        "    def load_tasks(self): return [Task(prompt='a')]\n"
+        "    def reward(self, task, answer): time.sleep(3600)\n"
+    )
+    arguments = ["eval", "stuck.py:Stuck", "-m", "scripted:echo", "--limits.timeout", 0.3, "--json"]
+    result = treetune_process(*arguments, timeout=20)
+    assert result.code == 1
+    assert result.json["outcomes"] == {"timeout": 1}
+    assert result.json["mean_reward"] is None
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
+def test_on_a_terminal_the_display_is_live(tmp_path):
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "treetune", "eval", "reverse-text", "-m", "scripted:gold",
+         "--taskset.shuffle.seed", "3"],
+        cwd=tmp_path, stdout=follower, stderr=follower, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )  # fmt: skip
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            part = os.read(leader, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    assert process.wait(timeout=20) == 0
+    os.close(leader)
+    text = shown.decode()
+    assert "taskset.shuffle" in text
+    assert "8/8" in text
+    assert "mean reward" in text
+    assert "completed" in text
+
+
+def test_the_standard_error_counts_tasks_as_clusters():
+    independent = standard_error([[1.0], [0.0], [1.0], [0.0]])
+    clustered = standard_error([[1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    assert independent == clustered == pytest.approx(0.2887, abs=1e-4)
+    assert standard_error([[1.0, 0.0]]) == pytest.approx(0.5)
+    assert standard_error([[1.0]]) is None
+
+
+def test_pass_at_k_is_the_unbiased_estimate():
+    estimates = pass_at_k([[True, False, False, False], [False] * 4])
+    assert estimates == {"1": pytest.approx(0.125), "2": pytest.approx(0.25), "4": pytest.approx(0.5)}

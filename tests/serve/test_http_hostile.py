@@ -1,0 +1,418 @@
+"""The HTTP episode server among clients and environments that mean it ill, or know no better."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+
+import aiohttp
+import pytest
+from serving import Numbers, Talks, until
+from test_http_server import BOTH, playing, run
+
+from treetune import Observation, Step
+from treetune.serve.http import ended_episodes as http_past
+from treetune.serve.http import guard as http_guard
+from treetune.serve.http import server as http_server
+from treetune.serve.http.ended_episodes import Past, gone
+
+
+class Odd(Talks):
+    """Answers what it is told to, right or wrong; `hang` never ends."""
+
+    alive = 0
+
+    async def start(self):
+        Odd.alive += 1
+        if self.task.idx == 7:
+            await asyncio.sleep(0.3)
+        return "go"
+
+    async def step(self, action):
+        said = action.text
+        if said == "hang":
+            await asyncio.sleep(600)
+        if said == "slow":
+            await asyncio.sleep(0.2)
+        if said == "none":
+            return None
+        if said == "exit":
+            raise SystemExit(3)
+        if said == "reward nan":
+            return Step("x", reward=math.nan)
+        if said == "reward text":
+            return Step("x", reward="much")
+        if said == "done text":
+            return Step("x", done="perhaps")
+        if said == "info none":
+            return Step("x", info=None)
+        if said == "info keys":
+            return Step("x", info={(1, 2): 3, None: 4})
+        if said == "loop":
+            endless: list = []
+            endless.append(endless)
+            return Step({"endless": endless})
+        if said == "nan":
+            return Step({"value": math.nan, "half": "\ud800", "list": [math.inf], "big": 2**80})
+        if said == "stubborn":
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                return Step("I go on")
+        return Step(said, done=said == "stop")
+
+    async def close(self):
+        Odd.alive -= 1
+
+
+class Oddities(Numbers):
+    def environment(self, task):
+        return Odd(task)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    Odd.alive = 0
+
+
+WRONG = ["none", "exit", "reward nan", "reward text", "done text", "info none", "info keys", "loop"]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("nonsense", WRONG)
+def test_an_environment_that_answers_nonsense_is_at_fault_and_only_its_episode_ends(nonsense, workers):
+    async def play():
+        async with playing(Oddities(), workers=workers) as client:
+            bad, other = await client.begun(), await client.begun()
+            status, answer = await client.step(bad, nonsense, 0)
+            after, told = await client.step(bad, "hello", 1)
+            batch = await client.good(
+                "step_batch",
+                {
+                    "steps": [
+                        {"episode_id": await client.begun(), "action": nonsense},
+                        {"episode_id": other, "action": "x"},
+                    ]
+                },
+            )
+            return status, answer, after, told, batch["steps"], await client.step(other, "still here")
+
+    status, answer, after, told, batch, (fine, _) = run(play())
+    assert (status, answer["kind"]) == (500, "failed"), answer
+    assert (after, told["kind"]) == (410, "failed"), told
+    assert (batch[0].get("status"), batch[1]["observation"]["content"]) == (500, "x"), batch
+    assert fine == 200
+
+
+@BOTH
+def test_what_json_cannot_say_is_still_json(workers):
+    async def play():
+        async with playing(Oddities(), workers=workers) as client:
+            episode = await client.begun()
+            body = {"episode_id": episode, "action": "nan"}
+            async with client.session.post(client.http.url + "/api/episode/step", json=body) as reply:
+                return json.loads(await reply.read(), parse_constant=pytest.fail)
+
+    content = run(play())["observation"]["content"]
+    assert content["value"] is None
+    assert content["list"] == [None]
+    assert content["big"] == 2**80
+    assert "d800" in repr(content["half"])
+
+
+@BOTH
+def test_half_a_surrogate_pair_is_an_action_like_any_other(workers):
+    async def play():
+        async with playing(Oddities(), workers=workers) as client:
+            episode = await client.begun()
+            body = b'{"episode_id": "%s", "action": "a\\ud83dz"}' % episode.encode()
+            good = await client.post("step", data=body)
+            bad = await client.post("step", data=b'{"episode_id": 7, "action": "\\ud83d"}')
+            constant = await client.post("step", data=b'{"episode_id": "x", "action": "\\ud83d", "turn": NaN}')
+            return good, bad, constant
+
+    (status, answer), bad, constant = run(play())
+    assert status == 200
+    assert answer["observation"]["content"].startswith("a")
+    assert (bad[0], bad[1]["path"]) == (422, "$.episode_id")
+    assert constant[0] == 422
+
+
+def test_one_turn_asked_for_by_many_with_other_actions_is_played_once():
+    async def play():
+        async with playing(Oddities()) as client:
+            episode = await client.begun()
+            same = await asyncio.gather(*(client.step(episode, "slow" if n == 0 else f"{n}", 0) for n in range(20)))
+            ahead = await asyncio.gather(client.step(episode, "slow", 1), client.step(episode, "later", 2))
+            unnumbered = await asyncio.gather(*(client.step(episode, f"{n}") for n in range(10)))
+            return same, ahead, unnumbered, await client.step(episode, "x", 12)
+
+    same, ahead, unnumbered, last = run(play())
+    assert {status for status, _ in same} == {200}
+    assert len({answer["observation"]["content"] for _, answer in same}) == 1
+    assert sorted(status for status, _ in ahead) == [200, 409]
+    assert sorted(answer["observation"]["content"] for _, answer in unnumbered) == sorted(str(n) for n in range(10))
+    assert last[0] == 200, "ten steps without a number were ten turns"
+
+
+@BOTH
+@pytest.mark.parametrize("action", ["hang", "stubborn"])
+def test_a_cancel_in_the_middle_of_a_step_ends_both(action, workers):
+    async def play():
+        async with playing(Oddities(), workers=workers) as client:
+            episode = await client.begun()
+            step = asyncio.create_task(client.step(episode, action, 0))
+            waiting = asyncio.create_task(client.step(episode, action, 0))
+            await asyncio.sleep(0.2)
+            cancelled = await client.post("cancel", {"episode_id": episode})
+            answers = [await step, await waiting]
+            again = await client.post("cancel", {"episode_id": episode})
+            return cancelled, answers, again, await client.step(await client.begun(), "fine")
+
+    cancelled, answers, again, other = run(play())
+    assert cancelled[0] == 200
+    assert again[0] == 410
+    assert other[0] == 200
+    for status, answer in answers:
+        assert (status, answer["kind"]) == (410, "cancelled")
+
+
+async def _raw(url, data, *, wait=5.0):
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(data)
+        return await asyncio.wait_for(reader.read(4096), wait)
+    finally:
+        writer.close()
+
+
+def test_a_head_without_end_is_cut_off():
+    async def play():
+        async with playing(Oddities()) as client:
+            host, _, port = client.http.url.removeprefix("http://").partition(":")
+            _reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /api/health HTTP/1.1\r\nX-Long: ")
+            sent = 0
+            try:
+                while sent < 64 << 20:
+                    writer.write(b"a" * 65536)
+                    sent += 65536
+                    await writer.drain()
+            except OSError:
+                pass
+            writer.close()
+            return sent, await client.get("/api/health")
+
+    sent, (status, _) = run(play())
+    assert sent < 16 << 20
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"POST /api/episode/st",
+        b"POST /api/episode/start HTTP/1.1\r\nHost: x\r\n",
+        b"POST /api/episode/start HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
+        b"GET /api/health HTTP/1.1\r\nHost: x\r\n\r\nGET /api/he",
+    ],
+)
+def test_a_request_that_does_not_arrive_in_time_is_given_up(beginning, monkeypatch):
+    monkeypatch.setattr(http_guard, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "_GUARD_SECONDS", 0.05)
+
+    async def play():
+        async with playing(Oddities()) as client:
+            host, _, port = client.http.url.removeprefix("http://").partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(beginning)
+            told = await asyncio.wait_for(reader.read(), 20)  # until the server closes
+            writer.close()
+            status, health = await client.get("/api/health")
+            return told, status, health["episodes"]
+
+    told, status, episodes = run(play())
+    assert status == 200
+    assert episodes == 0
+    assert told == b"" or told.startswith((b"HTTP/1.1 200", b"HTTP/1.1 400"))
+
+
+def test_a_step_that_takes_long_is_not_taken_for_a_request_that_does(monkeypatch):
+    monkeypatch.setattr(http_guard, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(http_server, "_GUARD_SECONDS", 0.02)
+
+    async def play():
+        async with playing(Oddities()) as client:
+            return await client.step(await client.begun(), "slow")
+
+    assert run(play())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00\xff\xfe\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"POST /api/episode/step HTTP/9.9\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_others_are_served(garbage):
+    async def play():
+        async with playing(Oddities()) as client:
+            return await _raw(client.http.url, garbage), await client.get("/api/health")
+
+    told, (status, _) = run(play())
+    assert told.startswith(b"HTTP/1.1 400")
+    assert status == 200
+
+
+@BOTH
+def test_an_episode_whose_caller_left_before_it_had_begun_is_closed(workers):
+    async def play():
+        async with playing(Oddities(), workers=workers) as client:
+            for path, body in (("start", {"task_index": 7}), ("start_batch", {"episodes": [{"task_index": 7}] * 2})):
+                with pytest.raises(asyncio.TimeoutError):
+                    await client.post(path, body, timeout=aiohttp.ClientTimeout(total=0.1))
+            await asyncio.sleep(0.5)
+            await until(lambda: not client.http.episodes.live)
+            # One with a name can be asked for again, and lives.
+            with pytest.raises(asyncio.TimeoutError):
+                await client.post(
+                    "start", {"task_index": 7, "request_id": "r"}, timeout=aiohttp.ClientTimeout(total=0.1)
+                )
+            again = await client.good("start", {"task_index": 7, "request_id": "r"})
+            return again["episode_id"] in client.http.episodes.live, len(client.http.episodes.live)
+
+    assert run(play()) == (True, 1)
+
+
+def test_a_websocket_that_floods_is_closed_and_its_episode_with_it():
+    async def play():
+        async with playing(Oddities()) as client:
+            async with client.session.ws_connect(client.http.url + "/api/episode/ws") as socket:
+                await socket.send_json({})
+                await socket.receive_json()
+                for _ in range(100):
+                    await socket.send_json({"action": "hang"})
+                told = [message.json() async for message in socket]  # until the server closes
+            await until(lambda: not client.http.episodes.live)
+            return told
+
+    assert {answer["status"] for answer in run(play())} == {410}
+    assert Odd.alive == 0
+
+
+def test_a_websocket_that_drops_while_its_episode_starts_leaves_none():
+    async def play():
+        async with playing(Oddities()) as client:
+            socket = await client.session.ws_connect(client.http.url + "/api/episode/ws")
+            await socket.send_json({"task_index": 7})
+            await asyncio.sleep(0.1)
+            socket._response.connection.transport.abort()
+            await until(lambda: Odd.alive == 1)
+            await until(lambda: Odd.alive == 0 and not client.http.episodes.live)
+
+    run(play())
+
+
+def test_a_watcher_that_goes_leaves_the_step_and_its_answer():
+    async def play():
+        async with playing(Oddities()) as client:
+            episode = await client.begun()
+            with pytest.raises(asyncio.TimeoutError):
+                await client.post(
+                    "step",
+                    {"episode_id": episode, "action": "slow", "turn": 0},
+                    headers={"Accept": "text/event-stream"},
+                    timeout=aiohttp.ClientTimeout(total=0.05),
+                )
+            status, answer = await client.step(episode, "slow", 0)
+            live = client.http.episodes.live[episode]
+            await until(lambda: not live.watchers)
+            return status, answer["observation"]["content"]
+
+    assert run(play()) == (200, "slow")
+
+
+def test_a_page_that_pretends_to_be_this_machine_cannot_play():
+    async def play():
+        async with playing(Oddities()) as client:
+            port = client.http.url.rpartition(":")[2]
+            evil = {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}
+            mine = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}
+            return (await client.post("start", {}, headers=evil))[0], (await client.post("start", {}, headers=mine))[0]
+
+    assert run(play()) == (403, 200)
+
+
+# Memory
+
+
+@pytest.mark.thorough
+def test_of_abandoned_episodes_nothing_is_left():
+    """Two rounds: what the first leaves behind, the second does not add to."""
+
+    def counted():
+        gc.collect()
+        return sum(isinstance(item, Odd) for item in gc.get_objects())
+
+    async def play():
+        async with playing(Oddities(), http={"idle_seconds": 0.5, "max_episodes": 4000}) as client:
+            left = []
+            for round in range(2):
+                for batch in range(4):
+                    starts = [{"request_id": f"{round}-{batch}-{number}"} for number in range(500)]
+                    await client.good("start_batch", {"episodes": starts})
+                most = counted()
+                await until(lambda: not client.http.episodes.live and Odd.alive == 0)
+                await asyncio.sleep(0)
+                left.append((most > 0, counted(), len(client.server.host._episodes)))
+            return left
+
+    assert run(play()) == [(True, 0, 0)] * 2
+
+
+def test_last_answers_of_finished_episodes_are_kept_within_bounds():
+    past = Past(most_answer_bytes=1000)
+    for number in range(50):
+        past.keep_answer(f"e{number}", 3, b"x" * 100)
+    assert past.answer("e49", 3) == b"x" * 100
+    assert past.answer("e49", 2) is None
+    assert sum(past.answer(f"e{number}", 3) is not None for number in range(50)) == 10
+    past.keep_answer("large", 0, b"y" * 5000)
+    assert past.answer("large", 0) is not None
+    assert past.answer("e49", 3) is None
+
+
+def test_the_latest_ended_episodes_are_told_apart_from_those_that_never_were(monkeypatch):
+    monkeypatch.setattr(http_past, "_MOST", 100)
+    past = Past()
+    for number in range(1000):
+        past.add(f"e-{number}", gone("expired" if number % 2 else "cancelled", "why"), name=f"n-{number}")
+        assert past.of(f"e-{number + 1}") is None
+    for number in range(1000):
+        found = past.of(f"e-{number}")
+        assert (found and found.kind) == (None if number < 900 else "expired" if number % 2 else "cancelled")
+        assert past.of_name(f"n-{number}") == found
+    assert past.of("\ud800") is None
+
+
+def test_a_name_whose_episode_is_over_is_told_so():
+    async def play():
+        async with playing(Oddities()) as client:
+            episode = await client.begun(request_id="once")
+            await client.step(episode, "stop")
+            return await client.post("start", {"request_id": "once"})
+
+    status, answer = run(play())
+    assert (status, answer["kind"]) == (410, "finished")
+
+
+def test_an_observation_whose_type_is_none_is_refused_where_it_is_made():
+    with pytest.raises(Exception, match="hello"):
+        Observation("hello")

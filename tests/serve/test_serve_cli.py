@@ -1,0 +1,306 @@
+"""`treetune serve` and `treetune top` as a user runs them: real processes, signals, kills and garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+import zmq
+
+from conftest import ROOT
+from treetune.builtin.math.arithmetic import Arithmetic
+from treetune.serve.errors import Denied
+from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.codec import pack, unpack_plain
+
+SLOW = """
+import asyncio
+from treetune import Task, Taskset
+class Slow(Taskset):
+    INFINITE = True
+    def task_at(self, index): return Task(prompt=str(index), reward_spec={"ground_truth": str(index)})
+    async def reward(self, task, answer):
+        await asyncio.sleep(0.5)
+        return 1.0
+    def gold(self, task): return task.ground_truth
+"""
+
+
+class Running:
+    def __init__(self, process, report):
+        self.process, self.report, self.address = process, report, report["address"]
+
+    def stop(self, number=signal.SIGTERM):
+        """Ends it; gives what it said on standard error."""
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=60)[1].decode()
+
+
+@contextmanager
+def serve(folder, *arguments, **environment):
+    """`treetune serve`, once it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "treetune", "serve", *map(str, arguments), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env={**os.environ, **environment},
+    )
+    try:
+        lines = b""
+        while not lines.endswith(b"}\n"):
+            line = process.stdout.readline()
+            assert line, process.stderr.read().decode()
+            lines += line
+        yield Running(process, json.loads(lines))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def address(sockets):
+    """One that stays the same over a restart."""
+    return f"ipc://{sockets}/server"
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 120))
+
+
+def test_a_taskset_is_served_and_told_of(tmp_path):
+    async def use(address):
+        async with EnvClient(address) as client:
+            tasks = [await client.sample() for _ in range(3)]
+            return tasks, await client.run_rollout(tasks[0])
+
+    options = ["--zmq", "tcp://127.0.0.1:0", "-m", "scripted:gold", "--taskset.shuffle.seed", "4", "--metrics", ":0"]
+    with serve(tmp_path, "arithmetic", *options) as server:
+        tasks, trace = run(use(server.address))
+        figures = urllib.request.urlopen(server.report["metrics"]).read().decode()
+        told = server.stop()
+    from treetune import load_taskset
+
+    assert tasks == load_taskset("arithmetic", {"taskset.shuffle.seed": "4"}).select_tasks(3)
+    assert trace.reward == 1.0
+    assert server.process.returncode == 0
+    assert "serving arithmetic (endless)" in told
+    assert "the next index is 3" in told
+    assert 'treetune_requests_total{method="sample"} 3.0' in figures
+    assert 'treetune_tasks_total{source="arithmetic"} 3.0' in figures
+    assert 'treetune_rollouts_total{outcome="completed"} 1.0' in figures
+    assert 'treetune_reward_sum_total{source="arithmetic"} 1.0' in figures
+    assert "treetune_in_flight 0.0" in figures
+    assert 'treetune_cursor{stream=""} 3.0' in figures
+    assert 'treetune_seconds_bucket{le="+Inf",method="run_rollout"} 1.0' in figures
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--zmq", "nonsense"],
+        ["--zmq", "tcp://0.0.0.0:0"],
+        ["--engine", "x"],
+        ["-w", "-1"],
+        ["-w", "3", "--max-workers", "2"],
+        ["--zmq", "tcp://127.0.0.1:0", "--metrics", "127.0.0.1:99999999"],
+        ["--zmq", "tcp://127.0.0.1:0", "--allow-endpoint", "ftp://x"],
+        ["--capacity", "0"],
+    ],
+)
+def test_wrong_options_are_told_with_a_remedy(treetune, options):
+    result = treetune("serve", "arithmetic", *options)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+
+
+def test_a_broker_that_is_killed_goes_on_where_it_was_and_its_clients_notice_nothing(tmp_path, address):
+    (tmp_path / "slow.py").write_text(SLOW)
+    options = ["slow.py:Slow", "--zmq", address, "-w", "4", "-m", "scripted:gold", "--state", "kept"]
+
+    async def work(client, number):
+        seen = []
+        for _ in range(number):
+            task = await client.sample()
+            seen.append((task.idx, (await client.run_rollout(task)).task.idx))
+        return seen
+
+    async def both():
+        async with EnvClient(address) as client:
+            with serve(tmp_path, *options) as server:
+                workers = [asyncio.create_task(work(client, 2)) for _ in range(256)]
+                while (await client.health()).in_flight < 256:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                server.process.kill()
+            with serve(tmp_path, *options) as server:
+                done = await asyncio.gather(*workers)
+                return done, server.stop()
+
+    done, told = run(both())
+    pairs = [pair for seen in done for pair in seen]
+    assert sorted(sampled for sampled, _ in pairs) == list(range(512))
+    assert all(sampled == ran for sampled, ran in pairs)
+    assert "the next index is 512" in told
+
+
+def test_what_is_under_way_may_end_when_the_server_is_told_to_stop(tmp_path, address):
+    (tmp_path / "slow.py").write_text(SLOW)
+
+    async def use(server):
+        async with EnvClient(address, run_deadline=30) as client:
+            tasks = [await client.sample() for _ in range(10)]
+            runs = [asyncio.create_task(client.run_rollout(task)) for task in tasks]
+            await asyncio.sleep(0.2)
+            server.process.send_signal(signal.SIGTERM)
+            return [trace.reward for trace in await asyncio.gather(*runs)]
+
+    with serve(tmp_path, "slow.py:Slow", "--zmq", address, "-w", "1", "-m", "scripted:gold") as server:
+        assert run(use(server)) == [1.0] * 10
+        assert server.process.wait(30) == 0
+
+
+@pytest.mark.thorough
+def test_a_hundred_thousand_garbage_messages_change_nothing(tmp_path):
+    with serve(tmp_path, "arithmetic", "--zmq", "tcp://127.0.0.1:0", "-w", "1", "-m", "scripted:gold") as server:
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 0
+        socket.setsockopt(zmq.RCVHWM, 1000)
+        socket.connect(server.address)
+        send_garbage(socket, 20_000)
+        before = resident(server.process.pid)
+        send_garbage(socket, 80_000)
+        after = resident(server.process.pid)
+        socket.close()
+
+        async def use():
+            async with EnvClient(server.address) as client:
+                tasks = [await client.sample() for _ in range(20)]
+                traces = await asyncio.gather(*(client.run_rollout(task) for task in tasks))
+                while (await client.health()).in_flight:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                return tasks, {trace.reward for trace in traces}, await client.stats()
+
+        tasks, rewards, stats = run(use())
+        told = server.stop()
+    assert [task.prompt for task in tasks] == [task.prompt for task in Arithmetic().select_tasks(20)]
+    assert rewards == {1.0}
+    assert stats["malformed"] > 50_000
+    assert stats["in_flight"] == 0
+    assert after < before + 20
+    assert "Traceback" not in told
+
+
+def send_garbage(socket, number):
+    chance = random.Random(number)
+    good = pack({"task": {"idx": 1, "prompt": "x", "reward_spec": {"a": [1, 2]}}, "n": 3, "index": 5})
+    methods = b"run_rollout run_group start step cancel observe restore state nonsense".split()
+    for count in range(number):
+        kind = count % 7
+        id = chance.randbytes(chance.choice([0, 1, 8, 80]))
+        if kind == 0:
+            frames = [chance.randbytes(chance.randint(0, 30)) for _ in range(chance.choice([1, 2, 4, 9]))]
+        elif kind == 1:
+            frames = [id, chance.choice(methods), good[: chance.randrange(len(good))]]
+        elif kind == 2:  # a map, a text or a list that claims to be huge
+            frames = [id, chance.choice(methods), chance.choice([b"\xdf", b"\xdb", b"\xdd", b"\xc6"]) + b"\xff" * 4]
+        elif kind == 3:
+            wrong = {"task": 7, "n": "many", "episode": [1], "id": 2**100, "reward": None, "state": {"streams": 3}}
+            frames = [id, chance.choice(methods), pack(wrong)]
+        elif kind == 4:
+            frames = [id, chance.choice(methods), b"\x91" * 2000]
+        elif kind == 5:
+            frames = [id, chance.choice(methods), pack({"task": {"idx": 2**90, "env_class": "/x.py:Y"}, "n": 2**40})]
+        else:
+            frames = [id, chance.randbytes(5), chance.randbytes(40)]
+        socket.send_multipart(frames)
+        if count % 500 == 499:
+            drain(socket)
+    # An honest question after all of it: what came before on this connection has then been dealt with.
+    socket.send_multipart([b"honest", b"info", pack({})])
+    while True:
+        assert socket.poll(30_000)
+        id, data = socket.recv_multipart()
+        if id == b"honest":
+            break
+    assert unpack_plain(data)["success"]
+
+
+def drain(socket):
+    while socket.poll(0):
+        socket.recv_multipart()
+
+
+def resident(pid):
+    """Megabytes."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def test_the_token_of_the_environment_is_asked_for(tmp_path):
+    async def ask(address, **options):
+        async with EnvClient(address, **options) as client:
+            return (await client.sample()).idx
+
+    with serve(tmp_path, "arithmetic", "--zmq", "tcp://127.0.0.1:0", TREETUNE_TOKEN="abc") as server:
+        with pytest.raises(Denied):
+            run(ask(server.address))
+        assert run(ask(server.address, token="abc")) == 0
+
+
+def test_top_shows_a_running_server(tmp_path, treetune):
+    with serve(tmp_path, "arithmetic", "--zmq", "tcp://127.0.0.1:0", "-w", "1", "-m", "scripted:gold") as server:
+
+        async def use():
+            async with EnvClient(server.address) as client:
+                await client.run_rollout(await client.sample())
+
+        run(use())
+        shown = treetune("top", server.address, "--once")
+        figures = treetune("top", server.address, "--json").json
+    assert shown.code == 0
+    assert "arithmetic" in shown.out
+    assert "completed" in shown.out
+    assert figures["requests"]["run_rollout"] == 1
+    assert figures["sources"]["arithmetic"]["mean_reward"] == 1.0
+    assert figures["workers"] == 1
+    gone = treetune("top", server.address, "--once", "--deadline", "0.5")
+    assert gone.code == 3
+    assert "no answer" in gone.err
+
+
+def test_an_address_or_a_key_that_is_none_is_told(treetune):
+    for arguments in (["top", "foo"], ["top", "tcp://127.0.0.1:1", "--server-key", "x"], ["eval", "--server", "foo"]):
+        result = treetune(*arguments)
+        assert (result.code, "cannot connect" in result.err) == (2, True), result.err
+
+
+def test_the_example_of_a_curriculum_can_be_served(tmp_path):
+    async def learn(address):
+        async with EnvClient(address) as client:
+            levels = []
+            for _ in range(30):
+                task = await client.sample()
+                levels.append(task.extra_info["level"])
+                await client.observe(task, 1.0)
+            state = await client.state()
+            expected = [(await client.sample()).prompt for _ in range(3)]
+            await client.restore(state)
+            return levels, expected, [(await client.sample()).prompt for _ in range(3)]
+
+    target = f"{ROOT}/examples/curriculum.py:Sums"
+    with serve(tmp_path, target, "--zmq", "tcp://127.0.0.1:0", "--state", "kept") as server:
+        levels, expected, restored = run(learn(server.address))
+        server.process.kill()
+    with serve(tmp_path, target, "--zmq", "tcp://127.0.0.1:0", "--state", "kept") as server:
+        again, *_ = run(learn(server.address))
+    assert (levels[0], levels[-1] > 1) == (1, True)
+    assert restored == expected
+    assert again[0] == levels[-1], "the curriculum goes on after a kill where it was"

@@ -1,0 +1,411 @@
+"""The workflow in the real AReaL: run by tests/trainers/test_areal.py with the pytest of AReaL's own environment.
+
+A `Speaker` stands in for the inference engine, because that needs a GPU; everything else is AReaL's and ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import task_servers
+import torch
+from areal.api import ModelResponse, RolloutWorkflow
+from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
+from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
+from areal.infra.workflow_executor import WorkflowExecutor, check_trajectory_format
+from kinds import KINDS, write_targets
+from real_letters import letters_tokenizer
+
+from treetune.matrix import Kind, cells
+from treetune.trainers import areal
+from treetune.trainers.areal import TaskServerWorkflow, tensors
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return letters_tokenizer()
+
+
+@pytest.fixture
+def minimal():
+    with task_servers.minimal() as (url, process):
+        yield url, process
+
+
+@pytest.fixture(scope="module")
+def sorting():
+    """Our own server, with a task of several turns."""
+    port = task_servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = ["-m", "treetune", "serve", "alphabet-sort", "--http", f":{port}"]
+    with task_servers.process(*command, url=url, path="/api/health"):
+        yield url
+
+
+class Speaker:
+    """An engine that says what it is told to, in tokens of its own choice: one for each letter, whatever the text."""
+
+    def __init__(self, tokenizer, say, *, ends=True, version=3):
+        self.tokenizer, self.say, self.ends, self.version = tokenizer, say, ends, version
+        self.requests = []
+        self.sampled = []
+
+    async def agenerate(self, request):
+        self.requests.append(request)
+        said = self.say(self.tokenizer.decode(request.input_ids), len(self.requests) - 1)
+        ids = [token for letter in said for token in self.tokenizer(letter, add_special_tokens=False)["input_ids"]]
+        if self.ends:
+            ids.append(self.tokenizer.eos_token_id)
+        self.sampled += ids
+        return ModelResponse(
+            input_tokens=list(request.input_ids),
+            output_tokens=ids,
+            output_logprobs=[-0.5 - at for at in range(len(ids))],
+            output_versions=[self.version] * len(ids),
+            stop_reason="stop" if self.ends else "length",
+        )
+
+
+def guess(tokenizer, *guesses, **options):
+    return Speaker(tokenizer, lambda prompt, turn: guesses[turn % len(guesses)], **options)
+
+
+def workflow(tokenizer, url, kind=TaskServerWorkflow, **options):
+    gconfig = options.pop("gconfig", GenerationHyperparameters(max_new_tokens=16))
+    return kind(gconfig, tokenizer, url, **options)
+
+
+def play(flow, engine, data=None):
+    async def run():
+        try:
+            return await flow.arun_episode(engine, {"task_index": 7} if data is None else data)
+        finally:
+            for servers in areal._by_loop[asyncio.get_running_loop()].values():
+                await servers.client.close()
+
+    return asyncio.run(run())
+
+
+def check(trajectory, engine, rows=1):
+    """What must hold of every trajectory."""
+    assert check_trajectory_format(trajectory, batch_size=rows)
+    shape = trajectory["input_ids"].shape
+    for name, dtype in {
+        "input_ids": torch.int32, "loss_mask": torch.int32, "versions": torch.int32,
+        "logprobs": torch.float32, "attention_mask": torch.bool,
+    }.items():  # fmt: skip
+        assert trajectory[name].shape == shape, name
+        assert trajectory[name].dtype == dtype, name
+    assert trajectory["rewards"].shape == (rows,)
+    assert trajectory["rewards"].dtype == torch.float32
+    mine = trajectory["loss_mask"].bool()
+    assert trajectory["input_ids"][mine].tolist() == engine.sampled
+    assert not (mine & ~trajectory["attention_mask"]).any()
+    assert (trajectory["logprobs"][~mine] == 0).all()
+    assert (trajectory["versions"][~mine] == -1).all()
+    assert (trajectory["versions"][mine] == engine.version).all()
+    assert (trajectory["logprobs"][mine] < 0).all()
+
+
+def test_an_episode_becomes_one_row_of_the_tokens_that_were_sampled(tokenizer, minimal):
+    engine = guess(tokenizer, "3", "9", "7")
+    trajectory = play(workflow(tokenizer, minimal[0]), engine)
+    check(trajectory, engine)
+    assert trajectory["rewards"].item() == pytest.approx(0.95**3)
+    text = tokenizer.decode(trajectory["input_ids"][0])
+    assert text.count("It is higher.") == 1
+    assert text.count("Guess a number") == 1
+    # The newline after the end token is the template's, and is there.
+    assert "3<|im_end|>\n<|im_start|>user\nIt is higher.<|im_end|>\n<|im_start|>assistant\n9<|im_end|>\n" in text
+    assert len({request.rid for request in engine.requests}) == 1
+
+
+def test_the_discount_is_that_of_the_seed_or_that_of_areal_or_none(tokenizer, minimal):
+    def reward(**options):
+        return play(workflow(tokenizer, minimal[0], **options), guess(tokenizer, "3", "7"))["rewards"].item()
+
+    assert reward(turn_discount=0.9) == pytest.approx(0.81)
+    assert reward(turn_discount=0.9, discount_first_turn=False) == pytest.approx(0.9)
+    assert reward(turn_discount=1.0) == 1.0
+
+
+def test_hooks_replace_what_they_say(tokenizer, minimal):
+    class Custom(TaskServerWorkflow):
+        def format_observation_to_messages(self, observation, history):
+            return [*history, {"role": "user", "content": f"OS mode\n\n{observation['content']}"}]
+
+        def format_agent_output_to_action(self, agent_output, info):
+            return agent_output.rpartition(":")[2]
+
+        def postprocess_reward(self, reward, num_turns, info):
+            return reward + 0.5 if num_turns <= 3 else reward
+
+    engine = guess(tokenizer, "12:7")
+    trajectory = play(workflow(tokenizer, minimal[0], Custom), engine)
+    check(trajectory, engine)
+    assert trajectory["rewards"].item() == 1.5
+    assert "OS mode\n\nGuess" in tokenizer.decode(trajectory["input_ids"][0])
+
+
+def test_the_workflow_in_the_docs_is_one(tokenizer, minimal):
+    page = Path(__file__).parents[2] / "docs" / "trainers.md"
+    (code,) = re.findall(r"```python\n# file: workflow.py\n(.*?)```", page.read_text(), re.S)
+    names = {}
+    exec(code, names)  # noqa: S102
+    for guesses, reward in ((["3", "7"], 1.0), (["1", "2", "3", "7"], 0.5)):
+        engine = guess(tokenizer, *guesses)
+        trajectory = play(workflow(tokenizer, minimal[0], names["Brief"]), engine)
+        check(trajectory, engine)
+        assert trajectory["rewards"].item() == reward
+
+
+def test_a_hook_that_tells_another_history_begins_a_new_row(tokenizer, minimal):
+    class Forgets(TaskServerWorkflow):
+        def format_observation_to_messages(self, observation, history):
+            return [{"role": "user", "content": observation["content"]}]
+
+    engine = guess(tokenizer, "3", "7")
+    trajectory = play(workflow(tokenizer, minimal[0], Forgets), engine)
+    check(trajectory, engine, rows=2)
+    assert trajectory["rewards"].tolist() == pytest.approx([0.95**2] * 2)
+
+
+@pytest.mark.parametrize(("rewrites", "rows"), [("keep", 1), ("split", 2)])
+def test_a_template_that_drops_thoughts_keeps_one_row_or_splits_as_told(minimal, rewrites, rows):
+    tokenizer = letters_tokenizer(forgets_thoughts=True)
+    engine = guess(tokenizer, "<think>low?</think>3", "<think>high</think>7")
+    trajectory = play(workflow(tokenizer, minimal[0], rewrites=rewrites), engine)
+    check(trajectory, engine, rows=rows)
+
+
+def test_an_answer_that_was_cut_off_is_trained_on_as_it_was(tokenizer, minimal):
+    engine = guess(tokenizer, "3", "7", ends=False)
+    trajectory = play(workflow(tokenizer, minimal[0]), engine)
+    check(trajectory, engine)
+    assert "3<|im_end|>\n<|im_start|>user" in tokenizer.decode(trajectory["input_ids"][0])
+
+
+def test_turns_end_at_the_limit_with_what_was_earned(tokenizer, minimal):
+    engine = guess(tokenizer, "1")
+    trajectory = play(workflow(tokenizer, minimal[0], max_turns=2), engine)
+    check(trajectory, engine)
+    assert (len(engine.requests), trajectory["rewards"].item()) == (2, 0.0)
+
+
+def test_a_conversation_that_outgrows_the_model_ends_there_and_one_that_never_fitted_is_rejected(tokenizer, minimal):
+    def most(tokens):
+        return GenerationHyperparameters(max_new_tokens=16, max_tokens=tokens)
+
+    engine = guess(tokenizer, "1")
+    trajectory = play(workflow(tokenizer, minimal[0], gconfig=most(150)), engine)
+    check(trajectory, engine)
+    assert 1 <= len(engine.requests) < 10
+    assert play(workflow(tokenizer, minimal[0], gconfig=most(10)), guess(tokenizer, "1")) is None
+
+
+def test_our_own_server_is_played_over_several_turns_of_messages(tokenizer, sorting):
+    def sort(prompt, turn):
+        names = [line for line in prompt.split("<|im_start|>user\n")[-1].splitlines()]
+        return "\n".join(sorted(names))
+
+    engine = Speaker(tokenizer, sort)
+    trajectory = play(workflow(tokenizer, sorting), engine, {"task_index": 0})
+    check(trajectory, engine)
+    again = Speaker(tokenizer, sort)
+    assert (
+        play(workflow(tokenizer, sorting), again, {"task_index": 0})["input_ids"].tolist()
+        == trajectory["input_ids"].tolist()
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["AReaL"] is True])
+def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tokenizer, tmp_path, kind):
+    write_targets(tmp_path)
+    target, actions = KINDS[kind]
+    port = task_servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = ["-m", "treetune", "serve", f"{tmp_path}/{target}", "--http", f":{port}"]
+    with task_servers.process(*command, url=url, path="/api/health"):
+        engines = guess(tokenizer, *actions), guess(tokenizer, "#### 77")
+        rewards = [
+            play(workflow(tokenizer, url, turn_discount=1.0), engine, {"task_index": 0})["rewards"].tolist()
+            for engine in engines
+        ]
+    assert rewards == [[1.0], [0.0]]
+
+
+def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, minimal, caplog):
+    url, process = minimal
+    process.kill()
+    process.wait()
+    flow = workflow(tokenizer, url, patience=0.1)
+    seen = []
+
+    async def run():
+        for _ in range(3):
+            assert await flow.arun_episode(guess(tokenizer, "1"), {"task_index": 1}) is None
+        (servers,) = areal._by_loop[asyncio.get_running_loop()].values()
+        seen.append((dict(servers.failures), servers.in_a_row))
+        await servers.client.close()
+
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    areal.log.addHandler(handler)
+    try:
+        asyncio.run(run())
+    finally:
+        areal.log.removeHandler(handler)
+    assert seen == [({"unreachable": 3}, 3)]
+    assert any("because of the task server, not of the model" in text for text in records)
+    from areal.utils import stats_tracker
+
+    told = stats_tracker.get("rollout").export(reset=True)
+    assert told["rollout/task_server_failure"] > 0
+
+
+def test_a_server_that_dies_in_the_middle_gives_none(tokenizer, minimal):
+    engine = guess(tokenizer, "3", "die")
+    assert play(workflow(tokenizer, minimal[0], patience=0.1), engine) is None
+
+
+def test_an_episode_is_cancelled_when_the_engine_fails(tokenizer):
+    class Fails:
+        async def agenerate(self, request):
+            raise RuntimeError("out of memory")
+
+    async def run():
+        async with task_servers.scripted() as server:
+            flow = workflow(tokenizer, server.url)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                await flow.arun_episode(Fails(), {"task_index": 1})
+            for servers in areal._by_loop[asyncio.get_running_loop()].values():
+                await servers.client.close()
+            return server.cancelled
+
+    assert asyncio.run(run()) == ["e-0"]
+
+
+def test_the_groups_of_areal_hold_the_trajectories_of_one_task(tokenizer, minimal):
+    engine = guess(tokenizer, "7", "3", "7")
+    grouped = GroupedRolloutWorkflow(workflow(tokenizer, minimal[0]), 4, logging.getLogger("test"))
+    trajectory = play(grouped, engine)
+    assert check_trajectory_format(trajectory, batch_size=4)
+    assert isinstance(grouped.workflow, RolloutWorkflow)
+
+
+def test_areal_makes_it_from_its_name_and_a_tokenizers_folder(tokenizer, minimal, tmp_path):
+    from areal.infra.remote_inf_engine import RemoteInfEngine
+
+    tokenizer.save_pretrained(tmp_path)
+    engine = RemoteInfEngine(InferenceEngineConfig(experiment_name="e", trial_name="t"), None)
+    engine.logger = logging.getLogger("test")  # set where it finds its servers
+    made = engine._resolve_workflow(
+        "treetune.trainers.areal.TaskServerWorkflow",
+        {"gconfig": GenerationHyperparameters(max_new_tokens=16), "tokenizer": str(tmp_path), "url": [minimal[0]]},
+        group_size=2,
+    )
+    engine = guess(tokenizer, "7")
+    assert check_trajectory_format(play(made, engine), batch_size=2)
+
+
+def test_the_executor_of_areal_runs_it_and_checks_the_format(tokenizer, minimal):
+    """AReaL's own executor, with its thread, its loop and its clean-up."""
+    url = minimal[0]
+    config = InferenceEngineConfig(
+        experiment_name="e",
+        trial_name="t",
+        max_concurrent_rollouts=4,
+        consumer_batch_size=4,
+        check_trajectory_format=True,
+        max_head_offpolicyness=100,
+    )
+    engine = guess(tokenizer, "3", "7")
+    engine.get_version = lambda: 0
+    executor = WorkflowExecutor(config, engine)
+    executor.initialize(logger=logging.getLogger("executor"), train_data_parallel_size=1)
+    try:
+        for number in range(4):
+            executor.submit({"task_index": number}, workflow=workflow(tokenizer, url, max_turns=3))
+        results = executor.wait(4, timeout=60)
+    finally:
+        executor.destroy()
+    assert len(results) == 4
+    assert all(check_trajectory_format(result) for result in results)
+    until = time.monotonic() + 10
+    while any(thread.name.startswith("AsyncTaskRunner") for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_sequences_of_different_lengths_are_padded_as_areal_pads():
+    from treetune.tokens import Tokens
+
+    tokens = Tokens()
+    tokens.add_turn([1, 2], [3], [-1.0], [5])
+    tokens.add_turn([9], [8, 7, 6], [-1.0, -2.0, -3.0], [5, 5, 6])
+    made = tensors(tokens.sequences, 0.5)
+    assert made["input_ids"].tolist() == [[1, 2, 3, 0], [9, 8, 7, 6]]
+    assert made["attention_mask"].tolist() == [[True, True, True, False], [True] * 4]
+    assert made["versions"].tolist() == [[-1, -1, 5, -1], [-1, 5, 5, 6]]
+    assert made["loss_mask"].tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
+    assert made["rewards"].tolist() == [0.5, 0.5]
+
+
+def test_the_example_trains_with_its_own_config(tokenizer, minimal, tmp_path, monkeypatch):
+    """AReaL's loader reads the config. The trainer needs GPUs: one that plays an episode of each workflow stands in."""
+    import examples.os_interaction.train as example
+
+    tokenizer.save_pretrained(tmp_path / "model")
+    played = []
+
+    class Trainer:
+        def __init__(self, config, train_dataset, valid_dataset):
+            self.datasets = [train_dataset, valid_dataset]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            return None
+
+        def train(self, workflow, workflow_kwargs, eval_workflow, eval_workflow_kwargs):
+            from areal.utils.dynamic_import import import_from_string
+
+            for name, options, rows in [
+                (workflow, workflow_kwargs, self.datasets[0]),
+                (eval_workflow, eval_workflow_kwargs, self.datasets[1]),
+            ]:
+                row = rows[0]
+                engine = guess(tokenizer, str(row["task_index"] % 10))
+                trajectory = play(import_from_string(name)(**options), engine, row)
+                check(trajectory, engine)
+                played.append((len(rows), row, trajectory["rewards"].item()))
+
+    monkeypatch.setattr(example, "PPOTrainer", Trainer)
+    monkeypatch.chdir(task_servers.Path(example.__file__).parents[2])
+    example.main(
+        ["--config", "examples/os_interaction/config.yaml", "experiment_name=os_rl", "trial_name=run1",
+         f"task_server.url=[{minimal[0]}]", f"actor.path={tmp_path / 'model'}", f"cluster.fileroot={tmp_path}",
+         f"cluster.name_resolve.nfs_record_root={tmp_path / 'names'}"]
+    )  # fmt: skip
+    assert played == [(110, {"task_index": 0}, 1.0), (20, {"task_index": 110}, 1.0)]
+
+
+def test_the_examples_workflow_rewards_speed_and_tells_who_speaks(tokenizer, minimal):
+    from examples.os_interaction.workflow import OSInteractionWorkflow
+
+    engine = guess(tokenizer, "3", "7")
+    trajectory = play(workflow(tokenizer, minimal[0], OSInteractionWorkflow), engine)
+    check(trajectory, engine)
+    assert "The machine says:\n\nIt is higher." in tokenizer.decode(trajectory["input_ids"][0])
+    flow = workflow(tokenizer, minimal[0], OSInteractionWorkflow)
+    assert flow.postprocess_reward(1.0, 3, {"success": True}) == 1.5
+    assert flow.postprocess_reward(1.0, 4, {"success": True}) == 1.0
+    assert flow.postprocess_reward(0.0, 1, {}) == 0.0

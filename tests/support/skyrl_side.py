@@ -1,0 +1,195 @@
+"""Runs in SkyRL's virtual environment, and says what the real SkyRL and skyrl-gym make of tasks.
+
+    python skyrl_side.py WHAT REQUEST.json ANSWER.json
+
+What each WHAT is asked and answers stands with its function. Needs a skyrl_gym that was not touched before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+def items(request: dict[str, Any]) -> list[list[Any]]:
+    """The items of SkyRL's own PromptDataset over `files`: messages, env_class, extras, uid."""
+    return [list(item) for item in prompts(request)]
+
+
+def prompts(request: dict[str, Any]) -> Any:
+    from skyrl.train.dataset import PromptDataset
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(request["model"])
+    dataset = PromptDataset(request["files"], tokenizer, request.get("max_prompt_length", 100_000), num_workers=1)
+    return [dataset[position] for position in range(len(dataset))]
+
+
+def episodes(request: dict[str, Any]) -> list[list[Any]]:
+    """Each item of each run's `files` played in the environment that it names, with the `answers` of its position.
+    `all`: our environments take the place of skyrl-gym's, as they do where Treetune starts SkyRL."""
+    from treetune.trainers.skyrl import register
+
+    if request.get("all"):
+        register(replace=True)
+    for spec, id in request["register"]:
+        register(spec, id=id)
+    return [
+        [
+            episode(env_class, messages, extras, answers, request["config"])
+            for (messages, env_class, extras, _), answers in zip(prompts(request | run), run["answers"], strict=True)
+        ]
+        for run in request["runs"]
+    ]
+
+
+def episode(env_class: str, messages: Any, extras: Any, answers: list[str], config: dict[str, Any]) -> list[Any]:
+    """Which class it was, the reward and the end of each step, and the uid of the task that one of ours was given."""
+    import skyrl_gym
+
+    env = skyrl_gym.make(env_class, env_config=SimpleNamespace(**config), extras=extras)
+    env.init(messages)
+    outputs = [env.step(answer) for answer in answers]
+    env.close()
+    steps = [[float(output["reward"]), bool(output["done"])] for output in outputs]
+    return [type(env).__module__, steps, getattr(getattr(env, "task", None), "uid", None)]
+
+
+def generated(request: dict[str, Any]) -> dict[str, Any]:
+    """What SkyRL's own generator, the one that trains, makes of `files`, where an engine gives scripted `answers` by
+    prompt and turn."""
+    allow_typed_dicts()
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
+    from transformers import AutoTokenizer
+
+    from treetune.trainers.skyrl import register
+
+    register(replace=True)
+    for spec, id in request.get("register", []):
+        register(spec, id=id)
+    config = SkyRLTrainConfig.from_cli_overrides(request.get("overrides", []))
+    tokenizer = AutoTokenizer.from_pretrained(request["model"])
+    generator = SkyRLGymGenerator(
+        config.generator, config.environment.skyrl_gym, Engine(tokenizer, request["answers"]), tokenizer
+    )
+    rows = prompts(request)
+    output = asyncio.run(
+        generator.generate(
+            {
+                "prompts": [messages for messages, _, _, _ in rows],
+                "env_classes": [env_class for _, env_class, _, _ in rows],
+                "env_extras": [extras for _, _, extras, _ in rows],
+                "sampling_params": None,
+                "trajectory_ids": None,
+            }
+        )
+    )
+    return {
+        "rewards": output["rewards"],
+        "texts": [tokenizer.decode(ids) for ids in output["response_ids"]],
+        "metrics": output["rollout_metrics"],
+    }
+
+
+class Engine:
+    """Answers each conversation with the next of the answers to its first user message."""
+
+    def __init__(self, tokenizer: Any, answers: dict[str, list[str]]) -> None:
+        self._tokenizer, self._answers = tokenizer, answers
+
+    async def generate(self, request: dict[str, Any], model: str | None = None) -> dict[str, Any]:
+        [ids] = request["prompt_token_ids"]
+        text = self._tokenizer.decode(ids)
+        turn = text.count("<|im_start|>assistant") - 1
+        [answers] = [answers for asked, answers in self._answers.items() if asked in text]
+        given = [*self._tokenizer(answers[turn]).input_ids, self._tokenizer.eos_token_id]
+        return {"responses": [answers[turn]], "response_ids": [given], "stop_reasons": ["stop"]}
+
+    async def finish_session(self, session: str) -> None:
+        pass
+
+
+def on_ray(request: dict[str, Any]) -> list[Any]:
+    """What a Ray worker knows and plays, where its code calls `register` or leaves it to the hook."""
+    import ray
+
+    ray.init("local", num_cpus=1, include_dashboard=False, logging_level="error")
+
+    @ray.remote
+    def entry_point() -> Any:
+        import skyrl_gym
+
+        if not request["hook"]:
+            assert "alphabet-sort" not in skyrl_gym.registry
+            from treetune.trainers.skyrl import register
+
+            register()
+            register(request["file"], id="multiply")
+        row = request["row"]
+        extras = {key: value for key, value in row.items() if key not in ("prompt", "env_class")}
+        played = episode(row["env_class"], row["prompt"], extras, request["answers"], {})
+        return [sorted(skyrl_gym.registry), skyrl_gym.registry["gsm8k"].entry_point, played]
+
+    try:
+        return ray.get(entry_point.remote())
+    finally:
+        ray.shutdown()
+
+
+def carried(request: dict[str, Any]) -> Any:
+    """What a Ray worker plays by the entries that it was sent, of an environment that only the driver knows."""
+    import ray
+
+    from treetune import Environment, Step, register
+    from treetune.trainers.skyrl.tasks import _specs
+
+    class Shout(Environment):
+        async def step(self, action: Any) -> Step:
+            return Step(reward=float(action.text.isupper()), done=True)
+
+    register(id="shout", entry_point=Shout)
+    ray.init("local", num_cpus=1, include_dashboard=False, logging_level="error")
+
+    @ray.remote
+    def entry_point(specs: dict[str, Any]) -> Any:
+        import skyrl_gym
+
+        assert not specs.keys() & skyrl_gym.registry.keys()
+        skyrl_gym.registry.update(specs)
+        return [episode(id, [], {}, request["answers"], {}) for id in specs]
+
+    try:
+        return ray.get(entry_point.remote(_specs({"shout": "shout"}, replace=False)))
+    finally:
+        ray.shutdown()
+
+
+def config(request: dict[str, Any]) -> dict[str, Any]:
+    """What SkyRL's own command line reads out of `overrides`."""
+    allow_typed_dicts()
+    from skyrl.train.config import SkyRLTrainConfig
+
+    data = SkyRLTrainConfig.from_cli_overrides(request["overrides"]).data
+    return {"train_data": data.train_data, "val_data": data.val_data}
+
+
+def allow_typed_dicts() -> None:
+    """SkyRL 0.3 gives pydantic a `typing.TypedDict`, which pydantic refuses before Python 3.12."""
+    import typing
+
+    import typing_extensions
+
+    typing.TypedDict = typing_extensions.TypedDict
+
+
+if __name__ == "__main__":
+    what, asked, answer = sys.argv[1:]
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    found = globals()[what](json.loads(Path(asked).read_text()))
+    Path(answer).write_text(json.dumps(found))

@@ -1,0 +1,112 @@
+"""PromptDataset beside the real SkyRL, and its lengths beside real tokenizers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import venvs
+from tokenizers_side import CARRYING, PROVEN, TOKENIZERS
+
+pytestmark = pytest.mark.slow
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Path:
+    return venvs.venv(*venvs.MODELS)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_texts_and_lengths_are_the_tokenizers_own(name, tokenizers):
+    found = json.loads(venvs.run(tokenizers, SUPPORT / "tokenizers_side.py", name, "1").splitlines()[-1])
+    assert found["wrong"] == 0, found["first"]
+    assert found["proof"] == (list(PROVEN[name]) if PROVEN[name] else None)
+    assert set(found["carried"]) >= (CARRYING if name != "mistral" else set())
+
+
+@pytest.fixture(scope="module")
+def skyrl() -> Path:
+    return venvs.venv(*venvs.SKYRL)
+
+
+@pytest.fixture(scope="module")
+def model(skyrl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    venvs.run(skyrl, SUPPORT / "tiny_model.py", folder)
+    return folder
+
+
+@pytest.fixture
+def ask(skyrl, model, tmp_path):
+    def ask(what: str, *files: Path) -> Any:
+        printed = venvs.run(
+            skyrl,
+            SUPPORT / "prompt_side.py",
+            what,
+            model,
+            *files,
+            TREETUNE_TASK_CACHE_DIR=str(tmp_path / "cache"),
+            HF_HOME=str(tmp_path / "library"),
+        )
+        return json.loads(printed.splitlines()[-1])
+
+    return ask
+
+
+@pytest.fixture
+def files(gsm8k, tmp_path) -> list[Path]:
+    rows = []
+    for number, line in enumerate((gsm8k / "train.jsonl").read_text().splitlines()[:300]):
+        read = json.loads(line)
+        content = f"{read['question']} Put it after ####."
+        messages = [{"role": "user", "content": content}]
+        if number % 3 == 0:
+            messages.insert(0, {"role": "system", "content": "You are a tutor."})
+        rows.append(
+            {
+                "data_source": "openai/gsm8k",
+                "prompt": messages,
+                "env_class": "gsm8k",
+                "reward_spec": {"method": "rule", "ground_truth": read["answer"].rpartition("#### ")[2]},
+                "extra_info": {"index": number, "split": "train", "hint": "none" if number % 2 else None},
+            }
+        )
+    pq.write_table(pa.Table.from_pylist(rows[:200]), tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[200:]), tmp_path / "b.parquet")
+    return [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+
+
+def test_it_keeps_the_rows_that_skyrl_keeps(ask, files):
+    kept = ask("kept", *files)
+    for ours, theirs, differ in kept.values():
+        assert ours == theirs
+        assert differ == 0
+    assert 0 < kept["200"][0] < kept["300"][0] <= 300
+
+
+def test_skyrls_trainer_loads_and_resumes_it(ask, files):
+    found = ask("loader", *files)
+    assert found["batches"] == 18
+    assert found["keys"] == ["env_class", "env_extras", "prompt", "uid"]
+    assert found["uids"] == 18 * 16
+    assert found["resumed"]
+    assert found["as_theirs"]
+    assert found["shape"] == [16, 1000]
+    assert found["types"] == ["torch.int64", "torch.int64"]
+    assert all(found["decoded"])
+    assert found["padded_left"]
+
+
+def test_a_bad_prompt_has_a_place_here(ask, tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "1 + 1?"}], "env_class": "gsm8k"} for _ in range(50)]
+    rows[37]["prompt"] = [{"role": "user"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = ask("faults", tmp_path / "a.jsonl")
+    assert "a.jsonl, line 38: message 0 (user) has no content" in told["ours"]
+    assert "38" not in told["theirs"].replace(str(tmp_path), "")

@@ -1,0 +1,134 @@
+"""PromptDataset as somebody new to it uses it: files that move, replaced methods, arguments that are wrong."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
+
+import pytest
+from word_tokenizer import WordTokenizer
+
+from treetune.errors import TreetuneError, UsageError
+from treetune.rows import read_rows
+from treetune.rows.carried import Content, LookedAt, Place
+from treetune.rows.chat_template import _same
+from treetune.rows.token_counts import _AddedToken, _stays_within
+from treetune.rows.tokenizer import by_library, tokenizer_digest
+from treetune.trainers.skyrl import PromptDataset
+
+ROWS = [
+    {
+        "prompt": [{"role": "user", "content": "a " * (number % 7 + 1)}],
+        "env_class": "gsm8k",
+        "reward_spec": {"ground_truth": str(number)},
+    }
+    for number in range(20)
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def made(source: Any, tokenizer: Any = None, limit: Any = 8, **options: Any) -> PromptDataset:
+    return PromptDataset(source, tokenizer or WordTokenizer(), limit, **{"quiet": True, **options})
+
+
+def test_the_report_of_a_moved_file_names_where_it_is_now(source, tmp_path):
+    before = made([source, source]).report
+    moved = shutil.copy(source, tmp_path / "moved.jsonl")
+    after = made([source, moved]).report
+    assert after.cached
+    assert [one.place for one in before.first[:8]] == [one.place for one in after.first[:8]]
+    assert [one.place for one in after.first[8:]] == [f"{moved}, line 5", f"{moved}, line 6"]
+    assert [file.source for file in after.files] == [str(source), str(moved)]
+
+
+def test_what_is_no_file_of_rows_is_none_though_the_same_bytes_were_under_another_ending(tmp_path, source):
+    array = tmp_path / "array.json"
+    array.write_text(json.dumps(ROWS))
+    assert len(list(read_rows(array))) == made(array, limit=100).report.rows == 20
+    with pytest.raises(TreetuneError, match=r"array.jsonl, line 1"):
+        made(shutil.copy(array, tmp_path / "array.jsonl"), limit=100)
+
+
+def test_a_method_that_was_replaced_in_a_tokenizer_is_noticed(source):
+    """As trainers do to fix arguments of the template: no file of the tokenizer tells of it."""
+    assert len(made(source)) == 12
+    tokenizer = WordTokenizer()
+    tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, shout=True)
+    loud = made(source, tokenizer)
+    assert len(loud) == 9
+    assert not loud.report.cached
+    assert tokenizer_digest(tokenizer, {}) is None
+
+
+class Verbose(WordTokenizer):
+    """Its template is its base's."""
+
+
+def test_the_code_of_a_tokenizers_bases_counts(monkeypatch):
+    before = tokenizer_digest(Verbose(), {})
+    assert before == tokenizer_digest(Verbose(), {})
+    read = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda self: read(self) + b"#" * (self.name == "word_tokenizer.py"), raising=True
+    )
+    assert before is not None
+    assert tokenizer_digest(Verbose(), {}) != before
+
+
+def test_a_wrapped_method_is_not_the_librarys_own():
+    code = (lambda self: None).__code__
+    original = FunctionType(code, {"__name__": "transformers.tokenization_utils_base"})
+    tokenizer = WordTokenizer()
+    tokenizer.own = MethodType(original, tokenizer)  # type: ignore[attr-defined]
+    assert by_library(tokenizer, "own")
+
+    @functools.wraps(original)
+    def wrapped(self: Any) -> None: ...
+
+    tokenizer.own = MethodType(wrapped, tokenizer)  # type: ignore[attr-defined]
+    assert not by_library(tokenizer, "own")
+
+
+@pytest.mark.parametrize(
+    ("content", "stays"), [("<think>", True), (" the", True), ("and so", False), ("x\u00a0y", False), ("a ", False)]
+)
+def test_a_token_that_normalisation_gives_a_space_reaches_over_it(content, stays):
+    assert _stays_within(_AddedToken(content, lstrip=False, rstrip=False, single_word=False)) is stays
+
+
+def test_a_template_that_asks_whether_two_contents_are_one_object_is_not_followed():
+    """Equal texts may be one object or two: only the template itself, run over them, can tell."""
+    one, other = (Content([], Place(number), "") for number in range(2))
+    for value, compared in ((one, other), (one, ""), ("", one)):
+        with pytest.raises(LookedAt):
+            _same(value, compared)
+    assert not _same(one, None)
+    assert _same(None, None)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "", [""], [None]])
+def test_what_names_no_file_is_told(wrong, source):
+    with pytest.raises(UsageError, match="names no file"):
+        made(wrong)
+
+
+def test_wrong_arguments_are_told_at_once(source):
+    with pytest.raises(UsageError, match="max_prompt_length is True"):
+        made(source, limit=True)
+    with pytest.raises(UsageError, match="num_workers is None"):
+        made(source, num_workers=None)
+    with pytest.raises(UsageError, match="a dict is no tokenizer"):
+        made(source, {"vocab": []})
+    with pytest.raises(TreetuneError, match=r"has no prompt under 'messages'; its columns: prompt, env_class"):
+        made(source, prompt_key="messages")

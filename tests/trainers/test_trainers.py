@@ -1,0 +1,51 @@
+"""The examples of docs/trainers.md run as they stand there. That of AReaL is run by tests/support/areal_side.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import task_servers
+import test_trl
+import venvs
+
+
+def example(name):
+    text = (venvs.ROOT / "docs" / "trainers.md").read_text()
+    (found,) = re.findall(rf"```python\n# file: {re.escape(name)}\n(.*?)```", text, re.S)
+    return found
+
+
+def test_tasks_and_rollouts_are_pulled(tmp_path):
+    address = f"tcp://127.0.0.1:{task_servers.free_port()}"
+    (tmp_path / "pull.py").write_text(example("pull.py").replace("tcp://127.0.0.1:5555", address))
+    command = ["-m", "treetune", "serve", "arithmetic", "--zmq", address, "-m", "scripted:gold"]
+    with subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
+        try:
+            done = subprocess.run([sys.executable, "pull.py"], cwd=tmp_path, capture_output=True, text=True)
+        finally:
+            server.terminate()
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["1.0", "[1.0]"]] * 8
+
+
+@pytest.mark.slow
+def test_trl_trains_on_a_taskset_in_its_own_process(tmp_path):
+    python = venvs.venv("trl", *test_trl.PACKAGES)
+    make = (
+        "from real_letters import letters_tokenizer; from transformers import LlamaConfig, LlamaForCausalLM;"
+        "tokenizer = letters_tokenizer(); tokenizer.save_pretrained('model');"
+        "LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16,"
+        " num_hidden_layers=1, num_attention_heads=2, pad_token_id=tokenizer.pad_token_id,"
+        " eos_token_id=tokenizer.eos_token_id, bos_token_id=None)).save_pretrained('model')"
+    )
+    venvs.run(python, "-c", make, cwd=tmp_path, PYTHONPATH=str(venvs.ROOT / "tests" / "support"))
+    # A machine without a GPU, and without the time for a hundred steps.
+    script = (
+        example("train_trl.py").replace("MODEL", "model").replace("=100", "=2, use_cpu=True, bf16=False, report_to=[]")
+    )
+    (tmp_path / "train_trl.py").write_text(script)
+    told = venvs.run(python, "train_trl.py", cwd=tmp_path)
+    assert "'task_server_failure': '0'" in told

@@ -1,0 +1,568 @@
+"""TRL trains on tasks through `TrlTasks`: its own trainer in the slow tests, in the fast one that asks as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import task_servers
+import venvs
+from serving import until
+from test_same_reward import path_of, runs_of
+from test_verl import DOUBLES
+
+from test_tokens import TEMPLATES, Letters, has_no_end, plain
+from treetune import Environment, Step, Task, Taskset, background
+from treetune.errors import UsageError
+from treetune.serve.errors import ServeError
+from treetune.target import load_taskset
+from treetune.trainers.trl import TrlTasks
+
+PACKAGES = [
+    ["torch==2.13.0"],
+    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2"],
+]
+
+
+class Speaker:
+    """A trainer that says what it is told to: turn by turn, the same in all episodes."""
+
+    def __init__(self, *says, context=None, logprobs=False, template=plain):
+        self.processing_class = Letters(template)
+        self.model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=context))
+        self.args = SimpleNamespace(max_completion_length=8)
+        self.says, self.logprobs = says, logprobs
+        self.calls = []
+
+    def _generate_single_turn(self, prompts, images, fields, num_generations):
+        assert (images, fields, num_generations) == (None, {}, 1)
+        said = self.processing_class(self.says[len(self.calls)])["input_ids"]
+        self.calls.append(prompts)
+        return [said] * len(prompts), [[-0.5] * len(said)] * len(prompts) if self.logprobs else None
+
+    def text(self, ids):
+        return self.processing_class.decode(ids)
+
+
+class Doubles(Taskset):
+    def load_tasks(self):
+        for n in range(10):
+            yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+
+    def reward(self, task, answer):
+        return float(answer == task.ground_truth)
+
+
+class Echo(Environment):
+    """Says an answer back until it is `stop`; each is worth a half."""
+
+    def start(self):
+        return "Say."
+
+    def step(self, action):
+        if action.text == "break":
+            raise RuntimeError("broken")
+        return Step(f"You said {action.text}.", reward=0.5, done=action.text == "stop")
+
+
+class Hangs(Environment):
+    """Its first step never ends; nor does the start of task 2 where something is to happen then."""
+
+    at_start = None
+    closed: list[str] = []
+
+    async def start(self):
+        if self.task.ground_truth == "2" and Hangs.at_start is not None:
+            Hangs.at_start()
+            await asyncio.Event().wait()
+        return "Say."
+
+    async def step(self, action):
+        await asyncio.Event().wait()
+
+    def close(self):
+        self.closed.append(self.task.ground_truth)
+
+
+class Tasks(Taskset):
+    """Numbered tasks without an end, all in one environment."""
+
+    INFINITE = True
+
+    def __init__(self, environment):
+        super().__init__()
+        self._environment = environment
+
+    def task_at(self, index):
+        return Task(prompt="Say.", reward_spec={"ground_truth": str(index)})
+
+    def environment(self, task):
+        return self._environment(task)
+
+
+class Echoes(Taskset):
+    INFINITE = True
+
+    def task_at(self, index):
+        return Task(prompt=None, env_class=f"{__file__}:Echo", reward_spec={"ground_truth": str(index)})
+
+
+def rollout(tasks, trainer, indices):
+    return tasks.rollout([[{"role": "user", "content": "", "task_index": index}] for index in indices], trainer)
+
+
+def test_rows_have_the_prompts_of_the_order_and_say_of_which_task_they_are():
+    tasks = TrlTasks(Doubles())
+    rows = tasks.dataset(3, first=4)
+    assert [row["prompt"][0]["content"] for row in rows] == ["Double 4.", "Double 5.", "Double 6."]
+    assert rows["task_index"] == [4, 5, 6]
+    assert len(tasks.dataset()) == 10
+    assert len(tasks.dataset(first=8)) == 2
+
+
+def test_a_number_of_tasks_that_makes_no_sense_is_refused():
+    with pytest.raises(UsageError, match=r"dataset\(num_tasks\)"):
+        TrlTasks(Echoes()).dataset()
+    for num_tasks, first in ((0, 0), (None, 10), (3, -1)):
+        with pytest.raises(UsageError, match="no task from"):
+            TrlTasks(Doubles()).dataset(num_tasks, first)
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(UsageError, match="max_turns"):
+        TrlTasks(Doubles(), max_turns=0)
+    with pytest.raises(UsageError, match="turn_discount"):
+        TrlTasks(Doubles(), turn_discount=1.5)
+    with pytest.raises(UsageError, match="unknown taskset 'arithmetics'; did you mean 'arithmetic'"):
+        TrlTasks("arithmetics")
+    with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:5000"):
+        TrlTasks("127.0.0.1:5000")
+    for prompt in ("Double 3.", [{"role": "user", "content": "Double 3."}]):
+        with pytest.raises(UsageError, match="of which task"):
+            TrlTasks(Doubles()).reward([prompt], ["6"])
+
+
+def test_a_config_names_tasks_as_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.yaml").write_text("taskset: {id: arithmetic, level: 1, shuffle: {seed: 7}}")
+    (tmp_path / "rows.yaml").write_text(
+        "train_tasks: [{loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}},"
+        " prompt_template: '{question}', ground_truth: answer, data_source: sums}]"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"question": "2 + 3?", "answer": "5"}\n')
+    question = TrlTasks("sums.yaml").dataset(1)["prompt"][0][0]["content"]
+    assert re.search(r"What is \d \+ \d\?", question)
+    assert TrlTasks("rows.yaml").dataset()["prompt"][0][0]["content"] == "2 + 3?"
+
+
+def test_a_single_turn_is_scored_and_trained_on_as_it_was_sampled():
+    tasks, trainer = TrlTasks(Doubles()), Speaker("6<end>", logprobs=True)
+    columns = rollout(tasks, trainer, [3, 4])
+    assert [trainer.text(ids) for ids in columns["prompt_ids"]] == [
+        plain([{"role": "user", "content": f"Double {n}."}]) for n in (3, 4)
+    ]
+    assert [trainer.text(ids) for ids in columns["completion_ids"]] == ["6<end>"] * 2
+    assert columns["env_mask"] == [[1, 1]] * 2
+    assert columns["logprobs"] == [[-0.5, -0.5]] * 2
+    metrics = {}
+    told = {"task_reward": columns["task_reward"], "num_turns": columns["num_turns"], "log_metric": metrics.__setitem__}
+    assert tasks.reward([], [], **told) == [1.0, 0.0]
+    assert metrics == {"task_server_failure": 0.0, "num_turns": 1.0}
+
+
+def test_what_the_environment_says_is_masked():
+    tasks, trainer = TrlTasks(Echoes(), turn_discount=0.5), Speaker("yes<end>", "stop<end>")
+    columns = rollout(tasks, trainer, [0])
+    (ids,), (mask,) = columns["completion_ids"], columns["env_mask"]
+    assert trainer.text(ids) == "yes<end>\n<start>user\nYou said yes.<end>\n<start>assistant\nstop<end>"
+    mine = [token for token, sampled in zip(ids, mask, strict=True) if sampled]
+    assert (
+        mine == trainer.processing_class("yes<end>")["input_ids"] + trainer.processing_class("stop<end>")["input_ids"]
+    )
+    assert columns["logprobs"] is None
+    assert (columns["task_reward"], columns["num_turns"]) == ([0.25], [2])
+    assert [len(rewards) for rewards in columns["turn_rewards"]] == [2]
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.__name__)
+@pytest.mark.parametrize(
+    "says",
+    [
+        ("<think>a</think>yes<end>", "  no ", "<think>b</think>stop<end>"),
+        ("", "yes<end>", "stop<end>"),
+        ("a", "", "stop"),
+    ],
+)
+def test_tokens_mask_and_logprobs_stay_side_by_side_whatever_a_template_does(template, says):
+    class Told(TrlTasks):
+        def format_agent_output_to_action(self, agent_output, info):
+            return agent_output.split("</think>")[-1].strip()
+
+    trainer = Speaker(*says, logprobs=True, template=template)
+    columns = rollout(Told(Echoes()), trainer, [0])
+    (ids,), (mask,), (logprobs,) = columns["completion_ids"], columns["env_mask"], columns["logprobs"]
+    sampled = [token for text in says for token in trainer.processing_class(text)["input_ids"]]
+    assert [token for token, mine in zip(ids, mask, strict=True) if mine] == sampled
+    assert logprobs == [-0.5 if mine else 0.0 for mine in mask]
+    for (prompt,) in trainer.calls:
+        assert (columns["prompt_ids"][0] + ids)[: len(prompt)] == prompt
+
+
+def test_turns_and_tokens_end_at_their_limits_and_the_hook_is_told():
+    told = []
+
+    class Told(TrlTasks):
+        def postprocess_reward(self, reward, num_turns, info):
+            told.append((reward, num_turns, bool(info.get("truncated"))))
+            return reward
+
+    columns = rollout(Told(Echoes(), max_turns=2), Speaker("yes", "no", "stop"), [0])
+    assert columns["num_turns"] == [2]
+    first = len(plain([{"role": "user", "content": "Say."}]))
+    columns = rollout(Told(Echoes()), Speaker("yes", "no", context=first + 10), [0])
+    assert columns["num_turns"] == [1]
+    assert told == [(1.0, 2, True), (0.5, 1, True)]
+
+
+def test_a_first_prompt_that_is_too_long_has_no_reward_and_nothing_to_train_on(caplog):
+    with caplog.at_level(logging.WARNING):
+        columns = rollout(TrlTasks(Echoes()), Speaker(context=10), [0])
+    assert "first prompt" in caplog.text
+    assert (columns["task_reward"], columns["env_mask"]) == ([None], [[0]])
+    assert len(columns["prompt_ids"][0]) > 0
+
+
+def test_hooks_replace_what_they_say(caplog):
+    class Custom(TrlTasks):
+        def format_observation_to_messages(self, observation, history):
+            return [{"role": "user", "content": observation["content"].upper()}]
+
+        def format_agent_output_to_action(self, agent_output, info):
+            return agent_output[::-1]
+
+    tasks = Custom(Echoes())
+    assert tasks.dataset(1)[0]["prompt"][0]["content"] == "SAY."
+    trainer = Speaker("og<end>", "pots<end>")
+    columns = rollout(tasks, trainer, [0])
+    rollout(tasks, Speaker("og<end>", "pots<end>"), [0, 1])
+    assert caplog.text.count("history was rewritten") == 1
+    # The hook tells another history, so only what was said since is a row.
+    assert trainer.text(columns["prompt_ids"][0]) == plain([{"role": "user", "content": "YOU SAID GO."}])
+    assert trainer.text(columns["completion_ids"][0]) == "pots<end>"
+    assert columns["task_reward"] == [1.0]
+
+
+def test_a_hook_may_change_the_messages_it_is_given():
+    class Shouts(TrlTasks):
+        def format_observation_to_messages(self, observation, history):
+            for message in history:
+                message["content"] = message["content"].upper()
+            return super().format_observation_to_messages(observation, history)
+
+    trainer = Speaker("yes<end>", "stop<end>")
+    columns = rollout(Shouts(Echoes()), trainer, [0])
+    (prompt,) = trainer.calls[1]
+    assert "<start>assistant\nYES<end>" in trainer.text(prompt)
+    assert trainer.text(columns["prompt_ids"][0]) == trainer.text(prompt)
+    assert trainer.text(columns["completion_ids"][0]) == "stop<end>"
+
+
+def test_hooks_run_where_they_may_block():
+    threads = set()
+
+    class Hooked(TrlTasks):
+        def format_observation_to_messages(self, observation, history):
+            threads.add(threading.current_thread())
+            return super().format_observation_to_messages(observation, history)
+
+        def format_agent_output_to_action(self, agent_output, info):
+            threads.add(threading.current_thread())
+            return agent_output
+
+    tasks = Hooked(Doubles())
+    assert tasks.reward(tasks.dataset(2)["prompt"], ["0", "1"]) == [1.0, 0.0]
+    rollout(tasks, Speaker("0"), [0])
+    assert threads == {threading.current_thread()}
+
+
+def test_the_environment_gets_the_answer_letter_for_letter():
+    class Tidies(Letters):
+        """As some tokenizers do unless told otherwise."""
+
+        def decode(self, ids, clean_up_tokenization_spaces=True, **options):
+            text = super().decode(ids, **options)
+            return text.replace(" .", ".") if clean_up_tokenization_spaces else text
+
+    trainer = Speaker("a . b<end>", "stop<end>")
+    trainer.processing_class = Tidies(plain)
+    columns = rollout(TrlTasks(Echoes()), trainer, [0])
+    assert "You said a . b." in Letters(plain).decode(columns["completion_ids"][0])
+
+
+def test_another_trainer_may_have_another_tokenizer():
+    tasks = TrlTasks(Doubles())
+    for template in (plain, has_no_end, plain):
+        trainer = Speaker("6", template=template)
+        columns = rollout(tasks, trainer, [3])
+        assert trainer.text(columns["prompt_ids"][0]) == template([{"role": "user", "content": "Double 3."}])
+
+
+def test_a_context_without_room_for_any_prompt_is_told_before_an_episode_is_played():
+    with scripted() as server, TrlTasks(server.url) as tasks:
+        for limits in ({"max_position_embeddings": 8}, {"vllm_max_model_length": 6}):
+            trainer = Speaker(context=limits.get("max_position_embeddings", 1000))
+            trainer.args.vllm_max_model_length = limits.get("vllm_max_model_length")
+            with pytest.raises(UsageError, match="leave no room"):
+                rollout(tasks, trainer, [0])
+        assert not server.cancelled
+
+
+def test_prompts_fit_into_what_vllm_takes():
+    trainer = Speaker("yes", "stop", context=1000)
+    trainer.args.vllm_max_model_length = len(plain([{"role": "user", "content": "Say."}])) + 10
+    assert rollout(TrlTasks(Echoes()), trainer, [0])["num_turns"] == [1]
+
+
+def test_an_environment_that_hangs_gives_none(caplog):
+    columns = rollout(TrlTasks(Tasks(Hangs), timeout=0.2), Speaker("x"), [0])
+    assert columns["task_reward"] == [None]
+    assert "did not answer in time" in caplog.text
+
+
+def test_nothing_stays_behind_when_a_start_is_interrupted(monkeypatch):
+    """Ctrl-C while some episodes have begun and others have not."""
+    monkeypatch.setattr(Hangs, "closed", [])
+    kept = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    interrupt = signal.pthread_kill, threading.main_thread().ident, signal.SIGALRM
+    Hangs.at_start = lambda: asyncio.get_running_loop().call_later(0.3, *interrupt)  # when it is waited for
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rollout(TrlTasks(Tasks(Hangs)), Speaker(), [0, 1, 2])
+        background.run(asyncio.wait_for(until(lambda: sorted(Hangs.closed) == ["0", "1", "2"]), 30))
+    finally:
+        Hangs.at_start = None
+        signal.signal(signal.SIGALRM, kept)
+
+
+def test_a_broken_environment_gives_none_and_the_others_their_rewards(caplog):
+    class Odd(TrlTasks):
+        def format_agent_output_to_action(self, agent_output, info):
+            return "break" if info["task_index"] == 1 else "stop"
+
+    tasks = Odd(Echoes())
+    with caplog.at_level(logging.ERROR):
+        assert rollout(tasks, Speaker("x"), [0, 1, 2])["task_reward"] == [0.5, None, 0.5]
+    assert tasks.failures == 1
+    assert "RuntimeError: broken" in caplog.text
+
+
+def test_answers_are_scored_without_rollouts_too(caplog):
+    tasks = TrlTasks(Doubles())
+    prompts = tasks.dataset(3)["prompt"]
+    assert tasks.reward(prompts, ["0", "2", "5"]) == [1.0, 1.0, 0.0]
+    said = [[{"role": "assistant", "content": text}] for text in ("0", "3", "4")]
+    assert tasks.reward(prompts, said) == [1.0, 0.0, 1.0]
+    # Prompts that were changed since: a message before, or plain text and the column.
+    before = [[{"role": "system", "content": "Be brief."}, *prompt] for prompt in prompts]
+    assert tasks.reward(before, said) == [1.0, 0.0, 1.0]
+    assert tasks.reward(["a", "b", "c"], ["0", "3", "4"], task_index=[0, 1, 2]) == [1.0, 0.0, 1.0]
+    # Rows of another dataset were mixed in: those of ours still say of which task they are.
+    assert tasks.reward(["a", prompts[1]], ["0", "2"], task_index=[0, None]) == [1.0, 1.0]
+    with pytest.raises(UsageError, match="of which task"):
+        tasks.reward(["a", "b"], ["0", "2"], task_index=[0, None])
+    assert "pass rollout_func" not in caplog.text
+    echoes = TrlTasks(Echoes())
+    assert echoes.reward(echoes.dataset(1)["prompt"], ["yes"]) == [0.5]
+    assert "pass rollout_func" in caplog.text
+
+
+@contextmanager
+def scripted(**options):
+    """A task server that can be told to fail, on the loop that the bridge uses."""
+    server = task_servers.Scripted(**options)
+    background.run(server.start())
+    try:
+        yield server
+    finally:
+        background.run(server.stop())
+
+
+def test_a_task_server_is_played_and_its_failures_give_none():
+    with scripted(features=["turn", "request_id", "batch"]) as server, TrlTasks(server.url, patience=0.2) as tasks:
+        columns = rollout(tasks, Speaker("a<end>", "b<end>", "c<end>"), [5, 6])
+        assert (columns["task_reward"], columns["num_turns"]) == ([1.0, 1.0], [3, 3])
+        background.run(server.stop())
+        columns = rollout(tasks, Speaker(), [5, 6])
+        assert (columns["task_reward"], columns["env_mask"]) == ([None, None], [[0], [0]])
+        assert tasks.reward([[{"task_index": 5}]], ["a"]) == [None]
+        assert tasks.failures == 3
+        with pytest.raises(ServeError):
+            tasks.dataset(1)
+
+
+def test_episodes_do_not_stay_behind_when_sampling_fails_or_only_prompts_are_wanted():
+    def fails(prompts, trainer):
+        raise RuntimeError("out of memory")
+
+    with scripted() as server, TrlTasks(server.url, generate=fails) as tasks:
+        tasks.dataset(2)
+        assert sorted(server.cancelled) == ["e-0", "e-1"]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            rollout(tasks, Speaker(), [0, 1])
+        assert sorted(server.cancelled) == ["e-0", "e-1", "e-2", "e-3"]
+        tasks.format_agent_output_to_action = fails  # a hook of the user's own
+        with pytest.raises(RuntimeError, match="out of memory"):
+            tasks.reward(["a"], ["b"], task_index=[0])
+        assert sorted(server.cancelled) == ["e-0", "e-1", "e-2", "e-3", "e-4"]
+
+
+def test_nothing_stays_behind_on_a_server_when_a_start_is_cancelled():
+    async def play(server, client):
+        await client.info()
+        answer, begun = server._answer, asyncio.Event()
+
+        async def slowly(path, body):
+            answered = await answer(path, body)
+            if path == "start_batch":
+                begun.set()
+                await asyncio.sleep(0.2)
+            return answered
+
+        server._answer = slowly
+        starting = asyncio.create_task(client.start_many([0, 1, 2]))
+        await begun.wait()
+        starting.cancel()
+        await asyncio.wait_for(until(lambda: sorted(server.cancelled) == ["e-0", "e-1", "e-2"]), 10)
+
+    with scripted(features=["turn", "request_id", "batch"]) as server, TrlTasks(server.url) as tasks:
+        background.run(play(server, tasks._episodes))
+
+
+def test_a_trl_that_samples_in_another_way_is_told_of():
+    trainer = SimpleNamespace(**{**vars(Speaker()), "chat_template_kwargs": None})
+    with pytest.raises(UsageError, match="pass generate="):
+        rollout(TrlTasks(Doubles()), trainer, [0])
+
+
+def test_it_is_used_inside_a_running_loop_as_notebooks_have_one():
+    async def notebook():
+        return TrlTasks(Doubles()).reward([[{"task_index": 2}]], ["4"])
+
+    assert asyncio.run(notebook()) == [1.0]
+
+
+def test_importing_it_loads_no_trainer():
+    heavy = "{'torch', 'trl', 'transformers', 'datasets'} & set(sys.modules)"
+    command = f"import sys, treetune.trainers.trl; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_demo_says_what_training_needs_before_it_begins(treetune, tmp_path):
+    hide = "import importlib.util as u, sys; real = u.find_spec\n"
+    hide += "u.find_spec = lambda name, *more: None if name in ('torch', 'trl') else real(name, *more)\n"
+    (tmp_path / "sitecustomize.py").write_text(hide)
+    result = treetune("demo", "--train", PYTHONPATH=str(tmp_path))
+    assert result.code == 3
+    assert "pip install 'treetune[trl]'" in result.err
+    assert not (tmp_path / "treetune-demo").exists()
+
+
+def test_the_demo_trains_from_the_copy_that_is_there_and_says_where_its_troubles_are(treetune, tmp_path):
+    for name in ("torch", "trl"):
+        (tmp_path / f"{name}.py").touch()
+    copy = tmp_path / "treetune-demo" / "train_tiny"
+    copy.mkdir(parents=True)
+    (copy / "train.py").write_text("import sys; sys.exit('no memory')")
+    result = treetune("demo", "--train", PYTHONPATH=str(tmp_path))
+    assert result.code == 3
+    assert "training.log" in result.err
+    assert "no memory" in (copy / "training.log").read_text()
+    assert (copy / "reverse.py").exists()
+    told = "import pathlib, sys; results = pathlib.Path(sys.argv[2]); results.mkdir()\n"
+    told += "print('step 20'); (results / 'seed-0.json').write_text('{\"after\": 0.97}')"
+    (copy / "train.py").write_text(told)
+    result = treetune("demo", "--train", "--json", PYTHONPATH=str(tmp_path))
+    assert result.json["training"]["after"] == 0.97
+    assert "step 20" in result.err
+
+
+@pytest.fixture(scope="module")
+def python():
+    return venvs.venv("trl", *PACKAGES)
+
+
+@pytest.mark.slow
+def test_its_own_trainer_trains_on_our_episodes(python):
+    tests = venvs.ROOT / "tests" / "support"
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider"]
+    environment = {"PYTHONPATH": str(tests), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    venvs.run(python, "-m", "pytest", *options, tests / "trl_side.py", "-k", "not every_kind", **environment)
+
+
+@pytest.mark.slow
+def test_its_own_trainer_is_given_the_rewards_of_eval_for_every_kind_of_row(python, tmp_path, monkeypatch):
+    caches = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "library")}
+    for name, value in caches.items():
+        monkeypatch.setenv(name, value)
+    runs, rewards = runs_of(tmp_path, "trl")
+    (tmp_path / "doubles.py").write_text(DOUBLES)
+    doubles = path_of(load_taskset(f"{tmp_path}/doubles.py:Doubles"), "trl")
+    for wrong in (0, 1):
+        runs.append({"files": [doubles], "answers": [str(2 * n + wrong) for n in range(100)]})
+        rewards.append([1.0 - wrong] * 100)
+    (tmp_path / "runs.json").write_text(json.dumps({"runs": runs, "rewards": rewards}))
+    tests = venvs.ROOT / "tests" / "support"
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "every_kind"]
+    environment = {"PYTHONPATH": str(tests), "TRL_EXPERIMENTAL_SILENCE": "1", "RUNS": str(tmp_path / "runs.json")}
+    venvs.run(python, "-m", "pytest", *options, tests / "trl_side.py", **environment, **caches)
+
+
+@pytest.mark.slow
+def test_processes_share_a_batch_though_their_episodes_differ_in_length(python, tmp_path):
+    tests = venvs.ROOT / "tests" / "support"
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tests / "trl_processes.py"]
+    venvs.run(python, *command, tmp_path, PYTHONPATH=str(tests), OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
+    played = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert {index for one in played for batch in one["indices"] for index in batch} == {0, 1, 2, 3}
+    turns = [1.0, 4.0, 2.0, 3.0]
+    for one in played:
+        assert one["rewards"] == [[turns[index] for index in batch] for batch in one["indices"]]
+
+
+@pytest.mark.slow
+def test_the_demo_of_an_installed_wheel_trains_a_model(python, tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", tmp_path / "site", venvs.ROOT],
+        check=True,
+    )
+    done = subprocess.run(
+        [python, "-m", "treetune", "demo", "--train", "--json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True,
+        timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    training = json.loads(done.stdout)["training"]
+    assert training["before"] < 0.6
+    assert training["after"] > 0.9
+    assert training["failures"] == 0
+    assert "<polyline" in (tmp_path / training["picture"]).read_text()
+
+
+@pytest.mark.slow
+def test_nothing_is_learned_from_shuffled_rewards(python, tmp_path):
+    script = venvs.ROOT / "examples" / "train_tiny" / "train.py"
+    venvs.run(python, script, "--control", "--steps", 60, "--output", tmp_path)
+    control = json.loads((tmp_path / "seed-0-control.json").read_text())
+    assert control["after"] < control["before"] + 0.1
+    assert control["after"] < 0.6
