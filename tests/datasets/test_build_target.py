@@ -109,7 +109,7 @@ def test_rows_are_scored_where_only_the_cache_is_shared(treetune, folder):
     assert str(folder) not in row["extra_info"]["scorer"]
     for name in ("doubles.py", "half.py"):
         (folder / name).unlink()
-    scorer._taskset_of.cache_clear()
+    scorer.taskset_of.cache_clear()
     assert (score(row, "0"), score(row, "7")) == (1.0, 0.0)
 
 
@@ -222,7 +222,7 @@ def test_an_importable_class_is_named_by_its_module(treetune, folder):
 def test_rows_on_a_machine_without_the_cache_say_what_is_needed(treetune, folder, monkeypatch):
     (row, *_) = built(treetune, "doubles.py:Doubles")
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(folder / "another"))
-    scorer._taskset_of.cache_clear()
+    scorer.taskset_of.cache_clear()
     with pytest.raises(UsageError, match=r"doubles\.py, is not in the cache of this machine") as error:
         compute_score("d", "x", None, row["extra_info"])
     assert "TREETUNE_TASK_CACHE_DIR" in (error.value.remedy or "")

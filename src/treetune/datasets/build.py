@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from treetune.datasets.config import Format
+from treetune.datasets.config import FormatName
 from treetune.datasets.row_faults import build_batch
 from treetune.datasets.rows import RowBuilder
 from treetune.datasets.taskset import unknown_environment
@@ -50,7 +50,7 @@ class BuildReport(msgspec.Struct):
 def build(
     taskset: DatasetTaskset,
     path: Path,
-    format: Format,
+    format: FormatName,
     *,
     engine: Engine = "local",
     on_rows: Progress | None = None,
@@ -74,7 +74,7 @@ def write_rows(
     taskset: DatasetTaskset,
     opened: Source,
     path: Path,
-    format: Format,
+    format: FormatName,
     made: bool,
     engine: Engine = "local",
     on_rows: Progress | None = None,
@@ -114,7 +114,7 @@ def write_rows(
     return writer, dropped
 
 
-def _refuse_unknown_environments(taskset: DatasetTaskset, table: pa.Table, named: set[Any], format: Format) -> None:
+def _refuse_unknown_environments(taskset: DatasetTaskset, table: pa.Table, named: set[Any], format: FormatName) -> None:
     """Those that a map function gave to rows; `named` are those that were looked at before."""
     import pyarrow.compute as pc
 

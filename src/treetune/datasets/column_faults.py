@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from treetune.datasets.config import Format
+from treetune.datasets.config import FormatName
 from treetune.errors import ConfigError, TreetuneError, check_all, did_you_mean
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _LISTS = {"train": "train_tasks", "val": "val_tasks"}
 
 def refuse_column_faults(
     lists: Mapping[str, Sequence[DatasetTaskset]],
-    format: Format = "verl",
+    format: FormatName = "verl",
     *,
     force: bool = False,
     source: str = "config",

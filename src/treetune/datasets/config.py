@@ -7,19 +7,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from treetune.rows.content import LoadingParams
 from treetune.taskset import TasksetConfig
 
-Format = Literal["verl", "skyrl", "trl"]
-
-
-class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    args: Annotated[list[Any], msgspec.Meta(min_length=1)]
-    """Positional arguments of `datasets.load_dataset`; the dataset's name or path at the least."""
-    kwargs: dict[str, Any] = {}
-    """Keyword arguments: `name`, `split`, `revision`, `data_dir`, `data_files` and so on."""
-
-    def __getitem__(self, key: str) -> Any:
-        return getattr(self, key)
+FormatName = Literal["verl", "skyrl", "trl"]
 
 
 class GroundTruthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from treetune.canonical import digest
-from treetune.datasets.config import DatasetConfig, Format, filter_file
+from treetune.datasets.config import DatasetConfig, FormatName, filter_file
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.content import content_hash, loading_faults, local_sources
 from treetune.rows.round_trip import RULE
-from treetune.score import UNCHECKED, VALID, Score, Verdict
+from treetune.rows.rule import RuleTaskset
 from treetune.task import Task
-from treetune.taskset import Taskset
 
 if TYPE_CHECKING:
     import datasets
@@ -35,7 +34,7 @@ BUILDER_VERSION = 4
 """Part of every cache key: raise it when the same config begins to give other rows."""
 
 
-class DatasetTaskset(Taskset[Task, DatasetConfig]):
+class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     OPEN_KEYS: ClassVar[bool] = False
     """Whether the config takes any key; so for a subclass that declares no config type of its own."""
 
@@ -88,7 +87,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
 
         return map_function(self)
 
-    def get_parquet_path(self, format: Format = "verl") -> str:
+    def get_parquet_path(self, format: FormatName = "verl") -> str:
         """The cached parquet file, built if it is not there."""
         return str(self.built(format)[1])
 
@@ -96,7 +95,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
 
     def built(
         self,
-        format: Format = "verl",
+        format: FormatName = "verl",
         *,
         force: bool = False,
         engine: Engine = "local",
@@ -108,7 +107,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         self._opened = None
         return sidecar, cache.path(key), hit
 
-    def cache_key(self, format: Format = "verl") -> str:
+    def cache_key(self, format: FormatName = "verl") -> str:
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
         config = self.config
         function = filter_file(config.filter)
@@ -139,7 +138,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
     def _memory(self) -> Path:
         return self.cache_dir / ".content"
 
-    def _build(self, path: Path, format: Format, engine: Engine, on_rows: Progress | None) -> Sidecar:
+    def _build(self, path: Path, format: FormatName, engine: Engine, on_rows: Progress | None) -> Sidecar:
         from treetune.datasets.build import build, versions
 
         began = time.perf_counter()
@@ -156,7 +155,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
             seconds=time.perf_counter() - began,
         )
 
-    def check_source(self, format: Format = "verl", *, force: bool = False) -> None:
+    def check_source(self, format: FormatName = "verl", *, force: bool = False) -> None:
         """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
         kept for the build."""
         # An overridden `build_dataset` loads what it likes.
@@ -202,7 +201,7 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         taskset, described as JSON. None where nothing here can."""
         if self.config.env_class is not None:
             return self.scorer_of_environment(self.config.env_class)
-        if type(self).reward is not DatasetTaskset.reward:
+        if type(self).reward is not RuleTaskset.reward:
             return self._described
         if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
             return RULE
@@ -243,25 +242,6 @@ class DatasetTaskset(Taskset[Task, DatasetConfig]):
         from treetune.rows.parquet_rows import ParquetRows
 
         return ParquetRows(self.get_parquet_path())
-
-    def reward(self, task: Task, answer: str) -> Any:
-        """The rule: does the answer say what the ground truth says?"""
-        if task.ground_truth is None:
-            return super().reward(task, answer)
-        from treetune.datasets.rule import score
-
-        result: Score = score(answer, task.ground_truth)
-        return result
-
-    def gold(self, task: Task) -> Any:
-        if task.env_class is not None:
-            return super().gold(task)
-        from treetune.datasets.rule import gold_of
-
-        return gold_of(task.ground_truth)
-
-    def validate(self, task: Task) -> Verdict:
-        return VALID if task.ground_truth is not None and task.messages else UNCHECKED
 
     def source(self) -> str | None:
         return self.cache_key()

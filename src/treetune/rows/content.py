@@ -15,11 +15,10 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from treetune.datasets.config import LoadingParams
 from treetune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +41,16 @@ FORMATS = frozenset(
 
 _CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
 """What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
+
+
+class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    args: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    """Positional arguments of `datasets.load_dataset`; the dataset's name or path at the least."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments: `name`, `split`, `revision`, `data_dir`, `data_files` and so on."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
 
 
 class _Memory(msgspec.Struct, frozen=True):

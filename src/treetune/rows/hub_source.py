@@ -13,9 +13,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from treetune.datasets.config import LoadingParams
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
-from treetune.rows.content import names_hub
+from treetune.rows.content import LoadingParams, names_hub
 from treetune.rows.copies import Hold
 from treetune.rows.hub import offline_where_unreachable
 from treetune.rows.source_faults import fault_of, fault_of_files

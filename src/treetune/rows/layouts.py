@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treetune.contract import contract_of
-from treetune.datasets.config import Format
 from treetune.errors import UsageError
 from treetune.rows import skyrl, trl, verl
 from treetune.rows.arrow_values import pruned
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def laid_out(table: pa.Table, format: Format) -> pa.Table:
+def laid_out(table: pa.Table, format: str) -> pa.Table:
     """Canonical rows in a trainer's columns."""
     if format == "skyrl":
         return _skyrl(table)

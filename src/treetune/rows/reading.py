@@ -149,7 +149,7 @@ def json_fields_of(metadata: dict[bytes, bytes] | None) -> list[str]:
 
 
 def hub_batches(source: HubName) -> Iterator[Batch]:
-    from treetune.datasets.config import LoadingParams
+    from treetune.rows.content import LoadingParams
     from treetune.rows.hub_source import open_source
 
     arguments = [source.name] if source.config is None else [source.name, source.config]

@@ -17,7 +17,7 @@ import msgspec
 from treetune.errors import TasksetError, UsageError
 from treetune.rows.kept_code import check_module, located, portable, spec_of
 from treetune.rows.round_trip import RULE
-from treetune.score import UNCHECKED, VALID, Score, Verdict
+from treetune.rows.rule import RuleTaskset
 from treetune.task import Task, own_fields, own_values
 from treetune.taskset import ByEnvironment, Taskset
 
@@ -33,7 +33,6 @@ _ONLY_BUILD = ("filter", "pass_rates", "tokenizer", "shuffle")
 
 def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
     """The scorer of a task of this taskset; None where nothing can score it from its row."""
-    from treetune.datasets.taskset import DatasetTaskset
     from treetune.mixture import owner_of
     from treetune.plugins import absolute_spec, folders_of
 
@@ -41,7 +40,7 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
     if (said := getattr(taskset, "scorer_of", None)) is not None:  # rows say it themselves
         scorer: str | None = said(task)
         return scorer
-    plain = type(taskset).reward is DatasetTaskset.reward
+    plain = type(taskset).reward is RuleTaskset.reward
     alone = task.env_class is None and taskset.overrides("reward") and not plain
     if alone or taskset.overrides("environment") or own_fields(type(task)):
         return described(taskset)
@@ -106,13 +105,9 @@ def several_turns(environment: Any) -> bool:
     return bool(getattr(environment, "MULTI_TURN", False)) or (contract is not None and contract.max_turns > 1)
 
 
-def taskset_of(scorer: str, *, trust: bool = False) -> Any:
-    """What scores a row's task: it has `environment(task)`, as a taskset has."""
-    return _taskset_of(scorer, trust)
-
-
 @lru_cache(maxsize=256)
-def _taskset_of(scorer: str, trust: bool) -> Any:
+def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
+    """The taskset that scores a row's task."""
     from treetune.plugins import environments, tasksets
     from treetune.target import build_taskset
 
@@ -145,9 +140,9 @@ def _check(spec: str, registry: Registry, trust: bool) -> None:
         check_module(place, trust=trust)
 
 
-def with_type(task: Task, taskset: Any) -> Task:
+def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
     """A row's task as the class that the taskset declares."""
-    kind: type[Task] = getattr(taskset, "task_type", Task)
+    kind = taskset.task_type
     own = own_values(task)
     if kind is Task or not (own or own_fields(kind)):
         return task
@@ -163,12 +158,11 @@ def environment_of(task: Task) -> Environment:
     extra = dict(task.extra_info)
     taskset = taskset_of(extra.pop("scorer", RULE))
     plain = msgspec.structs.replace(task, extra_info=extra)
-    environment: Environment = taskset.environment(with_type(plain, taskset))
-    return environment
+    return taskset.environment(with_type(plain, taskset))
 
 
-class _ByRule(Taskset):
-    """Scores by comparing with the ground truth."""
+class _ByRule(RuleTaskset):
+    """Scores rows that have no taskset of their own."""
 
     def load_tasks(self) -> list[Task]:
         return []
@@ -178,17 +172,7 @@ class _ByRule(Taskset):
 
         return SingleTurn(task, self)
 
-    def reward(self, task: Task, answer: str) -> Score:
-        from treetune.datasets.rule import score
-
+    def reward(self, task: Task, answer: str) -> Any:
         if task.ground_truth is None:
             raise TasksetError(f"a row of data_source {task.data_source!r} has no ground truth to compare with")
-        return score(answer, task.ground_truth)
-
-    def gold(self, task: Task) -> str | None:
-        from treetune.datasets.rule import gold_of
-
-        return gold_of(task.ground_truth)
-
-    def validate(self, task: Task) -> Verdict:
-        return VALID if task.ground_truth is not None and task.messages else UNCHECKED
+        return super().reward(task, answer)

@@ -13,7 +13,6 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from treetune.datasets.config import LoadingParams
 from treetune.errors import (
     EmptyTasksetError,
     NetworkError,
@@ -23,7 +22,7 @@ from treetune.errors import (
     UsageError,
     described,
 )
-from treetune.rows.content import FORMATS, expand, file_patterns, local_sources, names_hub
+from treetune.rows.content import FORMATS, LoadingParams, expand, file_patterns, local_sources, names_hub
 
 _GENERAL = "check loading_params.args and loading_params.kwargs (name, split, data_files)"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)

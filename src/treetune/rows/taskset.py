@@ -19,16 +19,13 @@ import msgspec
 
 from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
-from treetune.plugins import environments
 from treetune.rows.batch import Row
 from treetune.rows.format import FormatOf
-from treetune.rows.kept_code import located
 from treetune.rows.parquet_rows import ParquetRows
 from treetune.rows.reading import read_tasks
 from treetune.rows.round_trip import RULE, scorer_of
 from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
 from treetune.rows.sources import File, HubName, Kind, find
-from treetune.score import UNCHECKED, VALID
 from treetune.task import ForeignTask, Task
 from treetune.taskset import Taskset, TasksetConfig
 from treetune.trainers.skyrl.row_store import RowStore
@@ -89,39 +86,23 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     # How they are scored
 
     def environment(self, task: Task) -> Environment:
-        scorer, task = self._scored(task)
-        environment: Environment = scorer.environment(task)
-        return environment
+        scorer, inner = self._scored(task)
+        return scorer.environment(inner)
 
     def reward(self, task: Task, answer: str) -> Any:
         scorer, inner = self._scored(task)
-        if isinstance(scorer, Taskset):
-            return scorer.reward(inner, answer)
-        if self.scorer_of(task) != RULE:
-            return super().reward(task, answer)
-        from treetune.datasets.rule import score
-
-        return score(answer, inner.ground_truth)
+        return scorer.reward(inner, answer)
 
     def gold(self, task: Task) -> Any:
         try:
             scorer, inner = self._scored(task)
         except TreetuneError:
             return None  # what cannot be scored here, or may not be, can still be looked at
-        if isinstance(scorer, Taskset):
-            return scorer.gold(inner)
-        name = str(self.scorer_of(task))
-        if name == RULE:
-            truth = inner.ground_truth
-            return str(truth[0] if isinstance(truth, list) and truth else truth)
-        cls: Any = environments.resolve(located(name.removeprefix(ENVIRONMENT), trust=self.config.trust))
-        return cls.gold(inner)
+        return scorer.gold(inner)
 
     def validate(self, task: Task) -> Any:
         scorer, inner = self._scored(task)
-        if isinstance(scorer, Taskset):
-            return scorer.validate(inner)
-        return VALID if inner.ground_truth is not None and inner.messages else UNCHECKED
+        return scorer.validate(inner)
 
     def scorer_of(self, task: Task) -> str | None:
         """How its row says that it is scored; None where it does not."""
@@ -132,7 +113,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         for task in islice(self, 1):
             self._scored(task)
 
-    def _scored(self, task: Task) -> tuple[Any, Task]:
+    def _scored(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
         """What scores a task, and the task as that knows it."""
         if (name := self.scorer_of(task)) is None:
             raise TasksetError(

@@ -86,7 +86,7 @@ def compute_score(
     scorer = scorer_in(extra_info, data_source)
     task = _task(str(data_source), ground_truth, extra_info or {})
     if scorer == RULE:  # the commonest, and the quickest
-        from treetune.datasets.rule import score
+        from treetune.rows.rule import score
 
         if task.ground_truth is None:
             raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")

@@ -135,7 +135,7 @@ def _identity(source: File | HubName, cache: Cache) -> tuple[str, str]:
             return str(source.path), f"{source.kind} {content_hash(source.path, cache.folder / 'contents')}"
         except OSError as error:
             raise ReadError(f"{source.path} cannot be read: {error.strerror}") from None
-    from treetune.datasets.config import LoadingParams
+    from treetune.rows.content import LoadingParams
     from treetune.rows.hub_source import open_source
 
     arguments = [source.name] if source.config is None else [source.name, source.config]

@@ -10,7 +10,8 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from treetune.score import Score
+from treetune.score import UNCHECKED, VALID, Score, Verdict
+from treetune.taskset import ConfigT, Taskset, TaskT
 
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?\$?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 
@@ -71,3 +72,18 @@ def gold_of(truth: Any) -> str | None:
     if isinstance(truth, list) and truth:
         truth = truth[0]
     return None if truth is None else str(truth)
+
+
+class RuleTaskset(Taskset[TaskT, ConfigT]):
+    """A taskset whose answers are scored by the rule."""
+
+    def reward(self, task: TaskT, answer: str) -> Any:
+        if task.ground_truth is None:
+            return super().reward(task, answer)
+        return score(answer, task.ground_truth)
+
+    def gold(self, task: TaskT) -> Any:
+        return gold_of(task.ground_truth) if task.env_class is None else super().gold(task)
+
+    def validate(self, task: TaskT) -> Verdict:
+        return VALID if task.ground_truth is not None and task.messages else UNCHECKED
