@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from treetune import Task
-from treetune.rows import read_rows, write_tasks
-from treetune.validate import validate_dataset
+from treetune.rows import read_rows
+from treetune.validate import validate_dataset, write_tasks
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 

@@ -26,7 +26,8 @@ from treetune.errors import EnvironmentFault, TasksetError
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.requirements import refuse_unservable
-from treetune.rows import read_tasks, write_tasks
+from treetune.rows import read_tasks
+from treetune.validate import write_tasks
 from treetune.sandbox import Capability, SandboxUnavailable, probe
 
 SQUARES = [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}, {"input": "0", "output": "0"}]

@@ -12,7 +12,8 @@ import pytest
 
 from treetune import Task
 from treetune.errors import TasksetError, UsageError
-from treetune.rows import read_tasks, scorer, write_tasks
+from treetune.rows import read_tasks, scorer
+from treetune.validate import write_tasks
 from treetune.target import load_taskset
 from treetune.trainers.verl import compute_score
 

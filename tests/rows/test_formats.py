@@ -24,9 +24,9 @@ from treetune.contract import Contract, Kind, Stored
 from treetune.errors import EmptyTasksetError, StorageError, TreetuneError, UsageError
 from treetune.plugins import environments
 from treetune.rows import FORMATS, detect, read_rows, read_tables, read_tasks
-from treetune.rows import write_tasks as write_sound_tasks
 from treetune.rows.arrow_values import pruned
 from treetune.rows.schema import JSON_FIELDS
+from treetune.validate import write_tasks as write_sound_tasks
 
 
 def write_tasks(*given: Any, **options: Any) -> int:

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from treetune.errors import StorageError
-from treetune.rows import parquet_rows, read_rows, write_tasks
+from treetune.rows import parquet_rows, read_rows
 from treetune.rows.parquet_rows import ParquetRows
 from treetune.target import load_taskset
 from treetune.task import Task
+from treetune.validate import write_tasks
 
 
 @pytest.fixture

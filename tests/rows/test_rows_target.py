@@ -10,8 +10,8 @@ from kinds import ENVIRONMENTS, TRUTHS, write_targets
 
 from treetune import Task
 from treetune.errors import UsageError
-from treetune.rows import write_tasks
 from treetune.target import load_taskset, read_target
+from treetune.validate import write_tasks
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from word_tokenizer import WordTokenizer, length
 
 from treetune.errors import EmptyTasksetError, MissingExtraError, StorageError, TasksetError, TreetuneError, UsageError
-from treetune.rows import read_rows, read_tasks, write_tasks
+from treetune.rows import read_rows, read_tasks
+from treetune.validate import write_tasks
 from treetune.task import Task
 from treetune.trainers.skyrl import PromptDataset
 from treetune.trainers.skyrl.packing import Packer, UnknownType, unpacked

@@ -37,7 +37,8 @@ from treetune.errors import (
 )
 from treetune.offload import call
 from treetune.plugins import environments
-from treetune.rows import read_rows, write_tasks
+from treetune.rows import read_rows
+from treetune.validate import write_tasks
 from treetune.rows.skyrl import row_of
 from treetune.trainers import skyrl
 from treetune.trainers.skyrl.tasks import _resolve, _specs, cli_overrides, shell_words

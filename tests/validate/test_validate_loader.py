@@ -15,7 +15,7 @@ import pytest
 import venvs
 
 from treetune import Task
-from treetune.rows import write_tasks
+from treetune.validate import write_tasks
 
 pytestmark = pytest.mark.slow
 

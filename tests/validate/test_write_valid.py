@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from treetune import Task
 from treetune.cli.app import run as main
 from treetune.errors import TreetuneError
-from treetune.rows import read_rows, read_tasks, write_tasks
-from treetune.validate import validate
+from treetune.rows import read_rows, read_tasks
+from treetune.validate import validate, write_tasks
 
 CONTENTS = st.sampled_from(["1 + 1?", "7", "2024-01-01", "", "<|im_end|>", [{"type": "text", "text": "?"}], [], None])
 MESSAGES = st.fixed_dictionaries(

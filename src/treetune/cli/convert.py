@@ -42,8 +42,8 @@ def convert_command(
     from treetune.rows.format import named
     from treetune.rows.reading import RowTasks, read_tasks
     from treetune.rows.sources import names_taskset
-    from treetune.rows.writing import write_tasks
     from treetune.target import load_taskset, refuse_server
+    from treetune.validate import write_tasks
 
     if len(paths) < 2:
         raise UsageError("there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT")

@@ -68,8 +68,7 @@ import sys
 from pathlib import Path
 
 from treetune import Task
-from treetune.rows import write_tasks
-from treetune.validate import validate_dataset
+from treetune.validate import validate_dataset, write_tasks
 
 SYSTEM = "You are a helpful assistant. Think step by step, and end with: #### and the number."
 

@@ -1,6 +1,7 @@
 """Trainers' rows: reading, writing and laying them out, in parquet, JSON and JSON lines.
 
-    from treetune.rows import read_tasks, write_tasks
+    from treetune.rows import read_tasks
+    from treetune.validate import write_tasks
     write_tasks(read_tasks("train.parquet"), "train.jsonl", "skyrl")
 
 Values stay exactly as they were written, and tasks are equal after any chain of formats and files.
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treetune.rows.format import FORMATS, detect
     from treetune.rows.reading import read_rows, read_tables, read_tasks
-    from treetune.rows.writing import write_tasks
 
 __all__ = [
     "FORMATS",
@@ -21,7 +21,6 @@ __all__ = [
     "read_rows",
     "read_tables",
     "read_tasks",
-    "write_tasks",
 ]
 
 _HOMES = {
@@ -30,7 +29,6 @@ _HOMES = {
     "read_rows": "reading",
     "read_tables": "reading",
     "read_tasks": "reading",
-    "write_tasks": "writing",
 }
 """Each is imported when it is first asked for: a hit of the cache needs one constant of this package, and no more."""
 

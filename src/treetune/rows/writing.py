@@ -1,10 +1,11 @@
 """Tasks into a file of a trainer's rows: parquet, JSON or JSON lines, by the name of the file.
 
-    write_tasks(tasks, "train.parquet", "skyrl")
-    write_tasks(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
+    write_file(tasks, "train.parquet", "skyrl")
+    write_file(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
 
 Each row says how it is scored: by its environment, by the taskset, or as it stood in the rows that it was read from. A
 batch is in memory at a time, and the file appears when it is whole. `read_tasks` gives back equal tasks.
+`treetune.validate.write_tasks` also checks the file by the rules of `treetune validate`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
 from treetune.rows.arrow_values import json_line
-from treetune.rows.checked import refuse_invalid
 from treetune.rows.format import Format, named
 from treetune.rows.reading import RowTasks, read_rows
 from treetune.rows.round_trip import RULE, with_opening
@@ -38,20 +38,18 @@ Scored = tuple[Task, str | None]
 """A task, and what scores it: see `Format.row_of`."""
 
 
-def write_tasks(
+def write_file(
     tasks: Iterable[Task],
     path: str | Path,
     format: str,
     *,
     scorer: str | Taskset[Any, Any] | None = None,
-    check: bool = True,
-    environments: Collection[str] = (),
+    check: Callable[[Path], None] | None = None,
 ) -> int:
     """Write tasks as rows; gives their number.
 
     `scorer` is the taskset that the tasks were drawn from, or `"rule"`: answers are compared with ground truths.
-    `tasks` may be a taskset itself. A file that `treetune validate` would not call valid is refused, unless `check` is
-    False. `environments`: ids that are registered elsewhere.
+    `tasks` may be a taskset itself. `check` is given the file before it is put in its place, and raises to refuse it.
     """
     path, rows_format = Path(path).expanduser(), named(format)
     refuse_unwritable(path)
@@ -64,8 +62,8 @@ def write_tasks(
             count = write(scored(tasks, scorer), written, rows_format)
             if not count:
                 raise EmptyTasksetError(f"there are no tasks to write to {path}")
-            if check:
-                refuse_invalid(written, path, format, environments)
+            if check is not None:
+                check(written)
             os.replace(written, path)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error

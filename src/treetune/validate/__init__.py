@@ -1,4 +1,5 @@
-"""Checks of files of rows: `validate` gives a report, `validate_dataset` prints it as well."""
+"""Checks of files of rows: `validate` gives a report, `validate_dataset` prints it as well. `write_tasks` writes
+no file that is not valid."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from treetune.rows.sources import Sources
 from treetune.validate.files import validate
 from treetune.validate.report import Report
 from treetune.validate.rules import RULES
+from treetune.validate.write import write_tasks
 
-__all__ = ["RULES", "Report", "validate", "validate_dataset"]
+__all__ = ["RULES", "Report", "validate", "validate_dataset", "write_tasks"]
 
 
 def validate_dataset(path: Sources, **options: Any) -> Report:

@@ -22,7 +22,7 @@ from treetune.rows.arrow_values import json_line, pruned
 from treetune.rows.batch import Batch, Row
 from treetune.rows.format import Format, named
 from treetune.rows.sources import Kind, kind_of
-from treetune.rows.writing import write_tasks
+from treetune.rows.writing import write_file
 from treetune.task import Task
 from treetune.validate.row import RowCheck
 
@@ -100,7 +100,7 @@ def write_fixed(
                 yield task
 
     with suppress(EmptyTasksetError):  # all rows are left out, each with its reason
-        result.rows = write_tasks(tasks(), path, format, scorer="rule", check=False)
+        result.rows = write_file(tasks(), path, format, scorer="rule")
     result.left_out = list(left_out.values())
     if result.rows:
         from treetune.validate.files import validate
