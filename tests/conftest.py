@@ -9,11 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from hypothesis import settings
-
 import command_line
+import pytest
 from command_line import Result
+from hypothesis import settings
 
 # Every property is tried a little here, and thoroughly where the tests of that mark run.
 settings.register_profile("few", deadline=None, max_examples=20)

@@ -27,8 +27,8 @@ from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.requirements import refuse_unservable
 from treetune.rows import read_tasks
-from treetune.validate import write_tasks
 from treetune.sandbox import Capability, SandboxUnavailable, probe
+from treetune.validate import write_tasks
 
 SQUARES = [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}, {"input": "0", "output": "0"}]
 STUB = "Write a function that returns the square of a number.\n\n```python\ndef square(n):\n    # YOUR CODE HERE\n```"

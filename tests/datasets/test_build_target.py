@@ -13,9 +13,9 @@ import pytest
 from treetune import Task
 from treetune.errors import TasksetError, UsageError
 from treetune.rows import read_tasks, scorer
-from treetune.validate import write_tasks
 from treetune.target import load_taskset
 from treetune.trainers.verl import compute_score
+from treetune.validate import write_tasks
 
 DOUBLES = """
 from treetune import Task, Taskset

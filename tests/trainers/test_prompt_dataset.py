@@ -28,10 +28,10 @@ from word_tokenizer import WordTokenizer, length
 
 from treetune.errors import EmptyTasksetError, MissingExtraError, StorageError, TasksetError, TreetuneError, UsageError
 from treetune.rows import read_rows, read_tasks
-from treetune.validate import write_tasks
 from treetune.task import Task
 from treetune.trainers.skyrl import PromptDataset
 from treetune.trainers.skyrl.packing import Packer, UnknownType, unpacked
+from treetune.validate import write_tasks
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 KINDS = ("parquet", "jsonl", "json")

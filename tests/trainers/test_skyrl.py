@@ -22,8 +22,8 @@ from test_verl import DOUBLES, ended
 from treetune import Task
 from treetune.matrix import Kind, cells
 from treetune.rows import read_tasks
-from treetune.validate import write_tasks
 from treetune.rows.skyrl import row_of
+from treetune.validate import write_tasks
 
 pytestmark = pytest.mark.slow
 

@@ -38,10 +38,10 @@ from treetune.errors import (
 from treetune.offload import call
 from treetune.plugins import environments
 from treetune.rows import read_rows
-from treetune.validate import write_tasks
 from treetune.rows.skyrl import row_of
 from treetune.trainers import skyrl
 from treetune.trainers.skyrl.tasks import _resolve, _specs, cli_overrides, shell_words
+from treetune.validate import write_tasks
 
 STAND_INS = Path(__file__).parents[1] / "support" / "stand_ins"
 SRC = Path(__file__).parents[2] / "src"

@@ -10,7 +10,6 @@ import msgspec
 from treetune.finding import Severity
 from treetune.rows.sources import find
 from treetune.validate import Report, validate
-from treetune.validate.chunks import name_of
 from treetune.validate.files import split
 from treetune.validate.fix import Fixed
 from treetune.validate.printed import counted, print_report, where
@@ -153,7 +152,7 @@ def _fixed(targets: list[str], options: FileOptions, report: Report) -> Any:
     assert options.fix is not None
     training, held_out = split(targets, options.val)
     sources = training or held_out
-    formats = [report.formats[name] for name in map(name_of, sources) if name in report.formats]
+    formats = [report.formats[name] for name in map(str, sources) if name in report.formats]
     format = options.format or (formats[0] if formats else "skyrl")
     turns = any(one.rule == "null-max-turns" and one.found.startswith("max_turns") for one in report.findings)
     return write_fixed(

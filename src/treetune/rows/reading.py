@@ -74,19 +74,19 @@ def read_tables(sources: Sources, *, columns: Sequence[str] | None = None) -> It
             for batch in _parquet_batches(source.path, columns):
                 yield pa.Table.from_batches([batch])
         else:
-            for rows in _batches(source, columns):
+            for rows in batches_of(source, columns):
                 yield table_of(rows.rows)
 
 
 def read_batches(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[Batch]:
     """The rows in batches that know their places."""
     for source in find(sources):
-        for batch in _batches(source, columns):
+        for batch in batches_of(source, columns):
             if batch.rows:
                 yield batch
 
 
-def _batches(source: File | HubName, columns: Sequence[str] | None) -> Iterator[Batch]:
+def batches_of(source: File | HubName, columns: Sequence[str] | None = None) -> Iterator[Batch]:
     if isinstance(source, File) and source.kind is Kind.PARQUET:
         return _parquet(source.path, columns)
     found = hub_batches(source) if isinstance(source, HubName) else text_batches(source)
@@ -149,12 +149,10 @@ def json_fields_of(metadata: dict[bytes, bytes] | None) -> list[str]:
 
 
 def hub_batches(source: HubName) -> Iterator[Batch]:
-    from treetune.rows.content import LoadingParams
     from treetune.rows.hub_source import open_source
 
-    arguments = [source.name] if source.config is None else [source.name, source.config]
     try:
-        opened = open_source(LoadingParams(args=arguments, kwargs={"split": source.split}))
+        opened = open_source(source.loading_params())
     except NetworkError as error:
         raise NetworkError(f"{source.name!r} is no file here: {error.message}", remedy=error.remedy) from error
     except TreetuneError as error:

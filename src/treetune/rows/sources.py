@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from treetune.errors import UsageError
 from treetune.rows.compressed import ENDINGS, without_compression
+from treetune.rows.content import LoadingParams
 
 Sources = str | Path | Iterable[str | Path]
 
@@ -37,11 +38,20 @@ class File(NamedTuple):
     path: Path
     kind: Kind
 
+    def __str__(self) -> str:
+        return str(self.path)
+
 
 class HubName(NamedTuple):
     name: str
     config: str | None
     split: str
+
+    def __str__(self) -> str:
+        return f"{self.name}{f'@{self.config}' if self.config else ''}:{self.split}"
+
+    def loading_params(self) -> LoadingParams:
+        return LoadingParams(args=[self.name, *filter(None, [self.config])], kwargs={"split": self.split})
 
 
 def find(sources: Sources) -> Iterator[File | HubName]:

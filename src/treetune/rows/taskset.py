@@ -17,18 +17,21 @@ from typing import Any
 
 import msgspec
 
+from treetune.canonical import digest
 from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
-from treetune.rows.batch import Row
+from treetune.rows.batch import ReadError
+from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir
+from treetune.rows.content import content_hash
 from treetune.rows.format import FormatOf
-from treetune.rows.parquet_rows import ParquetRows
-from treetune.rows.reading import read_tasks
+from treetune.rows.hub_source import open_source
+from treetune.rows.parquet_rows import PackedRows, ParquetRows, write_packed
+from treetune.rows.reading import batches_of, read_tasks
 from treetune.rows.round_trip import RULE, scorer_of
 from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
 from treetune.rows.sources import File, HubName, Kind, find
 from treetune.task import ForeignTask, Task
 from treetune.taskset import Taskset, TasksetConfig
-from treetune.trainers.skyrl.row_store import RowStore
 
 
 class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -57,16 +60,15 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         part = bisect_right(self._ends, index)
         if part == len(self._parts):
             raise IndexError(index)
-        row = self._parts[part][index - (self._ends[part - 1] if part else 0)]
+        _, rows = self._parts[part]
+        row = rows[index - (self._ends[part - 1] if part else 0)]
         return _whole(self._format.of(row).task_of_pruned(row))
 
     def count(self) -> int:
         return self._ends[-1]
 
     def source(self) -> str | None:
-        from treetune.canonical import digest
-
-        return digest([part.identity for part in self._parts])
+        return digest([identity for identity, _ in self._parts])
 
     def type_of(self, task: Task) -> type[Task]:
         return ForeignTask if _by_taskset(task) else Task
@@ -127,38 +129,39 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     # The rows
 
     @cached_property
-    def _parts(self) -> Sequence[_Part]:
-        return [_Part(source) for source in find(self.config.files)]
+    def _parts(self) -> Sequence[tuple[str, ParquetRows]]:
+        """What identifies each source, and its rows."""
+        cache = Cache(default_cache_dir())
+        return [_rows_on_demand(source, cache) for source in find(self.config.files)]
 
     @cached_property
     def _ends(self) -> list[int]:
-        return list(accumulate(len(part) for part in self._parts))
+        return list(accumulate(len(rows) for _, rows in self._parts))
 
 
-class _Part:
-    """The rows of one source: of parquet as the file has them, of any other from a store in the cache."""
+def _rows_on_demand(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows]:
+    """Parquet is read as it is; of any other source the cache keeps a copy as parquet."""
+    if isinstance(source, HubName):
+        opened = open_source(source.loading_params())
+        identity = f"{source} {opened.revision} {opened.fingerprint}"
+    else:
+        try:
+            content = content_hash(source.path, cache.folder / "contents")
+        except OSError as error:
+            raise ReadError(f"{source.path} cannot be read: {error.strerror}") from None
+        if source.kind is Kind.PARQUET:
+            return content, ParquetRows(source.path)
+        identity = f"{source.kind} {content}"  # the same bytes may be rows as .json and none as .jsonl
 
-    def __init__(self, source: File | HubName) -> None:
-        from treetune.rows.cache import Cache, default_cache_dir
-        from treetune.rows.content import content_hash
+    def build(path: Path) -> Sidecar:
+        rows = write_packed(batches_of(source), path)
+        if isinstance(source, File) and content_hash(source.path, None) != content:
+            raise ReadError(f"{source} changed while it was read", remedy="try again when it is whole")
+        return Sidecar(config={}, source=str(source), rows=rows, fingerprint=identity)
 
-        cache = Cache(default_cache_dir(None))
-        self._rows: ParquetRows | RowStore
-        if isinstance(source, File) and source.kind is Kind.PARQUET:
-            self._rows = ParquetRows(source.path)
-            self.identity = content_hash(source.path, cache.folder / "contents")
-        else:
-            self._rows = RowStore.of(source, cache, prompt_key="prompt", env_class_key="env_class")
-            self.identity = self._rows.path.stem
-
-    def __len__(self) -> int:
-        return len(self._rows) if isinstance(self._rows, ParquetRows) else self._rows.rows
-
-    def __getitem__(self, number: int) -> Row:
-        if isinstance(self._rows, ParquetRows):
-            return self._rows[number]
-        prompt, others, _ = self._rows.row(number)
-        return others if prompt is None else {"prompt": prompt, **others}
+    key = f"{digest('packed rows')[:20]}_{config_hash({}, {'content': identity})}"
+    cache.get_or_build(key, build)
+    return key, PackedRows(cache.path(key))
 
 
 def _by_taskset(task: Task) -> bool:

@@ -57,13 +57,6 @@ class Chunk(NamedTuple):
             return [parsed(row, self.json_fields) for row in rows] if as_written and self.json_fields else rows
 
 
-def name_of(source: File | HubName) -> str:
-    """A file's path, or what a user writes for a dataset of the hub."""
-    if isinstance(source, File):
-        return str(source.path)
-    return f"{source.name}{f'@{source.config}' if source.config else ''}:{source.split}"
-
-
 def readable_batches(sources: Iterable[File | HubName]) -> Iterator[Batch]:
     """The rows of all sources that can be read; what cannot is told by `validate`."""
     for source in sources:
@@ -74,7 +67,7 @@ def readable_batches(sources: Iterable[File | HubName]) -> Iterator[Batch]:
 
 def chunks_of(source: File | HubName, report: Report, *, quick: bool) -> Iterator[Chunk]:
     """The chunks of one source; what cannot be read is told to the report."""
-    name = name_of(source)
+    name = str(source)
     count = 0
     try:
         for chunk in _chunks(source, report, quick):
@@ -94,7 +87,7 @@ def _chunks(source: File | HubName, report: Report, quick: bool) -> Iterator[Chu
     if isinstance(source, File) and source.kind is Kind.PARQUET:
         yield from _parquet(source.path, report, quick)
         return
-    name = name_of(source)
+    name = str(source)
     if isinstance(source, HubName):
         batches = hub_batches(source)
     else:

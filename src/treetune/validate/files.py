@@ -17,7 +17,7 @@ import numpy as np
 from treetune.errors import TreetuneError, UsageError
 from treetune.rows.format import detect, named
 from treetune.rows.sources import File, HubName, Kind, Sources, find
-from treetune.validate.chunks import Chunk, chunks_of, name_of
+from treetune.validate.chunks import Chunk, chunks_of
 from treetune.validate.fix import helps
 from treetune.validate.json_types import JsonTypes
 from treetune.validate.prefilter import Screened
@@ -66,8 +66,8 @@ def validate(
     for source in (*training, *held_out):
         run.file(source)
     for group in (training, held_out):
-        run.compare([name_of(source) for source in group])
-    run.repeats.tell(report, [name_of(source) for source in held_out])
+        run.compare([str(source) for source in group])
+    run.repeats.tell(report, [str(source) for source in held_out])
     return report
 
 
@@ -77,10 +77,10 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[File | HubNa
     training = dict.fromkeys(source for source in find(sources) if source not in held_out)
     if held_out and not training:
         raise UsageError(
-            f"{name_of(next(iter(held_out)))} is the training file and the validation file",
+            f"{next(iter(held_out))!s} is the training file and the validation file",
             remedy="name other files beside those of --val",
         )
-    told = [source for source in training if is_validation(name_of(source))]
+    told = [source for source in training if is_validation(str(source))]
     return [source for source in training if source not in told], [*told, *held_out]
 
 
@@ -105,7 +105,7 @@ class _Run:
         self.turns: dict[str, tuple[Turns, str]] = {}
 
     def file(self, source: File | HubName) -> None:
-        name, report = name_of(source), self.report
+        name, report = str(source), self.report
         report.files.append(name)
         parquet = isinstance(source, File) and source.kind is Kind.PARQUET
         schema = self._parquet_types(source.path) if isinstance(source, File) and parquet else None

@@ -135,13 +135,10 @@ def _identity(source: File | HubName, cache: Cache) -> tuple[str, str]:
             return str(source.path), f"{source.kind} {content_hash(source.path, cache.folder / 'contents')}"
         except OSError as error:
             raise ReadError(f"{source.path} cannot be read: {error.strerror}") from None
-    from treetune.rows.content import LoadingParams
     from treetune.rows.hub_source import open_source
 
-    arguments = [source.name] if source.config is None else [source.name, source.config]
-    opened = open_source(LoadingParams(args=arguments, kwargs={"split": source.split}))
-    name = "@".join(arguments) + f":{source.split}"
-    return name, f"{name} {opened.revision} {opened.fingerprint}"
+    opened = open_source(source.loading_params())
+    return str(source), f"{source} {opened.revision} {opened.fingerprint}"
 
 
 def _state(source: File | HubName) -> Any:
