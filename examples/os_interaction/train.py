@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 from areal import PPOTrainer
 from areal.api.cli_args import GRPOConfig, load_expr_config
+
 from datasets import load_dataset
 
 WORKFLOW = "examples.os_interaction.workflow.OSInteractionWorkflow"
