@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Limits, Sampling, TasksetConfig
-from treetune.builtin.words.alphabet_sort import AlphabetSortConfig
+from treetune.builtin.alphabet_sort import AlphabetSortConfig
 from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError
 from treetune.evaluation.config import EvalConfig, ValidateConfig, read_evaluation

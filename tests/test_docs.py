@@ -46,7 +46,7 @@ def test_its_links_lead_somewhere(page):
 
 
 def test_the_example_taskset_is_as_small_as_the_docs_say():
-    assert len((ROOT / "src/treetune/builtin/words/reverse_text.py").read_text().splitlines()) <= 25
+    assert len((ROOT / "src/treetune/builtin/reverse_text.py").read_text().splitlines()) <= 25
 
 
 def test_every_key_of_a_dataset_task_is_explained():

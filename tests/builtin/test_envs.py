@@ -22,11 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
+from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortEnvironment
 from treetune.builtin.conversation import between
 from treetune.builtin.math import verifier as math_verifier
 from treetune.builtin.search.bm25 import Index, index_of
-from treetune.builtin.words.alphabet_sort import AlphabetSort
-from treetune.builtin.words.alphabet_sort_environment import AlphabetSortEnvironment
 from treetune.contract import Contract, contract_of
 from treetune.errors import EnvironmentFault, MissingExtraError
 from treetune.offload import call

@@ -1,14 +1,14 @@
 """Built-in tasksets and environments, a folder for each family."""
 
 TASKSETS = {
-    "alphabet-sort": "treetune.builtin.words.alphabet_sort:AlphabetSort",
+    "alphabet-sort": "treetune.builtin.alphabet_sort:AlphabetSort",
     "arithmetic": "treetune.builtin.math.arithmetic:Arithmetic",
     "dataset": "treetune.datasets.taskset:DatasetTaskset",
     "harbor": "treetune.builtin.harbor.taskset:Harbor",
     "mixture": "treetune.mixture:Mixture",
     "os-interaction": "treetune.builtin.shell.taskset:OSInteraction",
     "reasoning-gym": "treetune.builtin.reasoning_gym:ReasoningGym",
-    "reverse-text": "treetune.builtin.words.reverse_text:ReverseText",
+    "reverse-text": "treetune.builtin.reverse_text:ReverseText",
     "rows": "treetune.rows.taskset:RowsTaskset",
     "textarena": "treetune.builtin.textarena.taskset:TextArena",
     "union": "treetune.mixture:Union",
@@ -17,7 +17,7 @@ TASKSETS = {
 
 ENVIRONMENTS = {
     "aime": "treetune.builtin.math.aime:AimeEnvironment",
-    "alphabet-sort": "treetune.builtin.words.alphabet_sort_environment:AlphabetSortEnvironment",
+    "alphabet-sort": "treetune.builtin.alphabet_sort:AlphabetSortEnvironment",
     "gsm8k": "treetune.builtin.math.gsm8k:Gsm8kEnvironment",
     "gsm8k_multi_turn": "treetune.builtin.math.gsm8k_multi_turn:Gsm8kMultiTurnEnvironment",
     "harbor": "treetune.builtin.harbor.environment:HarborEnvironment",

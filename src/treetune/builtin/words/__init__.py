@@ -1,1 +1,0 @@
-"""Small tasks with words."""
