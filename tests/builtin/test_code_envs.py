@@ -19,7 +19,7 @@ from treetune import Action, Outcome, Task, Taskset, make, run_rollout
 from treetune.builtin.code import lcb
 from treetune.builtin.code.cases import Problem, Stub, stub_in
 from treetune.builtin.code.lcb import reports_in, same_lines, same_value
-from treetune.builtin.search.searchcode import tool_in
+from treetune.builtin.search.environments import find_tool
 from treetune.contract import contract_of
 from treetune.datasets.resolve import load_task
 from treetune.errors import EnvironmentFault, TasksetError
@@ -542,7 +542,7 @@ class TestSearchCode:
             assert step.observation.messages() == []
 
     def test_a_program_without_end_is_stopped(self, ask, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.search.searchcode.SECONDS", 0.5)
+        monkeypatch.setattr("treetune.builtin.search.environments.SECONDS", 0.5)
         (step,) = play(ask(), "<tool><python>while True: pass</python></tool>")
         assert shown(step) == "Error executing Python code: Execution timed out after 0.5 seconds."
 
@@ -557,7 +557,7 @@ class TestSearchCode:
     @given(st.lists(st.sampled_from(["<a>", "</a>", "<b>", "</b>", "x", "\n", "<", "</c>"])).map("".join))
     def test_the_tool_is_what_the_pattern_finds(self, text):
         found = re.search(r"<(\w+)>(.*?)</\1>", text, re.DOTALL)
-        assert tool_in(text) == ((found[1], found[2].strip()) if found else (None, ""))
+        assert find_tool(text) == ((found[1], found[2].strip()) if found else (None, ""))
 
     @pytest.mark.parametrize("part", ["<tool>", "<tool><a>", "<a>", "</a>", "<solution>", "<aaaa"])
     def test_a_huge_action_is_read_once(self, ask, part):

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
 from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortEnvironment
-from treetune.builtin.conversation import between
+from treetune.builtin.conversation import find_tagged
 from treetune.builtin.math import verifier as math_verifier
-from treetune.builtin.search.bm25 import Index, index_of
+from treetune.builtin.search.searcher import Index, load_index
 from treetune.contract import Contract, contract_of
 from treetune.errors import EnvironmentFault, MissingExtraError
 from treetune.offload import call
@@ -261,8 +261,8 @@ class TestText2Sql:
         assert "Error" not in shown(play(ask(), f"<sql>{sql}</sql>")[0])
 
     def test_a_query_without_end_is_stopped(self, ask, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.sql.text2sql.TRY_SECONDS", 0.3)
-        monkeypatch.setattr("treetune.builtin.sql.text2sql.JUDGE_SECONDS", 0.3)
+        monkeypatch.setattr("treetune.builtin.text2sql.TRY_SECONDS", 0.3)
+        monkeypatch.setattr("treetune.builtin.text2sql.JUDGE_SECONDS", 0.3)
         endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
         began = time.monotonic()
         first, second = play(ask(), f"<sql>{endless}</sql>", f"<think>t</think><solution>{endless}</solution>")
@@ -401,10 +401,10 @@ class TestSearch:
             play(task_of("search", corpus=str(file)), "<search>x</search>")
 
     def test_the_index_is_built_once_and_again_when_the_file_changes(self, corpus):
-        first = index_of(corpus)
-        assert index_of(corpus) is first
+        first = load_index(corpus)
+        assert load_index(corpus) is first
         corpus.write_text('{"contents": "new"}\n')
-        assert index_of(corpus).search("new", 3) == ["new"]
+        assert load_index(corpus).search("new", 3) == ["new"]
 
     def test_rarer_words_and_shorter_documents_win(self, tmp_path):
         file = tmp_path / "c.jsonl"
@@ -587,7 +587,7 @@ def test_a_huge_action_costs_linear_time(name, part, ask, corpus):
 
 @given(st.lists(st.sampled_from(["<a>", "</a>", "x", "\n", "<b>"])).map("".join))
 def test_what_stands_between_tags_is_what_the_pattern_finds(text):
-    assert list(between(text, "a")) == re.findall("<a>(.*?)</a>", text, re.DOTALL)
+    assert list(find_tagged(text, "a")) == re.findall("<a>(.*?)</a>", text, re.DOTALL)
 
 
 GOLDEN = {

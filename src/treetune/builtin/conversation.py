@@ -1,4 +1,4 @@
-"""What the built-in environments share: a checked ground truth, and a count of turns.
+"""What the built-in environments share: a checked ground truth, a count of turns, and how an episode ends.
 
     class Echo(Conversation):
         CONTRACT = Contract(about="Repeat it", takes=(Kind.TEXT,), max_turns=3)
@@ -6,7 +6,7 @@
         async def step(self, action):
             last = self.next_turn()
             right = action.text == self.task.ground_truth
-            return Step(reward=float(right), done=right or last, truncated=last and not right)
+            return self.end(float(right), "repeated", answer=action.text) if right or last else Step("Again!")
 
 `start` and `close` are coroutines, so that an environment that only compares text needs no thread.
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from treetune.contract import Contract
-from treetune.environment import Environment
+from treetune.environment import Environment, Step
 from treetune.errors import EnvironmentFault
 from treetune.task import Message, Task
 
@@ -46,6 +46,15 @@ class Conversation(Environment):
         self.turns += 1
         return self.turns >= self.max_turns
 
+    def end(
+        self, reward: float, explanation: str, *, answer: Any = None, truncated: bool = False, **metrics: float
+    ) -> Step:
+        """The last step; it is a success if the reward is 1."""
+        info: dict[str, Any] = {"answer": answer, "explanation": explanation, "success": reward == 1.0}
+        if metrics:
+            info["metrics"] = metrics
+        return Step(reward=reward, done=True, info=info, truncated=truncated)
+
     async def close(self) -> None:
         return None
 
@@ -66,7 +75,7 @@ def max_turns_of(task: Task, default: int) -> int:
     return turns
 
 
-def between(text: str, tag: str) -> Iterator[str]:
+def find_tagged(text: str, tag: str) -> Iterator[str]:
     """What stands between `<tag>` and the next `</tag>`, each time; a pattern would be quadratic in open tags."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     begin = text.find(opening)
@@ -75,7 +84,7 @@ def between(text: str, tag: str) -> Iterator[str]:
         begin = text.find(opening, end + len(closing))
 
 
-def truth_texts(truth: Any) -> tuple[str, ...]:
+def spell_truth(truth: Any) -> tuple[str, ...]:
     """The texts that a ground truth, text or number, may be answered with: 42.0 is `42.0` and `42`."""
     if isinstance(truth, float) and truth.is_integer():
         return str(truth), str(int(truth))

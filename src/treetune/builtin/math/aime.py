@@ -3,22 +3,19 @@ r"""Competition math, one answer: what follows the last `Answer:` against the gr
     Task(prompt="...", env_class="aime", reward_spec={"ground_truth": "204"})   # "Answer: $\boxed{204}$" earns 1
 
 As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, a box without `Answer:`
-does not count, and both sides are normalised: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes
+does not count, and both sides are normalise: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes
 `\frac{1}{2}`, whole numbers lose their commas.
 
-Differences from skyrl-gym 0.4.0:
-- the ground truth stands in the task's `reward_spec`; there only a `reward_model` column is read.
-- a number as ground truth is compared as its text (42.0 also as `42`); there it is an AttributeError.
-- with `reward_spec: {method: math_verify}` an answer that is not the same text may still mean the same: math-verify
-  (`pip install 'treetune[math]'`) compares them, `0.5` with `\frac{1}{2}`. There the method is not read.
+With `reward_spec: {method: math_verify}` an answer that is another text may still mean the same: math-verify
+(`pip install 'treetune[math]'`) compares them, `0.5` with `\frac{1}{2}`.
 """
 
 from __future__ import annotations
 
 import re
 
-from treetune.builtin.conversation import Conversation, truth_texts
-from treetune.builtin.math.verifier import require_math_verify, same
+from treetune.builtin.conversation import Conversation, spell_truth
+from treetune.builtin.math.verifier import compare, require_math_verify
 from treetune.contract import Contract, Kind, Stored
 from treetune.environment import Action, Step
 from treetune.offload import call
@@ -28,12 +25,11 @@ TAIL = 300
 """How many characters at the end are searched for the answer."""
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
-_NO_ANSWER = "[INVALID]"
 _BY_MEANING = ("math_verify", "math-verify")
 """The `reward_spec.method` that asks for more than equal text."""
 
 # The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
-_REPLACED = {
+_REPLACEMENTS = {
     "an ": "",
     "a ": "",
     ".$": "$",
@@ -45,13 +41,13 @@ _REPLACED = {
     r"\text{and}": ",",
     r"\text{m}": r"\text{}",
 }
-_REMOVED = (
+_WITHOUT_MEANING = (
     *"square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents".split(),
     *"degrees cm gm pounds meters meals edges students childrentickets multiples".split(),
     *(r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}", r"\text{}", r"\mathrm{th}"),
     *(r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
 )
-_REWRITTEN = tuple(
+_REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),
@@ -77,42 +73,34 @@ class AimeEnvironment(Conversation):
     @classmethod
     def gold(cls, task: Task) -> str | None:
         problem = cls.CONTRACT.problem(task.ground_truth)
-        return None if problem else f"Answer: {truth_texts(task.ground_truth)[-1]}"
+        return None if problem else f"Answer: {spell_truth(task.ground_truth)[-1]}"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._truths = [normalised(text) for text in truth_texts(task.ground_truth)]
+        self._truths = [normalise(text) for text in spell_truth(task.ground_truth)]
         self._by_meaning = task.reward_spec.get("method") in _BY_MEANING
         if self._by_meaning:
             require_math_verify()
 
     async def step(self, action: Action) -> Step:
-        given = _ANSWER.findall(action.text[-TAIL:])
-        answer = normalised(given[-1] if given else _NO_ANSWER)
+        found = _ANSWER.findall(action.text[-TAIL:])
+        if not found:
+            return self.end(-1.0, f"no `Answer:` in the last {TAIL} characters")
+        answer = normalise(found[-1])
         right = answer in self._truths
-        if not right and given and self._by_meaning:
-            right = await call(same, truth_texts(self.task.ground_truth)[-1], given[-1].strip())
-        if right:
-            explanation = "right"
-        elif given:
-            explanation = f"expected {self._truths[-1]}"
-        else:
-            explanation = f"no `Answer:` in the last {TAIL} characters"
-        return Step(
-            reward=1.0 if right else -1.0,
-            done=True,
-            info={"answer": answer if given else None, "explanation": explanation, "success": right},
-        )
+        if not right and self._by_meaning:
+            right = await call(compare, spell_truth(self.task.ground_truth)[-1], found[-1].strip())
+        return self.end(1.0 if right else -1.0, "right" if right else f"expected {self._truths[-1]}", answer=answer)
 
 
-def normalised(answer: str) -> str:
-    """An answer without what does not change its meaning."""
+def normalise(answer: str) -> str:
+    """Removes what does not change the meaning of an answer."""
     answer = answer.split("=")[-1]
-    for before, after in _REPLACED.items():
+    for before, after in _REPLACEMENTS.items():
         answer = answer.replace(before, after)
-    for expression in _REMOVED:
+    for expression in _WITHOUT_MEANING:
         answer = answer.replace(expression, "")
-    for pattern, replacement in _REWRITTEN:
+    for pattern, replacement in _REWRITES:
         answer = pattern.sub(replacement, answer)
     answer = answer.replace("$", "")
     digits = answer.replace(",", "")

@@ -1,27 +1,35 @@
-"""Grade-school math, one answer: the number after `####` against the ground truth.
+"""Grade-school math: the number after `####` against the ground truth, in one answer or in several attempts.
 
     Task(prompt="2 + 3?", env_class="gsm8k", reward_spec={"ground_truth": "5"})   # "#### 5" earns 1
+    Task(prompt="2 + 3?", env_class="gsm8k_multi_turn", reward_spec={"ground_truth": "5"}, extra_info={"max_turns": 3})
 
 The number is read as skyrl-gym's strict method reads it: the first `#### ` (four signs, one space) that digits, dots,
 commas or a minus follow; commas are dropped and the rest is compared as text. So a ground truth in text has no
 thousands separators: "1000", not "1,000".
-
-Differences from skyrl-gym 0.4.0:
-- a number as ground truth is compared as its text (42.0 also as `42`); there it scores 0 for ever.
-- any other ground truth (a list, null) is a fault that says so; there it scores 0 for ever.
 """
 
 from __future__ import annotations
 
 import re
 
-from treetune.builtin.conversation import Conversation, truth_texts
+from treetune.builtin.conversation import Conversation, spell_truth
 from treetune.contract import Contract, Kind, Stored
 from treetune.environment import Action, Observation, Step
 from treetune.task import Task
 
+FORMAT_REWARD = 0.2
+"""What all turns of several together earn for the format alone."""
+
+NUMBER_PATTERN = r"-?[0-9.]+"
+"""What a ground truth must look like for any answer to match it."""
+
 _NOTHING = Observation()
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
+_GO_ON = (
+    "Please provide your step-by-step reasoning, "
+    "and also include a tentative numeric answer at the end in the exact format: '#### ANSWER'."
+)
+_LAST = "Now provide only the final numeric answer in the exact format: '#### ANSWER'."
 
 
 class Gsm8kEnvironment(Conversation):
@@ -29,31 +37,55 @@ class Gsm8kEnvironment(Conversation):
         about="Grade-school math in one answer that ends in `#### number`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,
-        pattern=r"-?[0-9.]+",
+        pattern=NUMBER_PATTERN,
     )
 
     @classmethod
     def gold(cls, task: Task) -> str | None:
-        return gold_number(cls.CONTRACT, task)
+        """The line that answers a ground truth, unless there is none."""
+        problem = cls.CONTRACT.problem(task.ground_truth)
+        return None if problem else f"#### {spell_truth(task.ground_truth)[-1]}"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._truths = truth_texts(task.ground_truth)
+        self._truths = spell_truth(task.ground_truth)
 
     async def step(self, action: Action) -> Step:
-        answer = final_number(action.text)
-        if answer is None:
-            return Step(_NOTHING, 0.0, True, {"explanation": "no `#### number`", "success": False})
-        right = answer in self._truths
-        explanation = "right" if right else f"expected {self._truths[-1]}"
+        answer, right, explanation = self.judge(action.text)
         return Step(_NOTHING, float(right), True, {"answer": answer, "explanation": explanation, "success": right})
 
+    def judge(self, text: str) -> tuple[str | None, bool, str]:
+        """The number of a text, whether it is right, and why not."""
+        found = _NUMBER.search(text)
+        if found is None:
+            return None, False, "no `#### number`"
+        answer = found[1].replace(",", "")
+        right = answer in self._truths
+        return answer, right, "right" if right else f"expected {self._truths[-1]}"
 
-def final_number(text: str) -> str | None:
-    found = _NUMBER.search(text)
-    return found[1].replace(",", "") if found else None
 
+class Gsm8kMultiTurnEnvironment(Gsm8kEnvironment):
+    """A turn earns 1 for the right number, which ends the episode, 0.2 / max_turns for a wrong one in the right format,
+    and 0 without `#### number`."""
 
-def gold_number(contract: Contract, task: Task) -> str | None:
-    """The line that a ground truth is answered with, unless it is none."""
-    return None if contract.problem(task.ground_truth) else f"#### {truth_texts(task.ground_truth)[-1]}"
+    CONTRACT = Contract(
+        about="Grade-school math in several attempts, each ending in `#### number`",
+        takes=(Kind.TEXT, Kind.NUMBER),
+        stored=Stored.TEXT,
+        pattern=NUMBER_PATTERN,
+        needs={"extra_info": "may be empty, but not absent"},
+        rewards="each turn: 1 right, 0.2 / max_turns well-formed, 0 otherwise",
+        max_turns=5,
+    )
+
+    async def step(self, action: Action) -> Step:
+        last = self.next_turn()
+        answer, right, explanation = self.judge(action.text)
+        done = right or last
+        return Step(
+            "" if done else _LAST if self.max_turns - self.turns == 1 else _GO_ON,
+            reward=1.0 if right else 0.0 if answer is None else FORMAT_REWARD / self.max_turns,
+            done=done,
+            truncated=last and not right,
+            info={"answer": answer, "explanation": explanation, "success": right, "metrics": {"turns": self.turns}},
+        )

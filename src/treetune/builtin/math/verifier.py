@@ -1,10 +1,10 @@
 r"""Are two mathematical expressions the same? math-verify says it, in a process of its own, against a clock.
 
     require_math_verify()
-    await call(same, r"\frac{1}{2}", "0.5")   # True
+    await call(compare, r"\frac{1}{2}", "0.5")   # True
 
-`same` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept. One that
-does not answer in time ends or is ended, and the answer counts as another.
+`compare` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept. A
+worker that does not answer in time is ended, and the two expressions count as different.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ def require_math_verify() -> None:
         raise MissingExtraError.of("math-verify", "math")
 
 
-def same(truth: str, answer: str) -> bool:
+def compare(truth: str, answer: str) -> bool:
     """Whether the answer means what the ground truth says."""
-    reply = _asked(truth, answer)
+    reply = _ask(truth, answer)
     if reply == DIED:
-        reply = _asked(truth, answer)  # the machine may have ended an idle one; an answer that ends two is wrong
+        reply = _ask(truth, answer)  # the machine may have ended an idle one; an answer that ends two is wrong
     return reply == b"true\n"
 
 
-def _asked(truth: str, answer: str) -> bytes | None:
+def _ask(truth: str, answer: str) -> bytes | None:
     idle = _idle
     worker = idle.get()
     reply: bytes | None = DIED
     try:
-        worker = worker or Worker()
+        worker = worker or Verifier()
         reply = worker.ask(truth, answer)
         return reply
     finally:
@@ -63,7 +63,7 @@ def _asked(truth: str, answer: str) -> bytes | None:
         idle.put(worker)
 
 
-class Worker:
+class Verifier:
     """A process that compares."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        if self._line(START_SECONDS) != b"ready\n":
+        if self._read_line(START_SECONDS) != b"ready\n":
             self.end()
             raise EnvironmentFault("math-verify does not start", remedy="pip install --force-reinstall math-verify")
 
@@ -86,7 +86,7 @@ class Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             return DIED
-        reply = self._line(CLOCK_SECONDS)
+        reply = self._read_line(CLOCK_SECONDS)
         return None if reply == DIED and self._process.wait() == -signal.SIGPROF else reply
 
     def end(self) -> None:
@@ -94,7 +94,7 @@ class Worker:
         self._process.kill()
         self._process.communicate()
 
-    def _line(self, seconds: float) -> bytes | None:
+    def _read_line(self, seconds: float) -> bytes | None:
         assert self._process.stdout is not None
         poll = select.poll()
         poll.register(self._process.stdout, select.POLLIN)
@@ -102,19 +102,20 @@ class Worker:
         return self._process.stdout.readline() if poll.poll(seconds * 1000) else None
 
 
-def _no_workers() -> LifoQueue[Worker | None]:
-    idle: LifoQueue[Worker | None] = LifoQueue()
+def _make_slots() -> LifoQueue[Verifier | None]:
+    """A place for each core, with the worker that was started for it or none yet."""
+    idle: LifoQueue[Verifier | None] = LifoQueue()
     for _ in range(len(os.sched_getaffinity(0))):
         idle.put(None)
     return idle
 
 
-_idle = _no_workers()
+_idle = _make_slots()
 
 
-def _start_anew() -> None:
+def _forget_workers() -> None:
     global _idle
-    _idle = _no_workers()
+    _idle = _make_slots()
 
 
 def _end_idle() -> None:
@@ -124,5 +125,5 @@ def _end_idle() -> None:
 
 
 # A forked child must not talk to its parent's workers.
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_forget_workers)
 atexit.register(_end_idle)

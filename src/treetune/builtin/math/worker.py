@@ -1,6 +1,6 @@
 """Compares answers with math-verify, one a line: a program of its own, so that it can be given a deadline.
 
-    echo '["\\\\frac12", "0.5", 5]' | python math_worker.py     # ready, then true
+    echo '["\\\\frac12", "0.5", 5]' | python worker.py     # ready, then true
 
 Each has so many seconds of processor time; then the kernel ends this process. math-verify's own timeout is an exception
 that it may catch itself, so it is off. An expression that explodes meets the memory limit first.
@@ -27,7 +27,7 @@ def main() -> None:
 
     logging.disable()
 
-    def parsed(text: str) -> Any:
+    def parse_answer(text: str) -> Any:
         marked = "$" in text or "\\boxed" in text
         return parse(text if marked else f"${text}$", parsing_timeout=None)
 
@@ -36,7 +36,7 @@ def main() -> None:
         truth, answer, seconds = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
-            same = bool(verify(parsed(truth), parsed(answer), timeout_seconds=None))
+            same = bool(verify(parse_answer(truth), parse_answer(answer), timeout_seconds=None))
         except Exception:
             same = False
         signal.setitimer(signal.ITIMER_PROF, 0)

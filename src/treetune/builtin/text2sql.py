@@ -8,28 +8,29 @@ them (`spider/database/ID/ID.sqlite`, see `LAYOUTS`) or directly (`ID/ID.sqlite`
 the file. The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript
 breaks the format: exactly one `<solution>`, some `<think>…</think>`, and a `<think>` after each observation.
 
-Differences from skyrl-gym 0.4.0:
-- SQL runs read-only (`sqlite_runner`), so a solution that writes earns 0; there it counts as no rows.
-- a ground truth that cannot be run is a fault that says why; there it scores 0 for ever.
-- what the database answered is not searched for tags; there a row that holds `<solution>` costs the episode.
-- observations name the columns, keep the query's order and hide the file's path.
-- `db_id`, `data` and `max_turns` stand in `extra_info`; without `data`, the data source says which layout it is.
-- text that is not UTF-8 is shown and compared with replacement characters; there the query fails.
+SQL runs read-only, against a clock, one connection a query: writing fails, as do `ATTACH`, `VACUUM INTO` and pragmas
+that change something. Nothing but the one file is read. What the database answers is not searched for tags.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from treetune.builtin.conversation import Conversation, between
-from treetune.builtin.sql.sqlite_runner import Row, Rows, SqlError, query
+from treetune.builtin.conversation import Conversation, find_tagged
 from treetune.contract import Contract, Kind
 from treetune.environment import Action, Step
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.task import Task
+
+Row = tuple[Any, ...]
 
 FOLDER_VARIABLE = "TREETUNE_TEXT2SQL_DB"
 LAYOUTS = {
@@ -51,6 +52,17 @@ SHOWN_ROWS = 50
 SHOWN_VALUE = 500
 """How many characters of one value are shown."""
 
+LONGEST_VALUE = 10_000_000
+"""The most bytes of one value or row."""
+LONGEST_PATTERN = 1000
+"""The most bytes of a LIKE pattern: matching one is quadratic and cannot be interrupted."""
+INSTRUCTIONS = 10_000
+"""How many steps of SQLite's machine pass between two looks at the clock: well under a millisecond."""
+
+_PRAGMAS = frozenset(
+    "data_version foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo".split()
+)
+_BROKEN = ("SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_IOERR", "SQLITE_NOTADB", "SQLITE_PERM", "SQLITE_BUSY")
 _OTHER_TAG = re.compile(r"</?(think|sql|observation)\b", re.IGNORECASE)
 _NO_THOUGHT = re.compile(r"</observation>(?!\s*<think>)", re.IGNORECASE)
 _OBSERVATION = "\n\n<observation></observation>\n\n"
@@ -77,7 +89,7 @@ class Text2SqlEnvironment(Conversation):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._file = database_of(task)
+        self._file = find_database(task)
         self._transcript: list[str] = []
         self._errors = 0
         try:
@@ -96,7 +108,7 @@ class Text2SqlEnvironment(Conversation):
         if handed_in or last:
             return self._judge(truncated=not handed_in)
         self._transcript.append(_OBSERVATION)
-        sql = next(between(text, "sql"), None)
+        sql = next(find_tagged(text, "sql"), None)
         shown = _NO_SQL if sql is None else self._try(sql)
         left = self.max_turns - self.turns
         reminder = f"<reminder>You have {left} turns left to complete the task.</reminder>"
@@ -105,46 +117,38 @@ class Text2SqlEnvironment(Conversation):
     def _try(self, sql: str) -> str:
         try:
             with query(self._file, sql, TRY_SECONDS) as rows:
-                return table(rows)
+                return format_table(rows)
         except SqlError as error:
             self._errors += 1
             return f"Error executing SQL: {error}"
 
     def _judge(self, truncated: bool) -> Step:
-        solution = solution_of("".join(self._transcript))
+        solution = read_solution("".join(self._transcript))
         if solution is None:
             reward, explanation = -1.0, "no solution in the format"
         else:
-            difference = self._difference(solution)
+            difference = self._explain_difference(solution)
             reward, explanation = (1.0, "the same rows") if difference is None else (0.0, difference)
-        return Step(
-            reward=reward,
-            done=True,
-            truncated=truncated,
-            info={
-                "answer": solution,
-                "explanation": explanation,
-                "success": reward == 1.0,
-                "metrics": {"turns": self.turns, "sql_errors": self._errors},
-            },
+        return self.end(
+            reward, explanation, answer=solution, truncated=truncated, turns=self.turns, sql_errors=self._errors
         )
 
-    def _difference(self, solution: str) -> str | None:
+    def _explain_difference(self, solution: str) -> str | None:
         """Why the solution is not the ground truth; None if it is."""
-        expected = self._expected()
+        expected = self._run_truth()
         seen: set[Row] = set()
         try:
             with query(self._file, solution, JUDGE_SECONDS) as rows:
                 for row in rows:
                     if row not in expected:
-                        return f"a row that is not expected: {_shown(row)}"
+                        return f"a row that is not expected: {_format_row(row)}"
                     seen.add(row)
         except SqlError as error:
             return f"the solution fails: {error}"
         missing = len(expected) - len(seen)
         return f"{missing} of {len(expected)} rows are missing" if missing else None
 
-    def _expected(self) -> frozenset[Row]:
+    def _run_truth(self) -> set[Row]:
         expected: set[Row] = set()
         try:
             with query(self._file, self.task.ground_truth, JUDGE_SECONDS) as rows:
@@ -157,10 +161,10 @@ class Text2SqlEnvironment(Conversation):
                 f"the ground truth does not run on {self._file}: {error}",
                 remedy="correct reward_spec.ground_truth, or leave the row out",
             ) from error
-        return frozenset(expected)
+        return expected
 
 
-def database_of(task: Task) -> Path:
+def find_database(task: Task) -> Path:
     """The file that a task's question is about."""
     named = task.extra_info.get("db_path") or os.environ.get(FOLDER_VARIABLE)
     if not named:
@@ -188,23 +192,22 @@ def database_of(task: Task) -> Path:
     raise EnvironmentFault(f"no such database: {places[0]}", remedy=f"put it there, or correct {FOLDER_VARIABLE}")
 
 
-def solution_of(transcript: str) -> str | None:
+def read_solution(transcript: str) -> str | None:
     """The SQL that was handed in; None if the transcript is not in the format."""
     before, _, rest = transcript.partition("<solution>")
     solution, closed, after = rest.partition("</solution>")
     if not closed or "<solution>" in rest or "</solution>" in after:
         return None
-    if next(between(transcript, "think"), None) is None or _NO_THOUGHT.search(before) or _OTHER_TAG.search(solution):
-        return None
-    return solution.strip()
+    thinks = next(find_tagged(transcript, "think"), None) is not None and not _NO_THOUGHT.search(before)
+    return solution.strip() if thinks and not _OTHER_TAG.search(solution) else None
 
 
-def table(rows: Rows) -> str:
+def format_table(rows: sqlite3.Cursor) -> str:
     """Rows as the policy is shown them."""
-    lines = [" | ".join(column[:SHOWN_VALUE] for column in rows.columns)]
+    lines = [" | ".join(str(column[0])[:SHOWN_VALUE] for column in rows.description or ())]
     length = 0
     for row in rows:
-        lines.append(_shown(row))
+        lines.append(_format_row(row))
         length += len(lines[-1]) + 1
         if length > SHOWN_CHARACTERS and len(lines) > SHOWN_ROWS:
             lines = [f"Truncated to {SHOWN_ROWS} lines since returned response too long:", *lines[: SHOWN_ROWS + 1]]
@@ -215,11 +218,11 @@ def table(rows: Rows) -> str:
     return "\n".join(lines)[: 2 * SHOWN_CHARACTERS]
 
 
-def _shown(row: Row) -> str:
-    return " | ".join(_value(value) for value in row)
+def _format_row(row: Row) -> str:
+    return " | ".join(_format_value(value) for value in row)
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
@@ -231,3 +234,45 @@ def _field(task: Task, name: str) -> Any:
     """From `extra_info`, or from a task's own field."""
     value = task.extra_info.get(name)
     return getattr(task, name, None) if value is None else value
+
+
+class SqlError(Exception):
+    """The statement's own fault; the message is what its author may read."""
+
+
+@contextmanager
+def query(file: Path, sql: str, seconds: float) -> Iterator[sqlite3.Cursor]:
+    """Rows while the context lasts; `SqlError` from it for bad SQL or the clock, `EnvironmentFault` for a bad file."""
+    try:
+        address = f"file:{quote(str(file))}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+            _limit(connection, seconds)
+            yield connection.execute(sql)
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", None) or ""
+        if name.startswith(_BROKEN):
+            raise EnvironmentFault(
+                f"{file} cannot be read: {error}", remedy="an SQLite file that is whole, readable and in no other use"
+            ) from error
+        if name == "SQLITE_INTERRUPT":
+            raise SqlError(f"no end after {seconds:g} seconds") from None
+        raise SqlError(str(error)) from None
+    except (ValueError, OverflowError, sqlite3.Warning) as error:  # text that is no SQL at all: NUL, lone surrogates
+        raise SqlError(str(error)) from None
+
+
+def _limit(connection: sqlite3.Connection, seconds: float) -> None:
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LONGEST_PATTERN)
+    connection.execute("PRAGMA query_only = ON")
+    connection.set_authorizer(_authorise)
+    deadline = time.monotonic() + seconds
+    connection.set_progress_handler(lambda: time.monotonic() > deadline, INSTRUCTIONS)
+
+
+def _authorise(action: int, argument: str | None, *_: str | None) -> int:
+    refused = action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH) or (
+        action == sqlite3.SQLITE_PRAGMA and (argument or "").lower() not in _PRAGMAS
+    )
+    return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
