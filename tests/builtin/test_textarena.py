@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune import Action, build_taskset, make
-from treetune.builtin.textarena.environment import BRACKETS
+from treetune.builtin.textarena.taskset import BRACKETS
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, TasksetError, UnknownNameError, UsageError
 
 pytest.importorskip("textarena", reason="the extra textarena is not installed")

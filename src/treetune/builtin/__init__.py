@@ -27,6 +27,6 @@ ENVIRONMENTS = {
     "search": "treetune.builtin.search.environments:SearchEnvironment",
     "searchcode": "treetune.builtin.search.environments:SearchCodeEnvironment",
     "text2sql": "treetune.builtin.text2sql:Text2SqlEnvironment",
-    "textarena": "treetune.builtin.textarena.environment:TextArenaEnvironment",
+    "textarena": "treetune.builtin.textarena.taskset:TextArenaEnvironment",
     "wikispeedia": "treetune.builtin.wikispeedia.environment:WikispeediaEnvironment",
 }

@@ -1,9 +1,10 @@
-"""One game of textarena, with random numbers of its own.
+"""One game of textarena, with random numbers of its own, and the moves that win it.
 
     game = Game("TicTacToe-v0", seed=7, players=2)
     game.player, game.read(0)    # whose turn it is; what player 0 has not seen yet
     game.act("[4]")              # True when the game is over
     game.rewards
+    game.find_gold()             # ["[17]"], for games whose state shows what wins
 
 textarena's games draw from the global `random` (two from numpy's). Around every call into a game its own state is put
 in place and the one from before put back, so that neither side sees the other's draws. One game at a time does so.
@@ -17,7 +18,7 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -48,15 +49,15 @@ class Game:
         self._name = name
         self._random = _Random(seed)
         template = _template(name, msgspec.json.encode(params or {}, order="sorted"))
-        with self._random.in_place():
+        with self._random.use():
             # A copy of one that was never played: some games do not start afresh when they are reset a second time.
-            self._env = _copied(template)
+            self._env = _copy(template)
             self._env.reset(num_players=players, seed=seed)
 
     @property
     def env(self) -> Any:
         """textarena's own, without the wrappers that repeat the whole conversation in each observation."""
-        return _unwrapped(self._env)
+        return _unwrap(self._env)
 
     @property
     def player(self) -> int:
@@ -72,7 +73,7 @@ class Game:
         """Empty until the game is over."""
         return self.env.state.rewards or {}
 
-    def about(self, player: int) -> dict[str, Any]:
+    def info_of(self, player: int) -> dict[str, Any]:
         """What textarena tells of a player in the end: `reason`, `invalid_move`, `turn_count`."""
         info: dict[str, Any] = self.env.state.game_info.get(player, {})
         return info
@@ -80,7 +81,7 @@ class Game:
     def read(self, player: int) -> str:
         """What is new to a player, but for its own words."""
         if player == self.player:
-            with self._random.in_place():
+            with self._random.use():
                 _, seen = self.env.get_observation()
         else:
             seen, self.env.state.observations[player] = self.env.state.observations.get(player, []), []
@@ -88,11 +89,11 @@ class Game:
             return seen
         action = _textarena().ObservationType.PLAYER_ACTION
         return "\n".join(
-            self._said(sender, str(message)) for sender, message, kind in seen if (sender, kind) != (player, action)
+            self._format(sender, str(message)) for sender, message, kind in seen if (sender, kind) != (player, action)
         )
 
     def act(self, text: str) -> bool:
-        with self._random.in_place():
+        with self._random.use():
             done, _ = self._env.step(action=text)
         return bool(done)
 
@@ -100,7 +101,7 @@ class Game:
         """Whether the game takes this for a valid move, tried on a copy."""
         trial = copy.copy(self)
         trial._random = copy.copy(self._random)
-        trial._env = _copied(self._env)
+        trial._env = _copy(self._env)
         trial.env.state.set_invalid_move = _refuse
         try:
             trial.act(text)
@@ -110,14 +111,48 @@ class Game:
             return False
         return True
 
-    def _said(self, sender: int, message: str) -> str:
+    def find_gold(self) -> list[str] | None:
+        """The moves that win, from the start; None where they are not known. They never reach the policy."""
+        find = GOLD.get(self._name.partition("-")[0])
+        return None if find is None else [f"[{move}]" for move in find(self.env)]
+
+    def _format(self, sender: int, message: str) -> str:
         if sender == _textarena().GAME_ID:
             return message
         return f"[{self.env.state.role_mapping.get(sender, f'Player {sender}')}] {message}"
 
 
-def check(name: str, params: dict[str, Any], players: int | None) -> int:
-    """The number of players of a game that can be played here; an error that says why where it cannot."""
+def _pick_best(env: Any) -> list[str]:
+    draws = env.state.game_state["draws"]
+    return ["continue"] * draws.index(max(draws)) + ["accept"]
+
+
+def _fill_grid(env: Any) -> list[str]:
+    cells = [(row, column) for row in range(9) for column in range(9) if env.game_board[row][column] == 0]
+    return [f"{row + 1} {column + 1} {env.full_grid[row][column]}" for row, column in cells]
+
+
+def _move_tower(count: int, source: str, target: str, spare: str) -> list[str]:
+    if count == 0:
+        return []
+    before, after = _move_tower(count - 1, source, spare, target), _move_tower(count - 1, spare, target, source)
+    return [*before, f"{source} {target}", *after]
+
+
+GOLD: dict[str, Callable[[Any], list[str]]] = {
+    "GuessTheNumber": lambda env: [str(env.game_number)],
+    "Mastermind": lambda env: [" ".join(map(str, env.state.game_state["secret_code"]))],
+    "Secretary": _pick_best,
+    "Sudoku": _fill_grid,
+    "ThreeCardMonte": lambda env: [str(env.ball_pos)],
+    "TowerOfHanoi": lambda env: _move_tower(env.num_disks, "A", "C", "B"),
+    "Wordle": lambda env: [str(env.state.game_state["secret_word"])],
+}
+"""What wins a game, read from its state."""
+
+
+def count_players(name: str, params: dict[str, Any], players: int | None) -> int:
+    """How many play a game; an error that says why where it cannot be played here."""
     known = _textarena().envs.registration.ENV_REGISTRY
     if name not in known:
         raise UnknownNameError.of(
@@ -128,7 +163,7 @@ def check(name: str, params: dict[str, Any], players: int | None) -> int:
     except TreetuneError:
         raise
     except Exception as error:
-        raise _explained(name, params, error) from None
+        raise _explain(name, params, error) from None
     refusal: Exception | None = None
     for number in range(1, MOST_PLAYERS + 1) if players is None else [players]:
         try:
@@ -144,10 +179,10 @@ def check(name: str, params: dict[str, Any], players: int | None) -> int:
     assert refusal is not None
     if players is not None:
         raise ConfigError([("taskset.players", f"{name} does not start with {players}: {described(refusal)}")])
-    raise _explained(name, params, refusal)
+    raise _explain(name, params, refusal)
 
 
-def _explained(name: str, params: dict[str, Any], error: Exception) -> TreetuneError:
+def _explain(name: str, params: dict[str, Any], error: Exception) -> TreetuneError:
     said = str(error)
     if isinstance(error, SyntaxError):
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -174,15 +209,15 @@ def _explained(name: str, params: dict[str, Any], error: Exception) -> TreetuneE
     return TasksetError(f"{name} does not start: {described(error)}", remedy="use another game")
 
 
-def _unwrapped(env: Any) -> Any:
+def _unwrap(env: Any) -> Any:
     while isinstance(env, _textarena().Wrapper):
         env = env.env
     return env
 
 
-def _copied(env: Any) -> Any:
+def _copy(env: Any) -> Any:
     # English as a whole is only read, and long to copy.
-    dictionary = vars(_unwrapped(env)).get("dictionary")
+    dictionary = vars(_unwrap(env)).get("dictionary")
     return copy.deepcopy(env, {id(dictionary): dictionary})
 
 
@@ -203,7 +238,7 @@ def _textarena() -> Any:
 def _template(name: str, params: bytes) -> Any:
     """A game that is never played; some read long lists of words when they are made."""
     textarena = _textarena()
-    with _Random(0).in_place():
+    with _Random(0).use():
         return textarena.make(name, **msgspec.json.decode(params))
 
 
@@ -219,7 +254,7 @@ class _Random:
         self._seed = seed
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def use(self) -> Iterator[None]:
         # Both come with textarena.
         nltk: Any = importlib.import_module("nltk")
         numpy: Any = importlib.import_module("numpy").random
