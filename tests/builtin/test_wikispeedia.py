@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import ROOT
 from treetune import Action, build_taskset, make
-from treetune.builtin.wikispeedia.link_graph import GraphError, LinkGraph
+from treetune.builtin.wikispeedia import GraphError, LinkGraph
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
 
 GRAPH = ROOT / "examples" / "wikispeedia" / "links.tsv"

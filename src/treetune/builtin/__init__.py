@@ -12,7 +12,7 @@ TASKSETS = {
     "rows": "treetune.rows.taskset:RowsTaskset",
     "textarena": "treetune.builtin.textarena.taskset:TextArena",
     "union": "treetune.mixture:Union",
-    "wikispeedia": "treetune.builtin.wikispeedia.taskset:Wikispeedia",
+    "wikispeedia": "treetune.builtin.wikispeedia:Wikispeedia",
 }
 
 ENVIRONMENTS = {
@@ -28,5 +28,5 @@ ENVIRONMENTS = {
     "searchcode": "treetune.builtin.search.environments:SearchCodeEnvironment",
     "text2sql": "treetune.builtin.text2sql:Text2SqlEnvironment",
     "textarena": "treetune.builtin.textarena.taskset:TextArenaEnvironment",
-    "wikispeedia": "treetune.builtin.wikispeedia.environment:WikispeediaEnvironment",
+    "wikispeedia": "treetune.builtin.wikispeedia:WikispeediaEnvironment",
 }

@@ -1,1 +1,0 @@
-"""From article to article by links."""
