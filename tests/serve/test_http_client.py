@@ -13,17 +13,15 @@ from task_servers import scripted
 from treetune.environment import Action
 from treetune.errors import UsageError
 from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
-from treetune.serve.http import peer as http_peer
-from treetune.serve.http.client import TaskServerClient
+from treetune.serve.http.client import TaskServerClient, read_observation
 from treetune.serve.http.transport import Refusal
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Waits are as short as they can be."""
-    for module in ("treetune.serve.http.client", "treetune.serve.http.peer"):
-        monkeypatch.setattr(f"{module}.FIRST_PAUSE", 0.01)
-        monkeypatch.setattr(f"{module}.LAST_PAUSE", 0.05)
+    monkeypatch.setattr("treetune.serve.http.client.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("treetune.serve.http.client.LAST_PAUSE", 0.05)
 
 
 def run(play):
@@ -233,12 +231,11 @@ def test_actions_and_observations_of_every_type_travel():
             assert (await episode.step("\ud800")).observation.content == "\ud800 at 1"
 
     run(play)
-    shown = http_peer.observed
-    assert shown("hi").messages() == [{"role": "user", "content": "hi"}]
-    assert shown({"a": 1}).type == "json"
-    assert shown({"type": "text", "content": "x"}).content == "x"
-    assert shown([{"role": "user", "content": "x"}]).type == "messages"
-    assert shown(None).messages() == []
+    assert read_observation("hi").messages() == [{"role": "user", "content": "hi"}]
+    assert read_observation({"a": 1}).type == "json"
+    assert read_observation({"type": "text", "content": "x"}).content == "x"
+    assert read_observation([{"role": "user", "content": "x"}]).type == "messages"
+    assert read_observation(None).messages() == []
 
 
 BAD = {
@@ -354,5 +351,16 @@ def test_an_error_of_the_server_says_what_and_how_to_mend_it():
             with pytest.raises(Refusal, match="no such task\n  -> take a smaller index") as raised:
                 await client.start(99)
             assert (raised.value.status, raised.value.reason) == (422, "usage")
+
+    run(play)
+
+
+@pytest.mark.parametrize("patience", [0.02, 0.05, 0.1])
+def test_a_server_that_drops_every_start_is_unreachable_whenever_patience_ends(patience):
+    async def play():
+        async with scripted() as server, TaskServerClient(server.url, patience=patience) as client:
+            server.faults["start"] = ["drop"] * 1000
+            with pytest.raises(Unreachable):
+                await client.start()
 
     run(play)

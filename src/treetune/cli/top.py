@@ -61,9 +61,9 @@ async def _figures_of(
     """What gives the figures of the server at an address, whichever door it is."""
     if address.startswith(("http://", "https://")):
         from treetune.serve.http.stats import read_stats
-        from treetune.serve.http.transport import Link
+        from treetune.serve.http.transport import HttpTransport
 
-        link = Link(address, token)
+        link = HttpTransport(address, token)
         try:
             yield lambda: read_stats(link, deadline)
         finally:

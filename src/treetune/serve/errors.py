@@ -67,18 +67,5 @@ class Misused(ServeError):
     kind = "usage"
 
 
-KINDS: dict[str, type[ServeError]] = {
-    error.kind: error
-    for error in (
-        ServeError,
-        BadRequest,
-        Denied,
-        Refused,
-        Busy,
-        Stopping,
-        Cancelled,
-        WorkerLost,
-        Unreachable,
-        Misused,
-    )
-}
+_ALL = (ServeError, BadRequest, Denied, Refused, Busy, Stopping, Cancelled, WorkerLost, Unreachable, Misused)
+KINDS: dict[str, type[ServeError]] = {error.kind: error for error in _ALL}

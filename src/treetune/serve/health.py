@@ -17,7 +17,7 @@ import msgspec
 
 from treetune.errors import TreetuneError
 from treetune.serve.access import is_loopback
-from treetune.serve.http.transport import Link
+from treetune.serve.http.transport import HttpTransport
 from treetune.serve.register import STALE_SECONDS, Entry, Seen
 from treetune.serve.zmq.client import EnvClient
 
@@ -67,11 +67,8 @@ async def _asked(entry: Entry, timeout: float) -> Found:
         async with EnvClient(entry.zmq, server_key=entry.server_key, deadline=timeout) as client:
             await client.health(timeout)
         return Found("ok")
-    link = Link(entry.url)
-    try:
-        answer = await link.ask("GET", "/api/health", None, timeout)
-    finally:
-        await link.close()
+    async with HttpTransport(entry.url) as transport:
+        answer = await transport.ask("GET", "/api/health", None, timeout)
     if answer.status == 503:
         return Found("stopping")
     try:

@@ -30,7 +30,7 @@ import msgspec
 
 from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.serve.errors import ServeError
-from treetune.serve.http.transport import Link, error_of
+from treetune.serve.http.transport import HttpTransport
 
 log = logging.getLogger("treetune.serve")
 
@@ -192,7 +192,7 @@ class RemoteRegister:
             )
         self.place = url
         self._token = token
-        Link(url)  # says what is wrong with the address
+        HttpTransport(url)  # says what is wrong with the address
 
     async def announce(self, entry: Entry) -> None:
         await self._ask("POST", "/api/servers", entry)
@@ -211,14 +211,11 @@ class RemoteRegister:
         )
 
     async def _ask(self, method: str, path: str, body: object = None) -> bytes:
-        link = Link(self.place, self._token)
-        try:
-            answer = await link.ask(method, path, body, timeout=_ASK_SECONDS)
-        finally:
-            await link.close()
-        if not answer.good:
-            raise error_of(self.place, answer)
-        return answer.body
+        async with HttpTransport(self.place, self._token) as transport:
+            reply = await transport.ask(method, path, body, timeout=_ASK_SECONDS)
+        if not reply.good:
+            raise reply.error()
+        return reply.body
 
 
 class Listed(msgspec.Struct):

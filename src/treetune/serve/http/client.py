@@ -5,64 +5,140 @@
             step = await episode.step("42")          # observation, reward, done, info
 
 Several addresses share the work: an episode stays on its server, a server that does not answer is left out until it is
-back. A step is repeated after a lost connection only where the server numbers its turns (it then plays no turn twice);
-`GET /api/task/info` tells. Servers that know nothing but start and step are served all the same.
+back. A server tells what it offers in the `features` of `GET /api/task/info`. A step is repeated after a lost
+connection only where the server numbers its turns, and so plays no turn twice. A server that knows only start and step
+is fine too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any, Self
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, Self, TypeVar, get_args
 
 import msgspec
 
-from treetune.environment import Action, Step
+from treetune.environment import Action, ContentType, Observation, Step
 from treetune.errors import TreetuneError, UsageError
 from treetune.score import finite
-from treetune.serve.errors import Busy, Misused, ServeError, Unreachable
-from treetune.serve.http.peer import (
-    AGAIN,
-    FIRST_PAUSE,
-    LAST_PAUSE,
-    QUICK_SECONDS,
-    Peer,
-    observed,
-    read_answer,
-    read_item,
-)
-from treetune.serve.http.transport import Answer, Link, Refusal, error_of
+from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
+from treetune.serve.http.transport import HttpReply, HttpTransport, Refusal
+from treetune.serve.http.wire import API_VERSION
 
 START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
 START_BATCH, STEP_BATCH = "/api/episode/start_batch", "/api/episode/step_batch"
+INFO, HEALTH = "/api/task/info", "/api/health"
+QUICK_SECONDS = 10.0
+"""For what a server answers at once: info, health, cancel."""
+FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
+_AGAIN = {429, 502, 503}
+"""Statuses after which the same request may succeed later."""
 _LAST_SECONDS = 2.0
+R = TypeVar("R")
 
 
-class StartAnswer(msgspec.Struct):
+class StartReply(msgspec.Struct):
+    """What any task server answers to a start."""
+
     episode_id: str | int
     observation: Any = None
     info: dict[str, Any] = {}
 
 
-class StepAnswer(msgspec.Struct):
+class StepReply(msgspec.Struct):
+    """What any task server answers to a step."""
+
     observation: Any = None
     reward: float | None = None
     done: bool = False
     info: dict[str, Any] = {}
 
 
+class RemoteServer:
+    """One address: what it offers, how many episodes it has from here, and whether it answers."""
+
+    def __init__(self, transport: HttpTransport) -> None:
+        self.transport = transport
+        self.live = 0
+        self.info: dict[str, Any] = {}
+        self.problem: ServeError | None = None
+        """Why it is left out."""
+        self._known = False
+        self._learning = asyncio.Lock()
+        self._again_at = 0.0
+        self._pause = FIRST_PAUSE
+
+    @property
+    def url(self) -> str:
+        return self.transport.url
+
+    def offers(self, *features: str) -> bool:
+        offered = self.info.get("features")
+        return isinstance(offered, list) and all(feature in offered for feature in features)
+
+    async def is_ready(self) -> bool:
+        if not self._known:
+            if time.monotonic() < self._again_at:
+                return False
+            try:
+                await self.learn()
+            except Unreachable as error:
+                self.leave_out(error)
+                return False
+        return True
+
+    async def learn(self) -> None:
+        """Asks what the server offers, once for each time that it comes up."""
+        async with self._learning:
+            if self._known:
+                return
+            reply = await self.transport.ask("GET", INFO, None, QUICK_SECONDS)
+            try:
+                self.info = reply.read(dict[str, Any])
+            except Denied:
+                raise
+            except ServeError as error:
+                if reply.status in _AGAIN:
+                    raise Unreachable(error.message) from None
+                self.info = {}  # it offers none
+            version = self.info.get("api_version")
+            if isinstance(version, int) and version > API_VERSION:
+                raise Misused(
+                    f"{self.url} speaks api_version {version}, this client {API_VERSION} at most",
+                    remedy="install the treetune of the server here",
+                )
+            self._known, self.problem, self._pause = True, None, FIRST_PAUSE
+
+    async def answers(self) -> bool:
+        try:
+            return (await self.transport.ask("GET", HEALTH, None, QUICK_SECONDS)).status < 500
+        except ServeError:
+            return False
+
+    async def cancel(self, id: str | int) -> None:
+        with contextlib.suppress(ServeError):  # it expires there
+            await self.transport.ask("POST", CANCEL, {"episode_id": id}, QUICK_SECONDS)
+
+    def leave_out(self, problem: ServeError) -> None:
+        """It is not asked for a while, longer each time. When it is back it may offer something else."""
+        self._known, self.problem = False, problem
+        self._again_at = time.monotonic() + self._pause
+        self._pause = min(LAST_PAUSE, self._pause * 2)
+
+
 class RemoteEpisode:
     """One live episode. As a context manager it is cancelled at the end, unless it is over by then."""
 
-    def __init__(self, client: TaskServerClient, server: Peer, answer: StartAnswer) -> None:
+    def __init__(self, client: TaskServerClient, server: RemoteServer, reply: StartReply) -> None:
         self._client, self._server = client, server
-        self.id = answer.episode_id
-        self.observation = observed(answer.observation)
-        self.info = answer.info
+        self.id = reply.episode_id
+        self.observation = read_observation(reply.observation)
+        self.info = reply.info
         self.turn = 0
         """The next one."""
         self.over = False
@@ -72,56 +148,55 @@ class RemoteEpisode:
 
     @property
     def url(self) -> str:
-        return self._server.link.url
+        return self._server.url
 
     async def step(self, action: Any) -> Step:
         """The answer to an action: text, or an `Action`."""
         try:
-            move = self._move(action)
-            answer = await self._client._step(self._server, move, self.numbered)
-            return self._taken(answer)
+            body = self._step_body(action)
+            reply = await self._client._ask(self._server, STEP, body, repeat=self.numbered)
+            return self._read_step(reply.read(StepReply))
         except ServeError as error:
-            self._failed(error)
+            self._note_error(error)
             raise
 
     async def cancel(self) -> None:
-        """Tells the server that nobody will step it again. A server that cannot be told lets it expire."""
+        """Tells the server that nobody will step it again. A server that does not hear it lets it expire."""
         if not self.over:
             self._end()
-            await self._client._cancel(self._server, self.id)
+            await self._server.cancel(self.id)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         if not self.over:
-            # Shielded: whoever is cancelled still says so to the server.
-            await asyncio.shield(self.cancel())
+            await asyncio.shield(self.cancel())  # also where the caller is cancelled
 
-    def _move(self, action: Any) -> dict[str, Any]:
+    def _step_body(self, action: Any) -> dict[str, Any]:
         if self.over:
             raise Misused("this episode is over", remedy="start another")
         action = Action.of(action)
-        told = action.content if action.type == "text" else {"type": action.type, "content": action.content}
-        move = {"episode_id": self.id, "action": told}
-        return {**move, "turn": self.turn} if self.numbered else move
+        content = action.content if action.type == "text" else {"type": action.type, "content": action.content}
+        body = {"episode_id": self.id, "action": content}
+        return {**body, "turn": self.turn} if self.numbered else body
 
-    def _taken(self, answer: StepAnswer) -> Step:
+    def _read_step(self, reply: StepReply) -> Step:
         self.turn += 1
-        if answer.done:
+        if reply.done:
             self._end()
         try:
-            if answer.reward is None and answer.done:
+            if reply.reward is None and reply.done:
                 raise ServeError("the episode ended without a reward", remedy="a step that is done has one")
-            reward = finite(answer.reward or 0.0, "reward")
+            reward = finite(reply.reward or 0.0, "reward")
         except TreetuneError as error:
             raise ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy) from None
-        truncated = bool(answer.info.get("truncated"))
-        return Step(observed(answer.observation), reward, answer.done, answer.info, truncated)
+        truncated = bool(reply.info.get("truncated"))
+        return Step(read_observation(reply.observation), reward, reply.done, reply.info, truncated)
 
-    def _failed(self, error: ServeError) -> None:
+    def _note_error(self, error: ServeError) -> None:
         if isinstance(error, Refusal) and error.status in (404, 410):
-            self._end()  # the server knows it no more: nothing to cancel
+            self._end()  # the server no longer has it: nothing to cancel
 
     def _end(self) -> None:
         if not self.over:
@@ -144,14 +219,14 @@ class TaskServerClient:
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
             raise UsageError("no task server was named", remedy="give its address, such as http://127.0.0.1:5000")
-        self._servers = [Peer(Link(url, token, max_connections)) for url in dict.fromkeys(urls)]
+        self._servers = [RemoteServer(HttpTransport(url, token, max_connections)) for url in dict.fromkeys(urls)]
         self._timeout, self._patience = timeout, patience
-        self._unwanted: set[asyncio.Future[None]] = set()
-        """Starts that nobody waits for any more."""
+        self._undoing: set[asyncio.Future[None]] = set()
+        """Cancels episodes whose caller was cancelled during the start."""
 
     @property
     def urls(self) -> list[str]:
-        return [server.link.url for server in self._servers]
+        return [server.url for server in self._servers]
 
     async def __aenter__(self) -> Self:
         return self
@@ -160,12 +235,12 @@ class TaskServerClient:
         await self.close()
 
     async def close(self) -> None:
-        if self._unwanted:  # a moment for what was given up; after that it expires there
-            await asyncio.wait(self._unwanted, timeout=_LAST_SECONDS)
-        for undone in self._unwanted:
-            undone.cancel()
+        if self._undoing:  # what takes longer expires on its server
+            await asyncio.wait(self._undoing, timeout=_LAST_SECONDS)
+        for undoing in self._undoing:
+            undoing.cancel()
         for server in self._servers:
-            await server.link.close()
+            await server.transport.close()
 
     async def info(self) -> dict[str, Any]:
         """What the first server tells of its task; nothing where it offers no info."""
@@ -183,173 +258,184 @@ class TaskServerClient:
 
     async def start_many(self, task_indices: Sequence[int | None]) -> list[RemoteEpisode | ServeError]:
         """Several at once, in the order asked; those that could not be started are errors."""
-        return await self._all([{} if index is None else {"task_index": index} for index in task_indices])
+        bodies = [{} if index is None else {"task_index": index} for index in task_indices]
+        if len(self._servers) > 1 or not (await self._find_ready() and self._servers[0].offers("batch", "request_id")):
+            return list(await asyncio.gather(*(_catch_error(self._start(body)) for body in bodies)))
+        server = self._servers[0]
+        named = [{**body, "request_id": secrets.token_hex(12)} for body in bodies]
+        replies = await self._undo_if_cancelled(
+            server, self._ask_batch(server, START_BATCH, "episodes", named, StartReply)
+        )
+
+        async def finish(body: dict[str, Any], reply: StartReply | ServeError) -> RemoteEpisode:
+            if isinstance(reply, Refusal) and reply.status in _AGAIN:
+                return await self._start(body)
+            if isinstance(reply, ServeError):
+                raise reply
+            return RemoteEpisode(self, server, reply)
+
+        return list(await asyncio.gather(*(_catch_error(finish(*pair)) for pair in zip(bodies, replies, strict=True))))
 
     async def step_many(self, moves: Sequence[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
         """A step of each of several episodes, in the order asked; steps that failed are errors."""
         results: list[Step | ServeError] = [Unreachable("not asked")] * len(moves)
-        batches: dict[int, list[int]] = {}
+        numbers_of: dict[int, list[int]] = {}
         for number, (episode, _) in enumerate(moves):
-            batches.setdefault(id(episode._server), []).append(number)
+            numbers_of.setdefault(id(episode._server), []).append(number)
 
-        async def on_server(numbers: list[int]) -> None:
-            server = moves[numbers[0]][0]._server
-            if not (server.offers("batch") and all(moves[number][0].numbered for number in numbers)):
-                single = (_or_error(moves[number][0].step(moves[number][1])) for number in numbers)
-                for number, result in zip(numbers, await asyncio.gather(*single), strict=True):
-                    results[number] = result
-                return
-            bodies = [moves[number][0]._move(moves[number][1]) for number in numbers]
-            answers = await self._batched(server, STEP_BATCH, "steps", bodies)
-            for number, answer in zip(numbers, answers, strict=True):
-                episode = moves[number][0]
-                try:
-                    results[number] = episode._taken(read_item(server, STEP, answer, StepAnswer))
-                except ServeError as error:
-                    episode._failed(error)
-                    results[number] = error
+        async def step_on_server(numbers: list[int]) -> None:
+            some = [moves[number] for number in numbers]
+            for number, result in zip(numbers, await self._step_together(some), strict=True):
+                results[number] = result
 
-        await asyncio.gather(*map(on_server, batches.values()))
+        await asyncio.gather(*map(step_on_server, numbers_of.values()))
+        return results
+
+    async def _step_together(self, moves: list[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
+        """Steps of episodes that live on one server."""
+        server = moves[0][0]._server
+        if not (server.offers("batch") and all(episode.numbered for episode, _ in moves)):
+            return list(await asyncio.gather(*(_catch_error(episode.step(action)) for episode, action in moves)))
+        bodies = [episode._step_body(action) for episode, action in moves]
+        results: list[Step | ServeError] = []
+        replies = await self._ask_batch(server, STEP_BATCH, "steps", bodies, StepReply)
+        for (episode, _), reply in zip(moves, replies, strict=True):
+            try:
+                if isinstance(reply, ServeError):
+                    raise reply
+                results.append(episode._read_step(reply))
+            except ServeError as error:
+                episode._note_error(error)
+                results.append(error)
         return results
 
     # Starting
 
     async def _start(self, body: dict[str, Any]) -> RemoteEpisode:
         request_id = secrets.token_hex(12)
-        until = time.monotonic() + self._patience
-        pause = FIRST_PAUSE
+        retries = _Retries(self._patience)
         while True:
             problem: ServeError | None = None
-            for server in await self._ready():
+            for server in await self._find_ready():
                 name = {"request_id": request_id} if server.offers("request_id") else {}
                 server.live += 1  # counted while it is asked, so that others go elsewhere
                 try:
-                    answer = await self._asked_to_start(server, {**body, **name})
-                    return RemoteEpisode(self, server, read_answer(server, START, answer, StartAnswer))
+                    starting = self._start_on(server, {**body, **name})
+                    (reply,) = await self._undo_if_cancelled(server, starting)
+                    return RemoteEpisode(self, server, reply)
                 except Unreachable as error:
-                    server.down()
+                    server.leave_out(error)
                     problem = error
                 except Refusal as error:
-                    if error.status not in AGAIN:
+                    if error.status not in _AGAIN:
                         raise
-                    problem, pause = error, max(pause, error.retry_after or 0.0)
+                    problem = error
                 finally:
                     server.live -= 1
-            if time.monotonic() + pause > until:
-                raise _given_up(problem or next(server.problem for server in self._servers if server.problem))
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(LAST_PAUSE, pause * 2)
+            await retries.wait(problem or next(server.problem for server in self._servers if server.problem))
 
-    async def _asked_to_start(self, server: Peer, body: dict[str, Any]) -> Answer:
-        """Where the caller is cancelled meanwhile, the episode that it would have got is cancelled too."""
-        asked = asyncio.ensure_future(server.link.ask("POST", START, body, self._timeout))
+    async def _start_on(self, server: RemoteServer, body: dict[str, Any]) -> list[StartReply]:
+        return [(await server.transport.ask("POST", START, body, self._timeout)).read(StartReply)]
+
+    async def _undo_if_cancelled(self, server: RemoteServer, starting: Coroutine[Any, Any, list[R]]) -> list[R]:
+        """Where the caller is cancelled meanwhile, the episodes that it would have got are cancelled too."""
+        started = asyncio.ensure_future(starting)
         try:
-            return await asyncio.shield(asked)
+            return await asyncio.shield(started)
         except asyncio.CancelledError:
-            self._give_up(self._undo(server, asked))
+            undoing = asyncio.ensure_future(_undo(server, started))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
             raise
 
-    async def _undo(self, server: Peer, asked: asyncio.Future[Answer]) -> None:
-        with contextlib.suppress(ServeError):
-            started = read_answer(server, START, await asked, StartAnswer)
-            await self._cancel(server, started.episode_id)
-
-    async def _undo_all(self, server: Peer, asked: asyncio.Future[list[Any]]) -> None:
-        for answer in await asked:
-            with contextlib.suppress(ServeError):
-                await self._cancel(server, read_item(server, START, answer, StartAnswer).episode_id)
-
-    def _give_up(self, undoing: Coroutine[Any, Any, None]) -> None:
-        self._unwanted.add(undone := asyncio.ensure_future(undoing))
-        undone.add_done_callback(self._unwanted.discard)
-
-    async def _ready(self) -> list[Peer]:
+    async def _find_ready(self) -> list[RemoteServer]:
         """The servers to ask, the least busy first; those that were down only once they answer again."""
-        found = await asyncio.gather(*(server.ready() for server in self._servers))
-        up = [server for server, ready in zip(self._servers, found, strict=True) if ready]
+        ready = await asyncio.gather(*(server.is_ready() for server in self._servers))
+        up = [server for server, is_ready in zip(self._servers, ready, strict=True) if is_ready]
         return sorted(up, key=lambda server: (server.live, random.random()))
 
-    async def _all(self, bodies: list[dict[str, Any]]) -> list[RemoteEpisode | ServeError]:
-        if len(self._servers) > 1 or not (await self._ready() and self._servers[0].offers("batch", "request_id")):
-            return list(await asyncio.gather(*(_or_error(self._start(body)) for body in bodies)))
-        server = self._servers[0]
-        named = [{**body, "request_id": secrets.token_hex(12)} for body in bodies]
-        asked = asyncio.ensure_future(self._batched(server, START_BATCH, "episodes", named))
-        try:
-            answers = await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            self._give_up(self._undo_all(server, asked))
-            raise
+    # Asking
 
-        async def started(body: dict[str, Any], answer: Any) -> RemoteEpisode:
-            try:
-                return RemoteEpisode(self, server, read_item(server, START, answer, StartAnswer))
-            except Refusal as error:
-                if error.status not in AGAIN:
-                    raise
-                return await self._start(body)
-
-        return list(await asyncio.gather(*(_or_error(started(*pair)) for pair in zip(bodies, answers, strict=True))))
-
-    # Stepping
-
-    async def _step(self, server: Peer, move: dict[str, Any], numbered: bool) -> StepAnswer:
-        if numbered:
-            answer = await self._repeated(server, STEP, move)
-        else:
-            answer = await server.link.ask("POST", STEP, move, self._timeout)
-        return read_answer(server, STEP, answer, StepAnswer)
-
-    async def _repeated(self, server: Peer, path: str, body: Any) -> Answer:
-        """Asks again after lost connections and while there is no room: only for what the server does once."""
-        until, pause = time.monotonic() + self._patience, FIRST_PAUSE
+    async def _ask(self, server: RemoteServer, path: str, body: Any, *, repeat: bool) -> HttpReply:
+        """`repeat` asks again after lost connections and while there is no room: for what the server does only once."""
+        retries = _Retries(self._patience)
         while True:
             try:
-                answer = await server.link.ask("POST", path, body, self._timeout)
-                if answer.status not in AGAIN:
-                    return answer
-                problem: ServeError = error_of(server.link.url + path, answer)
-                pause = max(pause, answer.retry_after or 0.0)
+                reply = await server.transport.ask("POST", path, body, self._timeout)
+                if not repeat or reply.status not in _AGAIN:
+                    return reply
+                problem = reply.error()
             except Unreachable as error:
+                if not repeat:
+                    raise
                 problem = error
-            if time.monotonic() + pause > until:
-                raise _given_up(problem)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(LAST_PAUSE, pause * 2)
+            await retries.wait(problem)
 
-    async def _batched(self, server: Peer, path: str, key: str, items: list[Any]) -> list[Any]:
-        """The answers to many requests; where a whole batch fails, its error for each of them."""
+    async def _ask_batch(
+        self, server: RemoteServer, path: str, key: str, bodies: list[Any], kind: type[R]
+    ) -> list[R | ServeError]:
+        """The replies to many requests; where a whole batch fails, its error for each of them."""
         most = max(1, int(server.info.get("max_batch") or 256))
-        answers: list[Any] = []
-        for first in range(0, len(items), most):
-            some = items[first : first + most]
+        replies: list[R | ServeError] = []
+        for first in range(0, len(bodies), most):
+            some = bodies[first : first + most]
+            url = server.url + path
             try:
-                answer = await self._repeated(server, path, {key: some})
-                found = read_answer(server, path, answer, dict[str, list[Any]])[key]
-                if len(found) != len(some):
-                    raise ServeError(f"{server.link.url}{path} gave {len(found)} answers to {len(some)} requests")
-                answers += found
-            except KeyError:
-                answers += [ServeError(f"{server.link.url}{path} answered without {key!r}")] * len(some)
+                items = (await self._ask(server, path, {key: some}, repeat=True)).read(dict[str, list[Any]]).get(key)
+                if items is None:
+                    raise ServeError(f"{url} answered without {key!r}")
+                if len(items) != len(some):
+                    raise ServeError(f"{url} gave {len(items)} answers to {len(some)} requests")
+                replies += [_read_item(url.removesuffix("_batch"), item, kind) for item in items]
             except ServeError as error:
-                answers += [error] * len(some)
-        return answers
-
-    async def _cancel(self, server: Peer, id: str | int) -> None:
-        try:
-            await server.link.ask("POST", CANCEL, {"episode_id": id}, QUICK_SECONDS)
-        except ServeError:
-            return  # it expires there
+                replies += [error] * len(some)
+        return replies
 
 
-def _given_up(problem: ServeError) -> ServeError:
-    if isinstance(problem, Refusal) and problem.status == 429:
-        return Busy(f"no room for another episode: {problem.message}", remedy="lower the concurrency, or add a server")
-    return problem
+class _Retries:
+    """Pauses between attempts, longer each time, until patience ends."""
+
+    def __init__(self, patience: float) -> None:
+        self._until, self._pause = time.monotonic() + patience, FIRST_PAUSE
+
+    async def wait(self, problem: ServeError) -> None:
+        refusal = problem if isinstance(problem, Refusal) else None
+        pause = max(self._pause, (refusal and refusal.retry_after) or 0.0)
+        if time.monotonic() + pause > self._until:
+            if refusal and refusal.status == 429:
+                remedy = "lower the concurrency, or add a server"
+                raise Busy(f"no room for another episode: {problem.message}", remedy=remedy)
+            raise problem
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        self._pause = min(LAST_PAUSE, pause * 2)
 
 
-async def _or_error(work: Any) -> Any:
+async def _undo(server: RemoteServer, started: asyncio.Future[list[Any]]) -> None:
+    with contextlib.suppress(ServeError):
+        for reply in await started:
+            if isinstance(reply, StartReply):
+                await server.cancel(reply.episode_id)
+
+
+async def _catch_error(work: Awaitable[R]) -> R | ServeError:
     try:
         return await work
     except ServeError as error:
         return error
+
+
+def _read_item(url: str, item: Any, kind: type[R]) -> R | ServeError:
+    """One answer of a batch: what a single request would have been answered, or an error with its `status`."""
+    if isinstance(item, dict) and isinstance(status := item.get("status"), int) and "error" in item:
+        return HttpReply(url, status, json.dumps(item).encode()).error()
+    try:
+        return msgspec.convert(item, kind)
+    except msgspec.ValidationError as error:
+        return ServeError(f"{url} sent something else than its answer: {error}")
+
+
+def read_observation(value: Any) -> Observation:
+    """What a server shows: `{type, content}`, or anything else that can be shown."""
+    if isinstance(value, dict) and value.get("type") in get_args(ContentType) and "content" in value:
+        return Observation(value["type"], value["content"])
+    return Observation.of(value)

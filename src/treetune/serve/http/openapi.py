@@ -1,8 +1,8 @@
-"""The HTTP episode server in the words of OpenAPI 3.1, made from the structs of `http_wire.py`.
+"""The HTTP episode server as OpenAPI 3.1, made from the structs of `wire.py`.
 
     curl http://127.0.0.1:5000/openapi.json
 
-What the server takes and what it says it takes cannot differ.
+So the description cannot differ from what the server takes.
 """
 
 from __future__ import annotations
@@ -27,44 +27,18 @@ _CODES = {
     503: "The server is stopping, or its workers cannot be started; `Retry-After` says when to ask again.",
     504: "The environment took longer than its limit; the episode is over.",
 }
+_COMMON = [401, 403, 413, 422]
 _POSTS: dict[str, tuple[str, type, type, list[int]]] = {
-    "/api/episode/start": (
-        "Begin an episode.",
-        wire.StartBody,
-        wire.StartAnswer,
-        [401, 403, 410, 413, 422, 429, 500, 503, 504],
-    ),
-    "/api/episode/step": (
-        "Do an action.",
-        wire.StepBody,
-        wire.StepAnswer,
-        [401, 403, 404, 409, 410, 413, 422, 500, 504],
-    ),
-    "/api/episode/cancel": (
-        "End an episode.",
-        wire.CancelBody,
-        wire.CancelAnswer,
-        [401, 403, 404, 410, 413, 422],
-    ),
-    "/api/episode/start_batch": (
-        "Begin several.",
-        wire.StartBatchBody,
-        wire.StartBatchAnswer,
-        [401, 403, 413, 422],
-    ),
-    "/api/episode/step_batch": (
-        "Do an action in each of several.",
-        wire.StepBatchBody,
-        wire.StepBatchAnswer,
-        [401, 403, 413, 422],
-    ),
+    "start": ("Begin an episode.", wire.StartBody, wire.StartAnswer, [410, 429, 500, 503, 504]),
+    "step": ("Do an action.", wire.StepBody, wire.StepAnswer, [404, 409, 410, 500, 504]),
+    "cancel": ("End an episode.", wire.CancelBody, wire.CancelAnswer, [404, 410]),
+    "start_batch": ("Begin several.", wire.StartBatchBody, wire.StartBatchAnswer, []),
+    "step_batch": ("Do an action in each of several.", wire.StepBatchBody, wire.StepBatchAnswer, []),
 }
 _GETS: dict[str, tuple[str, type, list[int]]] = {
     "/api/task/info": ("What is served.", wire.InfoAnswer, [401, 403]),
     "/api/health": ("Whether it is ready.", wire.HealthAnswer, [403, 503]),
 }
-
-
 _LINKS = {
     name: {
         "operationId": name,
@@ -81,27 +55,21 @@ def openapi(needs_token: bool = False) -> bytes:
     answers = [answer for _, _, answer, _ in _POSTS.values()] + [answer for _, answer, _ in _GETS.values()]
     kinds = [*bodies, *answers, wire.ErrorAnswer]
     references, components = msgspec.json.schema_components(
-        [*kinds], schema_hook=lambda kind: {}, ref_template="#/components/schemas/{name}"
+        kinds, schema_hook=lambda kind: {}, ref_template="#/components/schemas/{name}"
     )
-    of = dict(zip(kinds, references, strict=True))
+    schemas = dict(zip(kinds, references, strict=True))
+
+    def describe(name: str, summary: str, answer: type, codes: list[int], **body: Any) -> dict[str, Any]:
+        responses = _describe_responses(schemas[answer], sorted(codes), schemas[wire.ErrorAnswer])
+        return {"operationId": name, "summary": summary, **body, "responses": responses}
+
     paths: dict[str, Any] = {}
-    for path, (what, body, answer, codes) in _POSTS.items():
-        paths[path] = {
-            "post": {
-                "operationId": path.rpartition("/")[2],
-                "summary": what,
-                "requestBody": {"required": body is not wire.StartBody, "content": _json(of[body])},
-                "responses": _responses(of[answer], codes, of[wire.ErrorAnswer]),
-            }
-        }
-    for path, (what, answer, codes) in _GETS.items():
-        paths[path] = {
-            "get": {
-                "operationId": path.rpartition("/")[2],
-                "summary": what,
-                "responses": _responses(of[answer], codes, of[wire.ErrorAnswer]),
-            }
-        }
+    for name, (summary, body, answer, codes) in _POSTS.items():
+        taken = {"required": body is not wire.StartBody, "content": _json(schemas[body])}
+        post = describe(name, summary, answer, _COMMON + codes, requestBody=taken)
+        paths[f"/api/episode/{name}"] = {"post": post}
+    for path, (summary, answer, codes) in _GETS.items():
+        paths[path] = {"get": describe(path.rpartition("/")[2], summary, answer, codes)}
     paths["/api/health"]["get"]["security"] = []
     paths["/api/episode/start"]["post"]["responses"]["200"]["links"] = _LINKS
     # Where it is asked for with `Accept: text/event-stream`.
@@ -120,7 +88,7 @@ def openapi(needs_token: bool = False) -> bytes:
     return msgspec.json.encode(whole)
 
 
-def _responses(good: Any, codes: list[int], error: Any) -> dict[str, Any]:
+def _describe_responses(good: Any, codes: list[int], error: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"200": {"description": "As asked.", "content": _json(good)}}
     for code in codes:
         found[str(code)] = {"description": _CODES[code], "content": _json(error)}

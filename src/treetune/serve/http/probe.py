@@ -3,21 +3,22 @@
     report = await probe("http://127.0.0.1:5000")
     report.good, report.checks
 
-Only start and step must be there. What a server does not offer is said, and is no fault; what it gets wrong is one.
+Only start and step must be there. What a server does not offer is noted, and is no fault; what it gets wrong is one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from treetune.environment import Action
-from treetune.serve.errors import ServeError
-from treetune.serve.http.client import CANCEL, START, STEP, StartAnswer, StepAnswer
-from treetune.serve.http.peer import HEALTH, INFO, Peer, observed, read_answer
-from treetune.serve.http.transport import Answer, Link, error_of
+from treetune.serve.errors import ServeError, Unreachable
+from treetune.serve.http.client import CANCEL, HEALTH, INFO, START, STEP, StartReply, StepReply, read_observation
+from treetune.serve.http.transport import HttpReply, HttpTransport
 
 State = Literal["good", "absent", "fault"]
 _NOT_OFFERED = {404, 405, 501}
@@ -63,44 +64,48 @@ async def probe(
     timeout: float = 30.0,
 ) -> Report:
     """Raises `Unreachable` where nobody answers at all."""
-    link = Link(url, token)
-    try:
-        return await _Probe(link, timeout).run(task_index, action, turns)
-    finally:
-        await link.close()
+    async with HttpTransport(url, token) as transport:
+        prober = _Prober(transport, action, timeout)
+        await prober.run(task_index, turns)
+        return prober.report
 
 
-class _Probe:
-    def __init__(self, link: Link, timeout: float) -> None:
-        self._link, self._timeout = link, timeout
-        self._peer = Peer(link)
-        self.report = Report(link.url)
+class _Prober:
+    def __init__(self, transport: HttpTransport, action: str, timeout: float) -> None:
+        self._transport, self._action, self._timeout = transport, action, timeout
+        self.report = Report(transport.url)
 
-    async def run(self, task_index: int | None, action: str, turns: int) -> Report:
-        health = await self._link.ask("GET", HEALTH, None, self._timeout)  # raises where nobody is there
-        self._take_optional("health", HEALTH, health)
-        info = await self._about()
-        # Told which task, the server's cursor stays where it is.
+    async def run(self, task_index: int | None, turns: int) -> None:
+        self._note_optional("health", await self._ask("GET", HEALTH))  # raises where nobody is there
+        info: dict[str, Any] = {}
+        with self._checking("info"):
+            info = await self._check_info()
+        # A start that names its task does not move the server's cursor.
         body = {} if task_index is None or info.get("by_index") is False else {"task_index": task_index}
-        started = await self._start(body)
-        if started is not None:
-            played = await self._play(started, action, turns)
-            if played:
-                await self._after(started, body, action)
-            else:
-                with contextlib.suppress(ServeError):
-                    await self._link.ask("POST", CANCEL, {"episode_id": started.episode_id}, self._timeout)
-        return self.report
+        episode = await self._check_start(body)
+        if episode is None:
+            return
+        last = None
+        with self._checking("step"):
+            last = await self._check_steps(episode, turns)
+        if last is None:
+            with contextlib.suppress(ServeError):
+                await self._ask("POST", CANCEL, {"episode_id": episode})
+            return
+        with self._checking("repeat"):
+            await self._check_repeat(*last)
+        if self.report.finished:
+            episode = await self._check_start(body)
+            if episode is None:
+                return
+            self.report.checks.pop()  # the first start is in the report
+        await self._check_end(episode)
 
-    async def _about(self) -> dict[str, Any]:
-        answer = await self._ask("info", "GET", INFO, None)
-        if answer is None or not self._take_optional("info", INFO, answer):
+    async def _check_info(self) -> dict[str, Any]:
+        reply = await self._ask("GET", INFO)
+        if not self._note_optional("info", reply):
             return {}
-        try:
-            info = read_answer(self._peer, INFO, answer, dict[str, Any])
-        except ServeError as error:
-            self._note("info", "fault", error.message)
-            return {}
+        info = reply.read(dict[str, Any])
         features = info.get("features")
         self.report.features = [str(one) for one in features] if isinstance(features, list) else []
         tasks = info.get("num_tasks", "an unknown number of")
@@ -109,109 +114,91 @@ class _Probe:
         self.report.checks[-1].detail = f"{info.get('name', 'no name')}, {size}; offers {offers}"
         return info
 
-    async def _start(self, body: dict[str, Any]) -> StartAnswer | None:
-        answer = await self._ask("start", "POST", START, body)
-        if answer is None:
-            return None
-        try:
-            started = read_answer(self._peer, START, answer, StartAnswer)
-        except ServeError as error:
-            remedy = f"; {error.remedy}" if error.remedy else ""
-            self._note("start", "fault", error.message + remedy, answer.seconds)
-            return None
-        shown = observed(started.observation)
-        self._note("start", "good", f"{shown.type}: {Action(shown.type, shown.content).text[:120]!r}", answer.seconds)
-        return started
+    async def _check_start(self, body: dict[str, Any]) -> str | int | None:
+        with self._checking("start"):
+            reply = await self._ask("POST", START, body)
+            started = reply.read(StartReply)
+            shown = read_observation(started.observation)
+            text = Action(shown.type, shown.content).text[:120]
+            self._note("start", "good", f"{shown.type}: {text!r}", reply.seconds)
+            return started.episode_id
+        return None
 
-    async def _play(self, started: StartAnswer, action: str, turns: int) -> bool:
-        """Steps until the episode ends, or a few times; whether all of them were answered."""
-        numbered = "turn" in self.report.features
-        seconds: list[float] = []
-        answer: Answer | None = None
-        move: dict[str, Any] = {}
+    async def _check_steps(self, episode: str | int, turns: int) -> tuple[dict[str, Any], HttpReply]:
+        """Steps until the episode ends, or a few times; gives the last request and its reply."""
+        seconds, rewards = [], self.report.rewards
         for turn in range(turns):
-            move = {"episode_id": started.episode_id, "action": action, **({"turn": turn} if numbered else {})}
-            answer = await self._ask("step", "POST", STEP, move)
-            if answer is None:
-                return False
-            try:
-                step = read_answer(self._peer, STEP, answer, StepAnswer)
-            except ServeError as error:
-                self._note("step", "fault", error.message, answer.seconds)
-                return False
+            body = {"episode_id": episode, "action": self._action}
+            if "turn" in self.report.features:
+                body["turn"] = turn
+            reply = await self._ask("POST", STEP, body)
+            step = reply.read(StepReply)
             if step.reward is None:
-                self._note("step", "fault", f"no reward in {answer.body[:120]!r}", answer.seconds)
-                return False
-            seconds.append(answer.seconds)
-            self.report.rewards.append(step.reward)
+                raise ServeError(f"no reward in {reply.body[:120]!r}")
+            seconds.append(reply.seconds)
+            rewards.append(step.reward)
             self.report.finished = step.done
             if step.done:
                 break
-        told = f"{len(seconds)} with {action!r}: rewards {self.report.rewards}"
-        self._note(
-            "step", "good", f"{told}, {'done' if self.report.finished else 'not done'}", sum(seconds) / len(seconds)
-        )
-        if numbered and answer is not None:
-            again = await self._ask("repeat", "POST", STEP, move)
-            if again is not None:
-                same = again.good and _value(again.body) == _value(answer.body)
-                detail = "the same answer again" if same else f"another answer to the same turn: {again.body[:120]!r}"
-                self._note("repeat", "good" if same else "fault", detail, again.seconds)
-        else:
+        end = "done" if self.report.finished else "not done"
+        detail = f"{len(seconds)} with {self._action!r}: rewards {rewards}, {end}"
+        self._note("step", "good", detail, sum(seconds) / len(seconds))
+        return body, reply
+
+    async def _check_repeat(self, body: dict[str, Any], reply: HttpReply) -> None:
+        if "turn" not in self.report.features:
             self._note("repeat", "absent", "turns are not numbered")
-        return True
-
-    async def _after(self, live: StartAnswer, body: dict[str, Any], action: str) -> None:
-        """An episode that is cancelled, stepped after that, and one that never was."""
-        started: StartAnswer | None = live
-        if self.report.finished:
-            started = await self._start(body)
-            if started is not None:
-                self.report.checks.pop()  # the first start told it all
-        if started is None:
             return
-        known = bool(self.report.features)
-        cancelled = await self._ask("cancel", "POST", CANCEL, {"episode_id": started.episode_id})
-        if cancelled is not None and self._take_optional("cancel", CANCEL, cancelled) and known:
-            gone = await self._ask("after cancel", "POST", STEP, {"episode_id": started.episode_id, "action": action})
-            if gone is not None:
-                self._expect("after cancel", gone, 410)
-        if known:
-            unknown = await self._ask("unknown episode", "POST", STEP, {"episode_id": "e-none", "action": action})
-            if unknown is not None:
-                self._expect("unknown episode", unknown, 404)
+        again = await self._ask("POST", STEP, body)
+        if not (again.good and _parse(again.body) == _parse(reply.body)):
+            raise ServeError(f"another answer to the same turn: {again.body[:120]!r}")
+        self._note("repeat", "good", "the same answer again", again.seconds)
 
-    async def _ask(self, name: str, method: str, path: str, body: Any) -> Answer | None:
+    async def _check_end(self, episode: str | int) -> None:
+        """An episode that is cancelled, stepped after that, and one that never was."""
+        cancelled = False
+        with self._checking("cancel"):
+            cancelled = self._note_optional("cancel", await self._ask("POST", CANCEL, {"episode_id": episode}))
+        if self.report.features:
+            if cancelled:
+                await self._check_status("after cancel", episode, 410)
+            await self._check_status("unknown episode", "e-none", 404)
+
+    async def _check_status(self, name: str, episode: str | int, status: int) -> None:
+        with self._checking(name):
+            reply = await self._ask("POST", STEP, {"episode_id": episode, "action": self._action})
+            if reply.status != status:
+                raise ServeError(f"{reply.status}, not {status}")
+            self._note(name, "good", f"{status}", reply.seconds)
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> HttpReply:
+        return await self._transport.ask(method, path, body, self._timeout)
+
+    @contextlib.contextmanager
+    def _checking(self, name: str) -> Iterator[None]:
+        """An error within it is a fault of that check."""
+        began = time.perf_counter()
         try:
-            return await self._link.ask(method, path, body, self._timeout)
+            yield
         except ServeError as error:
-            self._note(name, "fault", error.message)
-            return None
+            remedy = f"; {error.remedy}" if error.remedy and not isinstance(error, Unreachable) else ""
+            self._note(name, "fault", error.message + remedy, time.perf_counter() - began)
 
-    def _take_optional(self, name: str, path: str, answer: Answer) -> bool:
+    def _note_optional(self, name: str, reply: HttpReply) -> bool:
         """Notes what a server need not offer; whether it does."""
-        if answer.status in _NOT_OFFERED:
-            self._note(name, "absent", f"no {path}", answer.seconds)
-        elif not answer.good:
-            self._note(name, "fault", error_of(self._link.url + path, answer).message, answer.seconds)
+        if reply.status in _NOT_OFFERED:
+            self._note(name, "absent", f"no {reply.url.removeprefix(self.report.url)}", reply.seconds)
+        elif not reply.good:
+            self._note(name, "fault", reply.error().message, reply.seconds)
         else:
-            self._note(name, "good", "", answer.seconds)
-        return answer.good
-
-    def _expect(self, name: str, answer: Answer, status: int) -> None:
-        right = answer.status == status
-        self._note(
-            name,
-            "good" if right else "fault",
-            f"{answer.status}" + ("" if right else f", not {status}"),
-            answer.seconds,
-        )
+            self._note(name, "good", "", reply.seconds)
+        return reply.good
 
     def _note(self, name: str, state: State, detail: str, seconds: float | None = None) -> None:
         self.report.checks.append(Check(name, state, detail, seconds))
 
 
-def _value(body: bytes) -> Any:
+def _parse(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:

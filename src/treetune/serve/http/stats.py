@@ -1,6 +1,6 @@
 """The figures of a task server over HTTP, as `EnvClient.stats` gives them over ZMQ: read from its `/metrics`.
 
-stats = await read_stats(Link("http://127.0.0.1:5000"))
+stats = await read_stats(HttpTransport("http://127.0.0.1:5000"))
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 
 from treetune.errors import MissingExtraError
 from treetune.serve.errors import ServeError
-from treetune.serve.http.peer import INFO, Peer, read_answer
-from treetune.serve.http.transport import Link, error_of
+from treetune.serve.http.client import INFO
+from treetune.serve.http.transport import HttpTransport
 
 METRICS = "/metrics"
 
@@ -18,13 +18,13 @@ _COUNTED = {"requests": "requests", "errors": "errors", "rollouts": "outcomes", 
 """What Prometheus calls counters by label, and what they are called here."""
 
 
-async def read_stats(link: Link, seconds: float = 10.0) -> dict[str, Any]:
-    info = read_answer(Peer(link), INFO, await link.ask("GET", INFO, None, seconds), dict[str, Any])
+async def read_stats(link: HttpTransport, seconds: float = 10.0) -> dict[str, Any]:
+    info = (await link.ask("GET", INFO, None, seconds)).read(dict[str, Any])
     answer = await link.ask("GET", METRICS, None, seconds)
     if answer.status == 404:
         raise ServeError(f"{link.url} shows no {METRICS}", remedy="`treetune serve TARGET --http :PORT` does")
     if not answer.good:
-        raise error_of(link.url + METRICS, answer)
+        raise answer.error()
     return {"name": str(info.get("name", link.url)), **stats_of(answer.body.decode())}
 
 

@@ -1,22 +1,25 @@
-"""A Link speaks JSON over HTTP with one task server: one request, one answer, no retries.
+"""HttpTransport speaks JSON over HTTP with one server: one request, one reply, no retries.
 
-    link = Link("http://127.0.0.1:5000", token=None)
-    answer = await link.ask("POST", "/api/episode/start", {}, timeout=10)
+    async with HttpTransport("http://127.0.0.1:5000") as transport:
+        reply = await transport.ask("POST", "/api/episode/start", {}, timeout=10)
+        reply.read(dict)                  # its body, or the error that it is
 
 It follows no redirect (a token belongs to the address it was given for) and reads no more than `MOST_BYTES`.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from treetune.errors import UsageError, described
 from treetune.serve.errors import Denied, ServeError, Unreachable
+from treetune.serve.http.wire import decode, encode_unusual
 
 if TYPE_CHECKING:
     import aiohttp
@@ -24,10 +27,12 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 _LONGEST_WAIT = 60.0
+R = TypeVar("R")
+_decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
 
 
 class Refusal(ServeError):
-    """An answer that says no."""
+    """A reply that says no."""
 
     def __init__(
         self,
@@ -42,7 +47,16 @@ class Refusal(ServeError):
         self.status, self.reason, self.retry_after = status, reason, retry_after
 
 
-class Answer(NamedTuple):
+class _ErrorBody(msgspec.Struct):
+    """The body of an error of Treetune's own server; others send what they like."""
+
+    error: str
+    kind: str = ""
+    remedy: str | None = None
+
+
+class HttpReply(NamedTuple):
+    url: str
     status: int
     body: bytes
     retry_after: float | None = None
@@ -52,8 +66,33 @@ class Answer(NamedTuple):
     def good(self) -> bool:
         return 200 <= self.status < 300
 
+    def read(self, kind: type[R]) -> R:
+        """The body. A reply that says no, or is something else, is raised."""
+        if not self.good:
+            raise self.error()
+        try:
+            body: R = decode(_decoder_of(kind), self.body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ServeError(f"{self.url} sent something else than its answer: {error}: {self.body[:200]!r}") from None
+        return body
 
-class Link:
+    def error(self) -> ServeError:
+        """A reply that is not good, as an error."""
+        text, reason, remedy = self.body[:300].decode(errors="replace"), "", None
+        try:
+            body = msgspec.json.decode(self.body, type=_ErrorBody)
+            text, reason, remedy = body.error, body.kind, body.remedy
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+        message = f"{self.url} answered {self.status}: {text}"
+        if self.status in (401, 403):
+            return Denied(message, remedy=remedy or "give the server's token")
+        if 300 <= self.status < 400:
+            remedy = "redirects are not followed: give the address that it leads to"
+        return Refusal(message, status=self.status, reason=reason, remedy=remedy, retry_after=self.retry_after)
+
+
+class HttpTransport:
     def __init__(self, url: str, token: str | None = None, max_connections: int = 1024) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -65,37 +104,43 @@ class Link:
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(self, method: str, path: str, body: Any, timeout: float) -> Answer:
-        import aiohttp
+    async def __aenter__(self) -> Self:
+        return self
 
-        began = time.perf_counter()
-        try:
-            async with self._opened().request(
-                method,
-                self.url + path,
-                data=None if body is None else _encoded(body),
-                timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),
-                allow_redirects=False,
-            ) as response:
-                content = await _content(response)
-                wait = _seconds(response.headers.get("Retry-After"))
-                return Answer(response.status, content, wait, time.perf_counter() - began)
-        except TimeoutError:
-            raise Unreachable(
-                f"{self.url}{path} did not answer within {timeout:g} seconds", remedy="allow more, or see what it does"
-            ) from None
-        except (aiohttp.InvalidURL, UnicodeError):  # the latter from the name's own rules
-            raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
-        except (aiohttp.ClientError, OSError) as error:
-            remedy = "is a task server running there? `treetune serve TARGET --http :PORT` starts one"
-            raise Unreachable(f"{self.url}{path}: {described(error)}", remedy=remedy) from error
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    def _opened(self) -> aiohttp.ClientSession:
+    async def ask(self, method: str, path: str, body: Any, timeout: float) -> HttpReply:
+        import aiohttp
+
+        began, url = time.perf_counter(), self.url + path
+        try:
+            async with self._open_session().request(
+                method,
+                url,
+                data=None if body is None else _encode(body),
+                timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),
+                allow_redirects=False,
+            ) as response:
+                content = await _read_content(response)
+                wait = _parse_seconds(response.headers.get("Retry-After"))
+                return HttpReply(url, response.status, content, wait, time.perf_counter() - began)
+        except TimeoutError:
+            raise Unreachable(
+                f"{url} did not answer within {timeout:g} seconds", remedy="allow more, or see what it does"
+            ) from None
+        except (aiohttp.InvalidURL, UnicodeError):  # UnicodeError: a host name that breaks the rules of names
+            raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
+        except (aiohttp.ClientError, OSError) as error:
+            remedy = "is a task server running there? `treetune serve TARGET --http :PORT` starts one"
+            raise Unreachable(f"{url}: {described(error)}", remedy=remedy) from error
+
+    def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
 
         if self._session is None or self._session.closed:
@@ -108,37 +153,7 @@ class Link:
         return self._session
 
 
-class ErrorBody(msgspec.Struct):
-    """What Treetune's own server says of an error; others say what they like."""
-
-    error: str
-    kind: str = ""
-    remedy: str | None = None
-
-
-def error_of(url: str, answer: Answer) -> ServeError:
-    """An answer that is not good, as an error."""
-    text = answer.body[:300].decode(errors="replace")
-    kind, remedy = "", None
-    try:
-        told = msgspec.json.decode(answer.body, type=ErrorBody)
-        text, kind, remedy = told.error, told.kind, told.remedy
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass
-    if answer.status in (401, 403):
-        return Denied(f"{url} answered {answer.status}: {text}", remedy=remedy or "give the server's token")
-    if 300 <= answer.status < 400:
-        remedy = "redirects are not followed: give the address that it leads to"
-    return Refusal(
-        f"{url} answered {answer.status}: {text}",
-        status=answer.status,
-        reason=kind,
-        remedy=remedy,
-        retry_after=answer.retry_after,
-    )
-
-
-async def _content(response: aiohttp.ClientResponse) -> bytes:
+async def _read_content(response: aiohttp.ClientResponse) -> bytes:
     if response.content_length is not None and response.content_length <= MOST_BYTES:
         return await response.read()
     content = bytearray()
@@ -149,14 +164,14 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-def _encoded(body: Any) -> bytes:
+def _encode(body: Any) -> bytes:
     try:
         return msgspec.json.encode(body)
-    except (UnicodeEncodeError, OverflowError):  # half of a surrogate pair; an integer beyond 64 bits
-        return json.dumps(msgspec.to_builtins(body)).encode()
+    except (UnicodeEncodeError, OverflowError):
+        return encode_unusual(body)
 
 
-def _seconds(header: str | None) -> float | None:
+def _parse_seconds(header: str | None) -> float | None:
     try:
         return min(_LONGEST_WAIT, max(0.0, float(header))) if header else None
     except ValueError:

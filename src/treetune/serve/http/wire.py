@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -161,16 +162,16 @@ def http_error(error: TreetuneError | Exception, path: str | None = None) -> Htt
     """An error of the host as an answer; `path` is the part of the body that a wrong request is wrong in."""
     if isinstance(error, HttpError):
         return error
-    told = failure(error)
-    kind = told.kind or "failed"
+    found = failure(error)
+    kind = found.kind or "failed"
     status = _STATUS.get(kind, HTTPStatus.INTERNAL_SERVER_ERROR)
     again = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     return HttpError(
         status,
         kind,
-        told.error or "failed",
+        found.error or "failed",
         path=path if isinstance(error, UsageError | ServeError) and kind == "usage" else None,
-        remedy=told.remedy,
+        remedy=found.remedy,
         retry_after=RETRY_SECONDS if again else None,
     )
 
@@ -182,24 +183,28 @@ def encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except (OverflowError, UnicodeEncodeError):
-        # An integer beyond 64 bits, or half of a surrogate pair, which a model can sample.
-        plain = _finite(msgspec.to_builtins(value, enc_hook=repr))
-        return json.dumps(plain, separators=(",", ":")).encode()
+        return encode_unusual(value, enc_hook=repr)
 
 
-def _finite(value: Any) -> Any:
+def encode_unusual(value: Any, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
+    """What msgspec does not write: an integer beyond 64 bits, and half of a surrogate pair (models sample it)."""
+    plain = _replace_infinite(msgspec.to_builtins(value, enc_hook=enc_hook))
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def _replace_infinite(value: Any) -> Any:
     """JSON has no NaN: null, as msgspec writes it."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _replace_infinite(item) for key, item in value.items()}
+    return [_replace_infinite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_body(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
     """The body as what the endpoint takes; anything else is a 422 with the path of the fault."""
     try:
-        return _decoded(decoder, data or b"{}")
+        return decode(decoder, data or b"{}")
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `")
         raise HttpError(422, "bad_request", problem, path=path.rstrip("`") or "$") from None
@@ -207,25 +212,26 @@ def read_body(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
         raise HttpError(422, "bad_request", f"the body is no JSON: {error}", path="$") from None
 
 
-def _decoded(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
+def decode(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
+    """As msgspec does; it also takes 3.0 for an integer, as JSON has it, and half of a surrogate pair."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-        # 3.0 is an integer in JSON, and what some programs write for 3.
-        return msgspec.convert(json.loads(data, parse_float=_number, parse_constant=_no_constant), decoder.type)
+        parse_float: Any = _parse_number
     except msgspec.DecodeError:
         if b"\\ud" not in data.lower():
             raise
-        # Half of a surrogate pair, which a model can sample: only Python's own reader takes it.
-        return msgspec.convert(json.loads(data, parse_constant=_no_constant), decoder.type)
+        parse_float = None
+    value = json.loads(data, parse_float=parse_float, parse_constant=_refuse_constant)
+    return msgspec.convert(value, decoder.type)
 
 
-def _number(digits: str) -> float | int:
+def _parse_number(digits: str) -> float | int:
     number = float(digits)
     return int(number) if number.is_integer() else number
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
