@@ -10,9 +10,10 @@ import multiprocessing
 import socket
 from typing import Any
 
+import uvloop
+
 from measure import cost, show
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.loops import run
 
 CONCURRENT, STEPS = 256, 5120
 STEP = {"observation": {"type": "text", "content": "and now?"}, "reward": 0.0, "done": False, "info": {}}
@@ -52,7 +53,7 @@ def serve(listening: socket.socket) -> None:
         server = await asyncio.get_running_loop().create_server(Constant, sock=listening)
         await server.serve_forever()
 
-    run(main())
+    uvloop.run(main())
 
 
 async def ours(url: str) -> None:
@@ -85,8 +86,8 @@ def main() -> None:
     server = multiprocessing.get_context("fork").Process(target=serve, args=(listening,), daemon=True)
     server.start()
     try:
-        mine = cost(lambda: run(ours(url)), per=STEPS)
-        theirs = cost(lambda: run(bare(url)), per=STEPS)
+        mine = cost(lambda: uvloop.run(ours(url)), per=STEPS)
+        theirs = cost(lambda: uvloop.run(bare(url)), per=STEPS)
     finally:
         server.kill()
     show(f"client: one step, {CONCURRENT} at a time", mine, "a bare loop over aiohttp", theirs, "500 us wall")

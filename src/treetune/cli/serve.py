@@ -94,6 +94,8 @@ def serve_command(
     """
     import logging
 
+    import uvloop
+
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.register import open_place
     from treetune.cli.target import trusted
@@ -102,7 +104,6 @@ def serve_command(
     from treetune.errors import UsageError
     from treetune.policies.endpoint import EndpointConfig
     from treetune.requirements import refuse_unservable
-    from treetune.serve import loops
     from treetune.serve.access import Access
     from treetune.serve.models import ModelsConfig
     from treetune.serve.zmq.server import EnvServer, ServerConfig
@@ -158,7 +159,7 @@ def serve_command(
             "deadline_seconds": episode_deadline,
         }
         door = _http(server, episodes)
-    loops.run(_serve(server, door, metrics, json, place))
+    uvloop.run(_serve(server, door, metrics, json, place))
     return 0
 
 

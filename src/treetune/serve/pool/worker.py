@@ -17,12 +17,12 @@ import time
 from typing import Any
 
 import msgspec
+import uvloop
 import zmq
 
 from treetune.episode import Limits
 from treetune.host import LocalHost
 from treetune.partial import shown_to
-from treetune.serve import loops
 from treetune.serve.access import connect
 from treetune.serve.models import Models, ModelsConfig
 from treetune.serve.pool.message_batch import Mail, opened
@@ -84,7 +84,7 @@ def run_worker(spec: WorkerSpec) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
-    loops.run(_lived(spec))
+    uvloop.run(_lived(spec))
     # Threads of user code that hang must not keep the process.
     os._exit(0)
 
