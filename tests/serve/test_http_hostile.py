@@ -13,9 +13,8 @@ from serving import Numbers, Talks, until
 from test_http_server import BOTH, playing, run
 
 from treetune import Observation, Step
+from treetune.serve.http import asgi
 from treetune.serve.http import ended_episodes as http_past
-from treetune.serve.http import guard as http_guard
-from treetune.serve.http import server as http_server
 from treetune.serve.http.ended_episodes import Past, gone
 
 
@@ -222,8 +221,8 @@ def test_a_head_without_end_is_cut_off():
     ],
 )
 def test_a_request_that_does_not_arrive_in_time_is_given_up(beginning, monkeypatch):
-    monkeypatch.setattr(http_guard, "REQUEST_SECONDS", 0.2)
-    monkeypatch.setattr(http_server, "_GUARD_SECONDS", 0.05)
+    monkeypatch.setattr(asgi, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(asgi, "_CHECK_SECONDS", 0.05)
 
     async def play():
         async with playing(Oddities()) as client:
@@ -242,8 +241,8 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(beginning, monkeypat
 
 
 def test_a_step_that_takes_long_is_not_taken_for_a_request_that_does(monkeypatch):
-    monkeypatch.setattr(http_guard, "REQUEST_SECONDS", 0.05)
-    monkeypatch.setattr(http_server, "_GUARD_SECONDS", 0.02)
+    monkeypatch.setattr(asgi, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(asgi, "_CHECK_SECONDS", 0.02)
 
     async def play():
         async with playing(Oddities()) as client:

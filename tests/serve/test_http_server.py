@@ -14,9 +14,9 @@ from treetune import Observation, Step
 from treetune.builtin.math.arithmetic import Arithmetic
 from treetune.errors import UsageError
 from treetune.partial import show
-from treetune.serve.access import Access
+from treetune.serve.access import Access, parse_http_address
 from treetune.serve.http.episodes import HttpConfig
-from treetune.serve.http.server import HttpServer, parse_address
+from treetune.serve.http.server import HttpServer
 
 
 class Client:
@@ -392,13 +392,13 @@ def test_a_page_from_elsewhere_cannot_play():
 @pytest.mark.parametrize("address", ["nonsense", "1.2.3.4", ":99999", "http://x/path:1", "0.0.0.0:5000", "tcp://:5"])
 def test_addresses_that_are_none_or_open_to_all_are_refused(address):
     with pytest.raises(UsageError):
-        parse_address(address, Access())
+        parse_http_address(address, Access())
 
 
 def test_an_address_without_a_host_is_this_machine_only():
-    assert parse_address(":5000", Access()) == ("127.0.0.1", 5000)
-    assert parse_address("[::1]:5000", Access()) == ("::1", 5000)
-    assert parse_address("0.0.0.0:5000", Access(token="x")) == ("0.0.0.0", 5000)
+    assert parse_http_address(":5000", Access()) == ("127.0.0.1", 5000)
+    assert parse_http_address("[::1]:5000", Access()) == ("::1", 5000)
+    assert parse_http_address("0.0.0.0:5000", Access(token="x")) == ("0.0.0.0", 5000)
 
 
 def test_batches_answer_each_of_their_parts():

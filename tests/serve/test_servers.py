@@ -27,9 +27,16 @@ from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.serve import register as directory
 from treetune.serve.access import Access
 from treetune.serve.errors import Denied
-from treetune.serve.health import ask_all
-from treetune.serve.register import Entry, FolderRegister, Seen, open_register, read_entry, registered
-from treetune.serve.register_http import RegisterServer
+from treetune.serve.register import (
+    Entry,
+    FolderRegister,
+    RegisteredServer,
+    RegisterServer,
+    check_health,
+    open_register,
+    read_entry,
+    stay_registered,
+)
 
 
 def entry(id="one", **fields):
@@ -45,7 +52,7 @@ def listed(place, token=None):
 
     async def look():
         seen = await open_register(str(place), token).entries()
-        return list(zip(seen, await ask_all(seen, 30.0), strict=True))
+        return list(zip(seen, await check_health(seen, 30.0), strict=True))
 
     return run(look())
 
@@ -239,7 +246,7 @@ def test_an_announcement_under_way_does_not_outlive_the_server(tmp_path, monkeyp
     monkeypatch.setattr(FolderRegister, "_write", slowly)
 
     async def play():
-        async with registered(FolderRegister(tmp_path), entry()):
+        async with stay_registered(FolderRegister(tmp_path), entry()):
             await asyncio.to_thread(begun.wait)
             asyncio.get_running_loop().call_later(0.2, go_on.set)
 
@@ -289,9 +296,10 @@ def test_states_of_servers(tmp_path):
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        seen = [Seen(entry(url=f"{url}/{path}"), age) for path in PATHS for age in (1, 100)]
-        seen += [Seen(entry(host="another-machine"), 1), Seen(entry(url="http://[::1"), 1), Seen(entry(url=None), 1)]
-        found = await ask_all(seen, timeout=1.0)
+        seen = [RegisteredServer(entry(url=f"{url}/{path}"), age) for path in PATHS for age in (1, 100)]
+        odd = (entry(host="another-machine"), entry(url="http://[::1"), entry(url=None))
+        seen += [RegisteredServer(one, 1) for one in odd]
+        found = await check_health(seen, timeout=1.0)
         server.close()
         return [(one.state, one.episodes) for one in found]
 
@@ -308,13 +316,13 @@ def test_states_of_servers(tmp_path):
 
 
 def test_a_register_that_was_restarted_knows_the_servers_again(monkeypatch):
-    monkeypatch.setattr(directory, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "ANNOUNCE_SECONDS", 0.05)
 
     async def play():
         server = RegisterServer(":0", Access())
         await server.start()
         register = open_register(server.url)
-        async with registered(register, entry()):
+        async with stay_registered(register, entry()):
             await until(lambda: bool(server._known))
             await server.stop()
             again = RegisterServer(server.url, Access())
@@ -328,10 +336,10 @@ def test_a_register_that_was_restarted_knows_the_servers_again(monkeypatch):
 
 
 def test_a_folder_that_was_emptied_knows_them_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(directory, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "ANNOUNCE_SECONDS", 0.05)
 
     async def play():
-        async with registered(FolderRegister(tmp_path), entry()):
+        async with stay_registered(FolderRegister(tmp_path), entry()):
             await until(lambda: (tmp_path / "one.json").exists())
             (tmp_path / "one.json").unlink()
             await until(lambda: (tmp_path / "one.json").exists())
@@ -355,7 +363,7 @@ def test_the_register_takes_nothing_without_its_token_and_nothing_large(monkeypa
             await good._ask("POST", "/api/servers", {"id": "x", "name": "y" * 100_000})
         with pytest.raises(TreetuneError, match="404"):
             await good._ask("GET", "/../../etc/passwd")
-        monkeypatch.setattr("treetune.serve.register_http.MOST_ENTRIES", 2)
+        monkeypatch.setattr("treetune.serve.register.MOST_ENTRIES", 2)
         for id in ("a", "b", "a"):
             await good.announce(entry(id))
         with pytest.raises(TreetuneError, match="429"):

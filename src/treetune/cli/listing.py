@@ -32,7 +32,7 @@ def list_command(
     from treetune.policies import KINDS
 
     if servers:
-        from treetune.cli.servers import list_servers
+        from treetune.cli.register import list_servers
 
         return list_servers(name, timeout, json)
     if matrix:

@@ -1,8 +1,8 @@
-"""`treetune register`: where running servers announce themselves, over HTTP; and how `treetune serve` does so."""
+"""The register of running servers: `treetune register`, `treetune list --servers`, `treetune serve --register`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from treetune.host import Info
-    from treetune.serve.register import Register
+    from treetune.serve.register import Register, RegisteredServer, ServerHealth
     from treetune.serve.zmq.server import EnvServer
+
+_COLOURS = {"ok": "green", "stopping": "yellow", "elsewhere": "yellow", "no answer": "red", "gone": "dim"}
 
 
 def register_command(
@@ -35,7 +37,7 @@ def register_command(
 
     from treetune.cli.output import print_json
     from treetune.serve.access import Access
-    from treetune.serve.register_http import RegisterServer
+    from treetune.serve.register import RegisterServer
 
     server = RegisterServer(http, Access(token=token or None, open=open_access))
 
@@ -55,15 +57,76 @@ def register_command(
     return 0
 
 
-class Place(NamedTuple):
-    """Where a server is to be found."""
+def list_servers(place: str | None, timeout: float, json: bool) -> None:
+    import asyncio
+    import os
+
+    from treetune.cli.output import console_for, print_json
+    from treetune.errors import UsageError
+    from treetune.serve.register import check_health, open_register
+
+    place = place or os.environ.get("TREETUNE_SERVERS")
+    if not place:
+        raise UsageError("which register?", remedy="treetune list --servers FOLDER_OR_URL, or set TREETUNE_SERVERS")
+    register = open_register(place, os.environ.get("TREETUNE_REGISTER_TOKEN") or None, make=False)
+
+    async def look() -> list[tuple[RegisteredServer, ServerHealth]]:
+        servers = await register.entries()
+        return list(zip(servers, await check_health(servers, timeout), strict=True))
+
+    found = asyncio.run(look())
+    if json:
+        print_json({"register": place, "servers": [_as_json(*one) for one in found]})
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console_for(False)
+    if not found:
+        console.print(Text(f"no servers in {place}; one joins with treetune serve ... --register {place}"))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("name", "address", "tasks", "episodes", "health", ""):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "address")  # one that is cut is none
+    for server, health in found:
+        entry = server.entry
+        table.add_row(
+            Text(_printable(entry.name)),
+            Text(_printable(" ".join(filter(None, [entry.url, entry.zmq])))),
+            Text("endless" if entry.num_tasks is None else f"{entry.num_tasks:,}"),
+            Text("" if health.episodes is None else f"{health.episodes:,}"),
+            Text(health.state, style=_COLOURS[health.state]),
+            Text(_printable(", ".join(filter(None, ["needs a token" if entry.needs_token else "", health.detail])))),
+        )
+    console.print(table)
+
+
+def _as_json(server: RegisteredServer, health: ServerHealth) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        **msgspec.to_builtins(server.entry),
+        "health": health.state,
+        "episodes": health.episodes,
+        "detail": health.detail,
+        "seconds_since_heard": round(server.age, 1),
+    }
+
+
+def _printable(text: str) -> str:
+    """What others wrote into the register may not steer the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+class Registration(NamedTuple):
+    """Where a server registers, and as what."""
 
     register: Register
     advertise: str | None
     """The http address to be there under, where it is not the one that it listens on."""
 
 
-def open_place(place: str | None, advertise: str | None) -> Place | None:
+def open_registration(place: str | None, advertise: str | None) -> Registration | None:
     """What `serve --register` and `--advertise` ask for."""
     import os
 
@@ -80,25 +143,27 @@ def open_place(place: str | None, advertise: str | None) -> Place | None:
         msgspec.convert({"id": "a", "name": "", "url": advertise}, Entry)
     except msgspec.ValidationError:
         raise UsageError(f"{advertise!r} is no address", remedy="write http://HOST:PORT, without a password") from None
-    return Place(open_register(place, os.environ.get("TREETUNE_REGISTER_TOKEN") or None), advertise)
+    return Registration(open_register(place, os.environ.get("TREETUNE_REGISTER_TOKEN") or None), advertise)
 
 
-def listed(place: Place | None, server: EnvServer, url: str | None, info: Info) -> AbstractAsyncContextManager[None]:
-    """The server stands in the register while it runs."""
+def register_server(
+    registration: Registration | None, server: EnvServer, url: str | None, info: Info
+) -> AbstractAsyncContextManager[None]:
+    """Keeps the server in the register while it runs."""
     import contextlib
     import os
     import socket
     import time
 
-    from treetune.serve.register import Entry, new_id, reachable, registered
+    from treetune.serve.register import Entry, make_id, public_address, stay_registered
 
-    if place is None:
+    if registration is None:
         return contextlib.nullcontext()
     entry = Entry(
-        id=new_id(),
+        id=make_id(),
         name=info.name[:300],
-        url=place.advertise or (reachable(url) if url is not None else None),
-        zmq=reachable(server.address) if server.address else None,
+        url=registration.advertise or (public_address(url) if url is not None else None),
+        zmq=public_address(server.address) if server.address else None,
         server_key=server.public_key.decode() if server.public_key is not None else None,
         num_tasks=info.num_tasks,
         needs_token=server.config.access.token is not None,
@@ -106,4 +171,4 @@ def listed(place: Place | None, server: EnvServer, url: str | None, info: Info) 
         pid=os.getpid(),
         started=time.time(),
     )
-    return registered(place.register, entry)
+    return stay_registered(registration.register, entry)

@@ -11,7 +11,7 @@ from treetune.cli.target import TASKS_TARGET, TRUST
 from treetune.matrix import NEEDS_TASKS, Column, Kind, Target
 
 if TYPE_CHECKING:
-    from treetune.cli.register import Place
+    from treetune.cli.register import Registration
     from treetune.serve.http.server import HttpServer
     from treetune.serve.zmq.server import EnvServer
 
@@ -97,7 +97,7 @@ def serve_command(
     import uvloop
 
     from treetune.cli.overrides import TASKS, read_overrides
-    from treetune.cli.register import open_place
+    from treetune.cli.register import open_registration
     from treetune.cli.target import trusted
     from treetune.config import convert
     from treetune.episode import Limits
@@ -131,7 +131,7 @@ def serve_command(
         zmq = "" if http is not None else "tcp://127.0.0.1:5555"
     elif not zmq:
         raise UsageError("'' is no address", remedy="leave --zmq out, or write tcp://127.0.0.1:5555")
-    place = open_place(register, advertise)
+    registration = open_registration(register, advertise)
     settings: dict[str, Any] = {
         "address": zmq,
         "capacity": capacity,
@@ -159,7 +159,7 @@ def serve_command(
             "deadline_seconds": episode_deadline,
         }
         door = _http(server, episodes)
-    uvloop.run(_serve(server, door, metrics, json, place))
+    uvloop.run(_serve(server, door, metrics, json, registration))
     return 0
 
 
@@ -194,7 +194,7 @@ async def _serve(
     http: HttpServer | None,
     metrics: str | None,
     json: bool,
-    place: Place | None = None,
+    registration: Registration | None = None,
 ) -> None:
     import asyncio
     import contextlib
@@ -203,7 +203,7 @@ async def _serve(
     import signal
 
     from treetune.cli.output import print_json
-    from treetune.cli.register import listed
+    from treetune.cli.register import register_server
     from treetune.errors import UsageError
     from treetune.serve.metrics import serve_metrics
 
@@ -224,12 +224,12 @@ async def _serve(
         await starting
     if starting.cancelled():
         return
-    shown = None
+    exporter = None
     try:
         if http is not None:
             await http.start()
         if metrics is not None:
-            shown = serve_metrics(server.metrics, metrics)
+            exporter = await serve_metrics(server.metrics, metrics)
     except UsageError:
         if http is not None:
             await http.close()
@@ -245,10 +245,11 @@ async def _serve(
         log.info("encrypted; the key that clients need: %s", key)
     if server.config.state is None:
         log.info("without --state the cursor is lost when this server ends")
+    shown = f"{exporter.url}/metrics" if exporter is not None else None
     if json:
         print_json({"address": server.address, "http": url, "pid": os.getpid(), "server_key": key, "metrics": shown})
     reporter = asyncio.create_task(_report(server, log))
-    async with listed(place, server, url, info):
+    async with register_server(registration, server, url, info):
         await asked.wait()
         reporter.cancel()
         # Both at once: together they have the seconds of --drain.
@@ -256,6 +257,8 @@ async def _serve(
         if http is not None:
             await http.close()
         await server.close()
+    if exporter is not None:
+        await exporter.close()
     log.info("stopped; the next index is %d", server.streams.cursor())
 
 

@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from treetune.serve.http.transport import HttpTransport
+
 
 def top_command(
     address: Annotated[
@@ -33,21 +35,21 @@ def top_command(
     console = console_for(json)
 
     async def watch() -> None:
-        async with _figures_of(address, token, server_key, deadline) as look:
+        async with _open_stats(address, token, server_key, deadline) as look:
             before = await look()
             if json:
                 print_json(before)
                 return
             if once or not console.is_terminal:
-                console.print(figures(address, before, before))
+                console.print(_make_table(address, before, before))
                 return
             from rich.live import Live
 
-            with Live(figures(address, before, before), console=console, screen=True) as live:
+            with Live(_make_table(address, before, before), console=console, screen=True) as live:
                 while True:
                     await asyncio.sleep(every)
                     now = await look()
-                    live.update(figures(address, now, before))
+                    live.update(_make_table(address, now, before))
                     before = now
 
     asyncio.run(watch())
@@ -55,19 +57,15 @@ def top_command(
 
 
 @asynccontextmanager
-async def _figures_of(
+async def _open_stats(
     address: str, token: str | None, server_key: str | None, deadline: float
 ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
     """What gives the figures of the server at an address, whichever door it is."""
     if address.startswith(("http://", "https://")):
-        from treetune.serve.http.stats import read_stats
         from treetune.serve.http.transport import HttpTransport
 
-        link = HttpTransport(address, token)
-        try:
-            yield lambda: read_stats(link, deadline)
-        finally:
-            await link.close()
+        async with HttpTransport(address, token) as transport:
+            yield lambda: _read_stats(transport, deadline)
         return
     from treetune.serve.zmq.client import EnvClient
 
@@ -75,7 +73,21 @@ async def _figures_of(
         yield client.stats
 
 
-def figures(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
+async def _read_stats(transport: HttpTransport, deadline: float) -> dict[str, Any]:
+    """What `EnvClient.stats` gives, from the `/metrics` of a task server."""
+    from treetune.serve.errors import ServeError
+    from treetune.serve.metrics import parse_stats
+
+    info = (await transport.ask("GET", "/api/task/info", None, deadline)).read(dict[str, Any])
+    reply = await transport.ask("GET", "/metrics", None, deadline)
+    if reply.status == 404:
+        raise ServeError(f"{transport.url} shows no /metrics", remedy="`treetune serve TARGET --http :PORT` does")
+    if not reply.good:
+        raise reply.error()
+    return {"name": str(info.get("name", transport.url)), **parse_stats(reply.body.decode())}
+
+
+def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
     """One look at a server, with rates since the look before."""
     from rich.table import Table
     from rich.text import Text

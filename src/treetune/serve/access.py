@@ -26,7 +26,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def check_address(address: str, access: Access) -> None:
-    """Refuses an address that is none, and one that is open to everybody without a token."""
+    """Refuses what is no address of a pull server, and one that is open to everybody without a token."""
     parts = urlsplit(address)
     try:
         bad = parts.scheme not in ("tcp", "ipc") or (parts.scheme == "tcp" and parts.port is None)
@@ -34,7 +34,25 @@ def check_address(address: str, access: Access) -> None:
         bad = True
     if bad:
         raise UsageError(f"{address!r} is no address", remedy="write tcp://127.0.0.1:5555 (port 0: any free one)")
-    if parts.scheme == "tcp" and not is_loopback(parts.hostname or "") and not access.token and not access.open:
+    if parts.scheme == "tcp":
+        _refuse_exposed(address, parts.hostname or "", access)
+
+
+def parse_http_address(address: str, access: Access) -> tuple[str, int]:
+    """Host and port. Refuses what is no address, and one that is open to everybody without a token."""
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    try:
+        host, port = parts.hostname or "127.0.0.1", parts.port
+    except ValueError:
+        host, port = "", None
+    if port is None or parts.scheme != "http" or parts.path.strip("/"):
+        raise UsageError(f"{address!r} is no address", remedy="write HOST:PORT, or :PORT for this machine only")
+    _refuse_exposed(address, host, access)
+    return host, port
+
+
+def _refuse_exposed(address: str, host: str, access: Access) -> None:
+    if not is_loopback(host) and not access.token and not access.open:
         raise UsageError(
             f"{address} can be reached by other machines, and there is no token",
             remedy="pass --token (or set TREETUNE_TOKEN); --open allows it without one",

@@ -1,10 +1,10 @@
 """A server in figures: counted as plain numbers on the hot path, shown to Prometheus and `treetune top` when asked.
 
-    metrics.request("sample", seconds)
-    metrics.stats()                              # for `treetune top`
-    serve_metrics(metrics, "127.0.0.1:9100")     # for Prometheus
-
-Prometheus asks from a thread of its own.
+metrics.request("sample", seconds)
+metrics.stats()                                       # for `treetune top`
+metrics.render()                                      # for Prometheus
+parse_stats(text)                                     # back from there
+listener = await serve_metrics(metrics, ":9100")      # at an address of their own
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from treetune.errors import UsageError
+from treetune.serve.access import Access, parse_http_address
 from treetune.serve.work import Scored
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
+
+    from treetune.serve.http.asgi import Listener
 
 BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
 """Seconds up to which each bucket of the latencies goes."""
@@ -95,6 +98,19 @@ class Metrics:
         count, total = self.rewards.get(source, (0, 0.0))
         return total / count if count else None
 
+    def render(self) -> bytes:
+        """All of it, as text for Prometheus."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self.registry())
+
+    def registry(self) -> CollectorRegistry:
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry()
+        registry.register(self)
+        return registry
+
     def collect(self) -> Iterator[Metric]:
         """What Prometheus asks for."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -135,16 +151,49 @@ class Metrics:
         yield cursors
 
 
-def serve_metrics(metrics: Metrics, address: str) -> str:
-    """Shows them to Prometheus at HOST:PORT, from a thread of its own; gives the URL."""
-    from prometheus_client import CollectorRegistry, start_http_server
+async def serve_metrics(metrics: Metrics, address: str) -> Listener:
+    """Shows them to Prometheus at HOST:PORT."""
+    from prometheus_client import make_asgi_app
 
-    host, _, port = address.rpartition(":")
-    host = host or "127.0.0.1"
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    try:
-        server, _ = start_http_server(int(port), host, registry)
-    except (OSError, OverflowError, ValueError) as error:
-        raise UsageError(f"cannot show figures at {address!r}: {error}", remedy="write HOST:PORT") from None
-    return f"http://{host}:{server.server_port}/metrics"
+    from treetune.serve.http.asgi import Listener
+
+    host, port = parse_http_address(address, Access(open=True))
+    listener = Listener(make_asgi_app(metrics.registry()), host, port)
+    await listener.start()
+    return listener
+
+
+_COUNTED = {"requests": "requests", "errors": "errors", "rollouts": "outcomes", "tasks": "tasks"}
+"""Counters by label: their names for Prometheus, and those in `Metrics.stats`."""
+
+
+def parse_stats(text: str) -> dict[str, Any]:
+    """What `Metrics.stats` gives, from the text for Prometheus."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    counts: dict[str, dict[str, Any]] = {name: {} for name in [*_COUNTED.values(), "seconds", "sums", "scored"]}
+    gauges: dict[str, Any] = {"malformed": 0}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name.removeprefix("treetune_").removesuffix("_total")
+            label = next(iter(sample.labels.values()), None)
+            if name in _COUNTED and label is not None:
+                counts[_COUNTED[name]][label] = int(sample.value)
+            elif name == "seconds_sum" and label is not None:
+                counts["seconds"][label] = sample.value
+            elif name in ("reward_sum", "reward_count") and label is not None:
+                counts["sums" if name == "reward_sum" else "scored"][label] = sample.value
+            elif name == "cursor":
+                gauges[f"cursor:{label}"] = int(sample.value)
+            elif label is None:
+                gauges[name] = sample.value if name == "uptime" else int(sample.value)
+    tasks, sums, scored = counts.pop("tasks"), counts.pop("sums"), counts.pop("scored")
+    sources = {
+        name: {
+            "tasks": count,
+            "share": count / sum(tasks.values()),
+            "mean_reward": sums[name] / scored[name] if scored.get(name) else None,
+        }
+        for name, count in tasks.items()
+    }
+    return {**counts, "sources": sources, **gauges}

@@ -1,13 +1,13 @@
 """The register of running servers: who serves what, where. A shared folder, or the address of a `treetune register`.
 
     register = open_register("/shared/servers")       # or http://registry:5050
-    async with registered(register, entry):           # told anew every few seconds, taken back at the end
+    async with stay_registered(register, entry):      # announced every few seconds, withdrawn at the end
         ...
-    for seen in await register.entries():
-        print(seen.entry.name, seen.entry.url, seen.age)
+    for server in await register.entries():
+        print(server.entry.name, server.entry.url, server.age)
 
 An entry holds no secret: tokens stay with those who serve and those who ask. A server that was killed leaves its
-entry behind; it is no longer heard of, and after an hour it is forgotten.
+entry behind, which is forgotten after an hour.
 """
 
 from __future__ import annotations
@@ -23,37 +23,43 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
 from treetune.errors import StorageError, TreetuneError, UsageError
+from treetune.serve.access import Access, is_loopback, parse_http_address
 from treetune.serve.errors import ServeError
 from treetune.serve.http.transport import HttpTransport
+from treetune.serve.http.wire import HttpError, encode
+from treetune.serve.zmq.client import EnvClient
+
+if TYPE_CHECKING:
+    from treetune.serve.http.asgi import Request
 
 log = logging.getLogger("treetune.serve")
 
-BEAT_SECONDS = 10.0
-"""How often a server says that it is there."""
-STALE_SECONDS = 3 * BEAT_SECONDS
-"""Not heard of for so long: it was killed, or lost its register."""
+ANNOUNCE_SECONDS = 10.0
+"""How often a server announces itself."""
+STALE_SECONDS = 3 * ANNOUNCE_SECONDS
+"""A server that was not heard of for so long was killed, or lost its register."""
 FORGET_SECONDS = 3600.0
 MOST_ENTRIES = 1000
 MOST_BYTES = 8192
 _ASK_SECONDS = 5.0
+_MOST_AT_ONCE = 250
 _FAILURES = (TreetuneError, OSError)
 _PART = ".treetune-register-"
-"""How files begin that are not whole yet."""
+"""How the names of unfinished files begin."""
 
-Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
 Text = Annotated[str, msgspec.Meta(max_length=300)]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One running server."""
 
-    id: Id
+    id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
     name: Text
     """Of the taskset."""
     url: Annotated[str, msgspec.Meta(max_length=300, pattern=r"^https?://[^\s@?#]+\Z")] | None = None
@@ -70,7 +76,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     started: float = 0.0
 
 
-class Seen(NamedTuple):
+class RegisteredServer(NamedTuple):
     entry: Entry
     age: float
     """Seconds since it was last heard of."""
@@ -80,17 +86,17 @@ class Register(Protocol):
     place: str
 
     async def announce(self, entry: Entry) -> None:
-        """Says that this server is there."""
+        """Adds a server, or says that it is still there."""
 
     async def withdraw(self, id: str) -> None:
-        """Says that it is there no more."""
+        """Removes it."""
 
-    async def entries(self) -> list[Seen]:
+    async def entries(self) -> list[RegisteredServer]:
         """All that are known, by name."""
 
 
 def open_register(place: str, token: str | None = None, *, make: bool = True) -> Register:
-    """A folder, made where there is none (unless told otherwise), or an http address; anything else is refused."""
+    """A folder, made where there is none (unless `make` is false), or an http address; anything else is refused."""
     scheme = urlsplit(place).scheme if "://" in place else ""
     if scheme in ("http", "https"):
         return RemoteRegister(place, token)
@@ -104,8 +110,44 @@ def open_register(place: str, token: str | None = None, *, make: bool = True) ->
     return FolderRegister(folder)
 
 
+@contextlib.asynccontextmanager
+async def stay_registered(register: Register, entry: Entry) -> AsyncIterator[None]:
+    """Keeps a server in a register while it runs. A register that fails is logged once, and never stops the server."""
+    ended = asyncio.Event()
+    announcing = asyncio.create_task(_announce_until(ended, register, entry))
+    try:
+        yield
+    finally:
+        ended.set()
+        await asyncio.wait([announcing], timeout=_ASK_SECONDS)  # no announcement may follow the withdrawal
+        announcing.cancel()
+        try:
+            await asyncio.wait_for(register.withdraw(entry.id), _ASK_SECONDS)
+        except _FAILURES as error:
+            log.warning("not taken out of the register: %s", error)
+
+
+async def _announce_until(ended: asyncio.Event, register: Register, entry: Entry) -> None:
+    good: bool | None = None
+    while not ended.is_set():
+        try:
+            await register.announce(entry)
+            if good is not True:
+                log.info("registered in %s", register.place)
+            good = True
+        except _FAILURES as error:
+            if good is not False:
+                log.warning("not registered, will try again: %s", error)
+            good = False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), ANNOUNCE_SECONDS)
+
+
+# A folder
+
+
 class FolderRegister:
-    """One small file for each server; when it was last written tells when the server was last heard of."""
+    """One small file for each server; its modification time tells when the server was last heard of."""
 
     def __init__(self, folder: Path) -> None:
         self.place = str(folder)
@@ -120,13 +162,10 @@ class FolderRegister:
 
     async def withdraw(self, id: str) -> None:
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(self._file(id).unlink)
+            await asyncio.to_thread((self._folder / f"{id}.json").unlink)
 
-    async def entries(self) -> list[Seen]:
+    async def entries(self) -> list[RegisteredServer]:
         return await asyncio.to_thread(self._read_all)
-
-    def _file(self, id: str) -> Path:
-        return self._folder / f"{id}.json"
 
     def _write(self, entry: Entry) -> None:
         try:
@@ -135,50 +174,75 @@ class FolderRegister:
                 with os.fdopen(handle, "wb") as file:
                     file.write(msgspec.json.encode(entry) + b"\n")
                 os.chmod(temporary, 0o644)  # others who share the folder may read it
-                os.replace(temporary, self._file(entry.id))
+                os.replace(temporary, self._folder / f"{entry.id}.json")
             except BaseException:
                 os.unlink(temporary)
                 raise
         except OSError as error:
             raise StorageError(f"cannot register in {self.place}: {error.strerror or error}") from error
 
-    def _read_all(self) -> list[Seen]:
+    def _read_all(self) -> list[RegisteredServer]:
         try:
-            names = sorted(
-                name for name in os.listdir(self._folder) if name.endswith(".json") or name.startswith(_PART)
-            )
+            names = [name for name in os.listdir(self._folder) if name.endswith(".json") or name.startswith(_PART)]
         except OSError as error:
             raise StorageError(f"cannot read {self.place}: {error.strerror or error}") from error
-        now = self._now()
-        files = (self._folder / name for name in names[:MOST_ENTRIES])
-        return by_name(seen for file in files if (seen := self._read(file, now)) is not None)
+        now = self._read_clock()
+        found = (self._read(self._folder / name, now) for name in sorted(names)[:MOST_ENTRIES])
+        return _sort(server for server in found if server is not None)
 
-    def _now(self) -> float:
-        """By the clock that dates the folder's files, which need not be that of this machine."""
+    def _read_clock(self) -> float:
+        """The time of the clock that dates the folder's files, which need not be that of this machine."""
         try:
             with tempfile.TemporaryFile(dir=self._folder, prefix=_PART) as file:
                 return os.fstat(file.fileno()).st_mtime
         except OSError:
-            return time.time()  # not ours to write in
+            return time.time()  # the folder is read-only for us
 
-    def _read(self, file: Path, now: float) -> Seen | None:
+    def _read(self, file: Path, now: float) -> RegisteredServer | None:
         try:
             with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as opened:
-                found = os.fstat(opened.fileno())
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(opened.fileno())
+                if not stat.S_ISREG(status.st_mode):
                     return None
-                content = opened.read(MOST_BYTES + 1)
-            age = max(0.0, now - found.st_mtime)
-            entry = read_entry(content)
+                entry = read_entry(opened.read(MOST_BYTES + 1))
+            age = max(0.0, now - status.st_mtime)
             if entry is not None and file.name != f"{entry.id}.json":
                 entry = None
             # Only what servers left is removed: the folder may hold files of others, or be the wrong one.
             if age > FORGET_SECONDS and (entry is not None or file.name.startswith(_PART)):
-                file.unlink()  # a server that lives after all writes it again
+                file.unlink()  # a server that is alive writes it again
                 return None
         except OSError:
             return None  # withdrawn meanwhile, or not ours to read
-        return Seen(entry, age) if entry is not None else None
+        return RegisteredServer(entry, age) if entry is not None else None
+
+
+def read_entry(content: bytes | msgspec.Raw) -> Entry | None:
+    """An entry, or None where the content is something else."""
+    if memoryview(content).nbytes > MOST_BYTES:
+        return None
+    try:
+        return msgspec.json.decode(content, type=Entry)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _sort(servers: Iterable[RegisteredServer]) -> list[RegisteredServer]:
+    return sorted(servers, key=lambda server: (server.entry.name, server.entry.started, server.entry.id))
+
+
+# Over HTTP
+
+
+class _Listed(msgspec.Struct):
+    entry: msgspec.Raw
+    age: float
+
+
+class _Listing(msgspec.Struct):
+    """The answer of `GET /api/servers`."""
+
+    servers: list[_Listed]
 
 
 class RemoteRegister:
@@ -200,15 +264,14 @@ class RemoteRegister:
     async def withdraw(self, id: str) -> None:
         await self._ask("DELETE", f"/api/servers/{id}")
 
-    async def entries(self) -> list[Seen]:
+    async def entries(self) -> list[RegisteredServer]:
         body = await self._ask("GET", "/api/servers")
         try:
-            found = msgspec.json.decode(body, type=Listing).servers
+            listed = msgspec.json.decode(body, type=_Listing).servers[:MOST_ENTRIES]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise ServeError(f"{self.place} is no register of servers", remedy="start one: treetune register") from None
-        return by_name(
-            Seen(entry, known.age) for known in found[:MOST_ENTRIES] if (entry := read_entry(known.entry)) is not None
-        )
+        found = ((read_entry(one.entry), one.age) for one in listed)
+        return _sort(RegisteredServer(entry, age) for entry, age in found if entry is not None)
 
     async def _ask(self, method: str, path: str, body: object = None) -> bytes:
         async with HttpTransport(self.place, self._token) as transport:
@@ -218,37 +281,136 @@ class RemoteRegister:
         return reply.body
 
 
-class Listed(msgspec.Struct):
-    entry: msgspec.Raw
-    age: float
+class RegisterServer:
+    """A register for machines that share no folder. It is kept in memory: after a restart the servers announce
+    themselves again within seconds.
+
+    GET    /api/servers          {"servers": [{"entry": {...}, "age": 3.2}]}
+    POST   /api/servers          an entry, again every few seconds
+    DELETE /api/servers/ID
+    """
+
+    def __init__(self, address: str, access: Access) -> None:
+        self._host, self._port = parse_http_address(address, access)
+        self._access = access
+        self._known: dict[str, tuple[Entry, float]] = {}
+        self.url = ""
+
+    async def start(self) -> None:
+        from treetune.serve.http.asgi import JsonApp, Listener, Route  # others who import this serve nothing
+
+        routes = [
+            Route("GET", "/api/health", self._health, needs_token=False),
+            Route("GET", "/api/servers", self._list),
+            Route("POST", "/api/servers", self._announce),
+            Route("DELETE", "/api/servers/*", self._withdraw),
+        ]
+        app = JsonApp(routes, self._access, max_bytes=MOST_BYTES, token_remedy="set TREETUNE_REGISTER_TOKEN")
+        self._listener = Listener(app, self._host, self._port)
+        await self._listener.start()
+        self.url = self._listener.url
+
+    async def stop(self) -> None:
+        await self._listener.close()
+
+    async def _health(self, request: Request) -> bytes:
+        return encode({"status": "ok"})
+
+    async def _list(self, request: Request) -> bytes:
+        self._forget_old()
+        now = time.monotonic()
+        return encode(_Listing([_Listed(msgspec.Raw(encode(entry)), now - at) for entry, at in self._known.values()]))
+
+    async def _announce(self, request: Request) -> bytes:
+        entry = read_entry(request.body)
+        if entry is None:
+            raise HttpError(422, "bad_request", "this is no entry of a server")
+        self._forget_old()
+        if entry.id not in self._known and len(self._known) >= MOST_ENTRIES:
+            raise HttpError(429, "busy", f"{MOST_ENTRIES} servers are registered, as many as may be")
+        self._known[entry.id] = (entry, time.monotonic())
+        return b"{}"
+
+    async def _withdraw(self, request: Request) -> bytes:
+        self._known.pop(request.path.rpartition("/")[2], None)
+        return b"{}"
+
+    def _forget_old(self) -> None:
+        oldest = time.monotonic() - FORGET_SECONDS
+        self._known = {id: known for id, known in self._known.items() if known[1] >= oldest}
 
 
-class Listing(msgspec.Struct):
-    """What a register answers."""
-
-    servers: list[Listed]
+# Health of the servers
 
 
-def read_entry(content: bytes | msgspec.Raw) -> Entry | None:
-    """An entry, or None where somebody put something else there."""
-    if memoryview(content).nbytes > MOST_BYTES:
-        return None
+class ServerHealth(NamedTuple):
+    state: str
+    """`ok`, `stopping`, `no answer`, `gone` (no answer, and not heard of for long), or `elsewhere`: its address is
+    for its own machine only, and that is not this one."""
+    episodes: int | None = None
+    detail: str = ""
+
+
+class _HealthReply(msgspec.Struct):
+    episodes: int | None = None
+
+
+async def check_health(servers: list[RegisteredServer], timeout: float) -> list[ServerHealth]:
+    """Asks all servers at once. No token is sent: health is answered without one."""
+    free = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    async def check(server: RegisteredServer) -> ServerHealth:
+        async with free:
+            return await _check(server, timeout)
+
+    return list(await asyncio.gather(*map(check, servers)))
+
+
+async def _check(server: RegisteredServer, timeout: float) -> ServerHealth:
+    stale = server.age > STALE_SECONDS
+    last = f"last heard of {server.age:,.0f} s ago" if stale else ""
     try:
-        return msgspec.json.decode(content, type=Entry)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+        if _is_elsewhere(server.entry):
+            return ServerHealth("gone" if stale else "elsewhere", detail=last or f"only for {server.entry.host}")
+        health = await _ask_health(server.entry, timeout)
+    except (TreetuneError, ValueError) as error:  # urllib raises ValueError for an address that is none
+        reason = error.message if isinstance(error, TreetuneError) else str(error)
+        return ServerHealth("gone", detail=last) if stale else ServerHealth("no answer", detail=reason)
+    return health._replace(detail=last) if stale and not health.detail else health
 
 
-def by_name(seen: Iterable[Seen]) -> list[Seen]:
-    return sorted(seen, key=lambda one: (one.entry.name, one.entry.started, one.entry.id))
+async def _ask_health(entry: Entry, timeout: float) -> ServerHealth:
+    if entry.url is None:
+        if entry.zmq is None:
+            return ServerHealth("no answer", detail="it has no address")
+        async with EnvClient(entry.zmq, server_key=entry.server_key, deadline=timeout) as client:
+            await client.health(timeout)
+        return ServerHealth("ok")
+    async with HttpTransport(entry.url) as transport:
+        reply = await transport.ask("GET", "/api/health", None, timeout)
+    if reply.status == 503:
+        return ServerHealth("stopping")
+    try:
+        return ServerHealth("ok", reply.read(_HealthReply).episodes)
+    except ServeError:
+        return ServerHealth("no answer", detail=f"something else is there: it answered {reply.status}")
 
 
-def new_id() -> str:
+def _is_elsewhere(entry: Entry) -> bool:
+    address = entry.url or entry.zmq or ""
+    local = address.startswith("ipc:") or is_loopback(urlsplit(address).hostname or "")
+    return local and bool(entry.host) and entry.host != socket.gethostname()
+
+
+# What a server registers
+
+
+def make_id() -> str:
     host = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname())
     return f"{host.strip('-')[:60] or 'server'}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def reachable(address: str) -> str:
+def public_address(address: str) -> str:
     """An address as others write it: one that listens everywhere is known by the name of its machine."""
     name = socket.getfqdn()
     if name.startswith("localhost"):
@@ -256,36 +418,3 @@ def reachable(address: str) -> str:
     for everywhere in ("//0.0.0.0:", "//[::]:", "//*:"):
         address = address.replace(everywhere, f"//{name}:")
     return address
-
-
-@contextlib.asynccontextmanager
-async def registered(register: Register, entry: Entry) -> AsyncIterator[None]:
-    """Keeps a server in a register while it runs. A register that fails is told of once, and never stops the server."""
-    ended = asyncio.Event()
-    beating = asyncio.create_task(_beat(register, entry, ended))
-    try:
-        yield
-    finally:
-        ended.set()
-        await asyncio.wait([beating], timeout=_ASK_SECONDS)  # so that no announcement comes after the withdrawal
-        beating.cancel()
-        try:
-            await asyncio.wait_for(register.withdraw(entry.id), _ASK_SECONDS)
-        except _FAILURES as error:
-            log.warning("not taken out of the register: %s", error)
-
-
-async def _beat(register: Register, entry: Entry, ended: asyncio.Event) -> None:
-    good: bool | None = None
-    while not ended.is_set():
-        try:
-            await register.announce(entry)
-            if good is not True:
-                log.info("registered in %s", register.place)
-            good = True
-        except _FAILURES as error:
-            if good is not False:
-                log.warning("not registered, will try again: %s", error)
-            good = False
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), BEAT_SECONDS)

@@ -1,0 +1,185 @@
+"""Episodes on a connection that stays open: one over a WebSocket, and a step as server-sent events.
+
+    -> {"task_index": 3}            what `start` takes, over `ws://HOST/api/episode/ws`
+    <- {"episode_id": ..., "observation": ...}
+    -> {"action": "42"}             what `step` takes, without the episode's id
+    <- {"observation": ..., "reward": 1.0, "done": true, ...}
+
+The server closes the WebSocket after the last step; where the client closes it, the episode ends. An error is answered
+like over HTTP, with its `status`.
+
+    curl -N -H 'Accept: text/event-stream' http://127.0.0.1:5000/api/episode/step -d '{...}'
+    event: partial
+    data: {"content":"Compiling..."}
+
+    event: step
+    data: {"observation":...,"reward":...,"done":...,"info":...}
+
+A step that fails after something was shown ends with `event: error`; before that it is an ordinary HTTP error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from treetune.serve.http.asgi import Receive, Send
+from treetune.serve.http.episodes import Episodes
+from treetune.serve.http.wire import ActionBody, HttpError, StartBody, StepBody, encode, http_error, read_body
+
+log = logging.getLogger("treetune.serve")
+
+SOCKET_PATH = "/api/episode/ws"
+_MOST_MESSAGES = 16
+"""Messages that may wait for a step under way; a client that sends more is disconnected."""
+_QUIET_SECONDS = 15.0
+"""After so long a comment is sent, so that no proxy takes the connection for dead."""
+_MOST_PARTS = 1000
+"""Parts that wait for a slow reader; further ones are left out, and are in the observation all the same."""
+
+
+class Move(msgspec.Struct):
+    """One step over a WebSocket."""
+
+    action: str | ActionBody
+    turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class _EpisodeId(msgspec.Struct):
+    episode_id: str
+
+
+class _Done(msgspec.Struct):
+    done: bool
+
+
+_start_body = msgspec.json.Decoder(StartBody)
+_move = msgspec.json.Decoder(Move)
+_episode_id = msgspec.json.Decoder(_EpisodeId)
+_done = msgspec.json.Decoder(_Done)
+
+
+class EpisodeSocket:
+    """One episode over one WebSocket."""
+
+    def __init__(self, episodes: Episodes, receive: Receive, send: Send) -> None:
+        self._episodes = episodes
+        self._receive, self._send = receive, send
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """None: no more will come."""
+        self._episode: str | None = None
+        self._has_left = False
+        """The client has closed the connection."""
+
+    async def run(self) -> None:
+        await self._receive()  # that somebody connects
+        await self._send({"type": "websocket.accept"})
+        reader = asyncio.create_task(self._read())
+        try:
+            ended = await self._start() and await self._play()
+            if not self._has_left:
+                with contextlib.suppress(OSError, RuntimeError):  # it may leave just now
+                    await self._send({"type": "websocket.close", "code": 1000 if ended else 1008})
+        finally:
+            reader.cancel()
+            await self._cancel()
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect" or self._messages.qsize() >= _MOST_MESSAGES:
+                self._has_left = message["type"] == "websocket.disconnect"
+                await self._cancel()  # a step under way is stopped with it
+                self._messages.put_nowait(None)
+                return
+            self._messages.put_nowait(message.get("bytes") or (message.get("text") or "").encode())
+
+    async def _start(self) -> bool:
+        while (message := await self._messages.get()) is not None:
+            answer, good = await _answer(self._episodes.start, message, _start_body)
+            if good:
+                self._episode = _episode_id.decode(answer).episode_id
+            await self._send_text(answer)
+            if good:
+                return True
+        return False
+
+    async def _play(self) -> bool:
+        """Whether the episode came to its end before the connection did."""
+        while (message := await self._messages.get()) is not None:
+            answer, good = await _answer(self._step, message, _move)
+            await self._send_text(answer)
+            if self._episode not in self._episodes.live or (good and _done.decode(answer).done):
+                return True
+        return False
+
+    async def _step(self, move: Move) -> bytes:
+        assert self._episode is not None
+        return await self._episodes.step(StepBody(self._episode, move.action, move.turn))
+
+    async def _send_text(self, answer: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has left; the reader hears of it too
+            await self._send({"type": "websocket.send", "text": answer.decode()})
+
+    async def _cancel(self) -> None:
+        if self._episode is not None and self._episode in self._episodes.live:
+            await self._episodes.cancel(self._episode)
+
+
+async def _answer(
+    ask: Callable[[Any], Awaitable[bytes]], message: bytes, decoder: msgspec.json.Decoder[Any]
+) -> tuple[bytes, bool]:
+    try:
+        return await ask(read_body(decoder, message)), True
+    except HttpError as error:
+        return error.body, False
+
+
+async def step_events(episodes: Episodes, body: StepBody) -> AsyncGenerator[bytes]:
+    """The server-sent events of one step: what the environment shows meanwhile, then the answer. Closing it early
+    leaves the step to go on."""
+    parts: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def take(text: str) -> None:
+        if parts.qsize() < _MOST_PARTS:
+            parts.put_nowait(text)
+
+    episode = episodes.live.get(body.episode_id)
+    if episode is not None:
+        episode.watchers.append(take)
+    step = asyncio.ensure_future(episodes.step(body))
+    step.add_done_callback(lambda _: parts.put_nowait(None))
+    begun = False
+    try:
+        while True:
+            try:
+                text = await asyncio.wait_for(parts.get(), _QUIET_SECONDS)
+            except TimeoutError:
+                yield b": still at it\n\n"
+            else:
+                if text is None:
+                    break
+                yield _event("partial", encode({"content": text}))
+            begun = True
+        try:
+            yield _event("step", step.result())
+        except Exception as error:
+            if not begun:
+                raise
+            if not isinstance(error, HttpError):
+                log.exception("a step failed")
+            yield _event("error", http_error(error).body)
+    finally:
+        if episode is not None:
+            episode.watchers.remove(take)
+        # Nobody may wait for the step any more: its error is then no complaint of asyncio's.
+        step.add_done_callback(lambda step: step.cancelled() or step.exception())
+
+
+def _event(name: str, data: bytes) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
