@@ -8,9 +8,8 @@ import json
 import pytest
 
 from treetune import Action
-from treetune.builtin.shell.actions import Answer, Bash, Finish, Nothing, parse
-from treetune.builtin.shell.checks import MATCHERS
-from treetune.builtin.shell.environment import OSInteractionEnvironment
+from treetune.builtin.shell.environment import Answer, Bash, Finish, Nothing, OSInteractionEnvironment, parse
+from treetune.builtin.shell.sample import MATCHERS
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import ConfigError, EnvironmentFault
 from treetune.sandbox.shell_pool import _pools

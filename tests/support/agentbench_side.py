@@ -13,7 +13,7 @@ from agentrl.worker.task import Session, Task
 from agentrl.worker.typings import RewardHistoryItem, SampleStatus, TaskSampleExecutionResult
 
 from treetune import Action, load_taskset
-from treetune.builtin.shell.agentbench_adapter import TaskServerAdapter
+from treetune.builtin.shell.agentbench import TaskServerAdapter
 from treetune.errors import TreetuneError
 from treetune.host import LocalHost
 from treetune.streams import Streams

@@ -5,11 +5,16 @@
     treetune eval agentbench:os-std --taskset.root AgentBench -m MODEL
 
 `os-dev` and `os-std` need only the data of an AgentBench checkout: they run as `os-interaction`. The others need what
-their own code needs, and say so.
+their own code needs, and say so. A task of `agentrl.worker` calls for actions; `TaskServerAdapter` gives it them one by
+one, without its worker, redis and Docker.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import logging
 import os
 import sys
 from functools import cached_property
@@ -18,11 +23,10 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from treetune.builtin.shell.agentbench_adapter import EpisodeState, TaskServerAdapter
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.config import load_yaml
 from treetune.environment import Action, Environment, Step
-from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
+from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import load_object
 from treetune.task import Message, Task
 from treetune.taskset import Taskset, TasksetConfig
@@ -38,6 +42,18 @@ ELSEWHERE = {
     "m2w": "agentrl-worker and the Mind2Web data",
 }
 """AgentBench's other tasks, and what their code needs beside a checkout."""
+
+END_SECONDS = 10.0
+"""How long a cancelled episode is waited for; its code may be in the middle of something."""
+RUNNING, COMPLETED, CANCELLED, TASK_ERROR, LIMIT = (
+    "running",
+    "completed",
+    "cancelled",
+    "task error",
+    "task limit reached",
+)
+RESULT_KEYS = ("reward", "score", "result", "success", "succeed")
+logger = logging.getLogger(__name__)
 
 
 def taskset_class(spec: str) -> type[Taskset[Any, Any]]:
@@ -109,7 +125,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
 
     @cached_property
     def adapter(self) -> TaskServerAdapter:
-        return TaskServerAdapter(self._made())
+        return TaskServerAdapter(self._make_task())
 
     @cached_property
     def _indices(self) -> list[int | str]:
@@ -129,12 +145,12 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
     def environment(self, task: AgentBenchTask) -> Environment:
         return AgentBenchEnvironment(task, self.adapter)
 
-    def _made(self) -> Any:
+    def _make_task(self) -> Any:
         try:
             import agentrl.worker.task  # noqa: F401
         except ImportError as error:
             raise MissingExtraError.of("agentrl-worker", "agentbench") from error
-        spec, parameters = self._class_spec()
+        spec, parameters = self._find_class()
         if self.config.root is not None:
             # Its code finds itself and its data from there.
             root = str(Path(self.config.root).expanduser().resolve())
@@ -145,7 +161,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         cls: Any = load_object(named)
         return cls(**{**parameters, **self.config.parameters})
 
-    def _class_spec(self) -> tuple[str, dict[str, Any]]:
+    def _find_class(self) -> tuple[str, dict[str, Any]]:
         if not self.SPEC.endswith((".yaml", ".yml")):
             if self.FAMILY is None:
                 return self.SPEC, {}
@@ -155,12 +171,12 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
                     remedy="name the checkout with --taskset.root",
                 )
             place = Path(self.config.root).expanduser() / "configs" / "tasks" / f"{self.FAMILY}.yaml"
-            return _from_config(place, self.SPEC)
+            return _read_config(place, self.SPEC)
         place = Path(self.SPEC).expanduser()
-        return _from_config(place, self.config.task)
+        return _read_config(place, self.config.task)
 
 
-def _from_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
+def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
     """Class and parameters of a task in AgentBench's kind of config: named entries over a `default`."""
     content = load_yaml(str(path))
     known = [key for key, value in content.items() if isinstance(value, dict) and key != "default"]
@@ -191,15 +207,15 @@ class AgentBenchEnvironment(Environment):
         assert self._state is not None
         if self._state.done:
             # It ended before it asked for anything.
-            return _step_of(self._state)
-        return _step_of(await self._adapter.step(self._state, _messages(action)))
+            return _make_step(self._state)
+        return _make_step(await self._adapter.step(self._state, _make_messages(action)))
 
     async def close(self) -> None:
         if self._state is not None:
             await self._adapter.cancel(self._state)
 
 
-def _messages(action: Action) -> list[Message]:
+def _make_messages(action: Action) -> list[Message]:
     content = action.content
     if isinstance(content, str):
         return [{"role": "assistant", "content": content}]
@@ -208,9 +224,165 @@ def _messages(action: Action) -> list[Message]:
     return content if isinstance(content, list) else [content]
 
 
-def _step_of(state: EpisodeState) -> Step:
+def _make_step(state: EpisodeState) -> Step:
     info: dict[str, Any] = {"status": state.status, "metrics": state.metrics}
     if not state.done:
         return Step(state.observation, info=info)
     info |= {"result": state.result, "success": state.reward > 0}
     return Step(state.observation, reward=state.reward, done=True, truncated=state.truncated, info=info)
+
+
+class EpisodeState:
+    """One live episode: what was shown last, and how it ended."""
+
+    def __init__(self, index: int | str, session: Any) -> None:
+        self.index, self.session = index, session
+        self.observation: list[Message] = []
+        """The messages that are new since the last action."""
+        self.status = RUNNING
+        self.result: Any = None
+        self.rewards: list[float] = []
+        self.metrics: dict[str, float] = {}
+        self.running: asyncio.Task[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.status != RUNNING
+
+    @property
+    def truncated(self) -> bool:
+        return self.status == LIMIT
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        tools: list[dict[str, Any]] | None = self.session.tools
+        return tools
+
+    @property
+    def reward(self) -> float:
+        """The last reward that the task gave; where it gave none, what its result says."""
+        if self.rewards:
+            return self.rewards[-1]
+        found: Any = self.result
+        if isinstance(found, dict):
+            found = next((found[key] for key in RESULT_KEYS if isinstance(found.get(key), int | float)), None)
+        return float(found) if isinstance(found, int | float) else 0.0
+
+
+class TaskServerAdapter:
+    def __init__(self, task: Any) -> None:
+        try:
+            import agentrl.worker.task
+            import agentrl.worker.typings
+        except ImportError as error:
+            raise MissingExtraError.of("agentrl-worker", "agentbench") from error
+        self._worker, self._typings = agentrl.worker.task, agentrl.worker.typings
+        if not isinstance(task, self._worker.Task):
+            raise UsageError(f"{type(task).__name__} is no task of agentrl.worker", remedy="subclass its Task")
+        self.task = task
+        self._places = asyncio.Semaphore(task.concurrency)
+        self._ids = itertools.count(1)
+        self._live: set[EpisodeState] = set()
+
+    @property
+    def indices(self) -> list[int | str]:
+        """Without -1, which stands for samples that a client brings."""
+        return [index for index in self.task.get_indices() if index != -1]
+
+    @property
+    def live(self) -> int:
+        """Episodes whose code has not ended yet."""
+        return len(self._live)
+
+    async def start(self, index: int | str) -> EpisodeState:
+        """Waits where as many episodes run as the task allows."""
+        await self._places.acquire()
+        session = self._worker.Session(next(self._ids))
+        session.set_tools(self.task.tools)
+        state = EpisodeState(index, session)
+        self._live.add(state)
+        state.running = asyncio.create_task(self._run(state))
+        state.running.add_done_callback(lambda _: self._free_place(state))
+        try:
+            self._update(state, await session.controller.agent_pull())
+        except BaseException:
+            await asyncio.shield(self.cancel(state))
+            raise
+        return state
+
+    async def step(self, state: EpisodeState, messages: list[Message]) -> EpisodeState:
+        if state.done:
+            raise UsageError("this episode is over", remedy="start another")
+        try:
+            given = self._typings.AgentOutput(messages=messages)
+        except ValueError as error:
+            raise UsageError(
+                f"no messages of an assistant: {str(error).splitlines()[0]}",
+                remedy="send text, or a chat message with the role assistant",
+            ) from error
+        self._update(state, await state.session.controller.agent_pull(given))
+        return state
+
+    async def cancel(self, state: EpisodeState) -> None:
+        """Ends an episode. Code that does not end now keeps its place until it does."""
+        assert state.running is not None
+        if state.running.done():
+            return
+        if self.task.full_async:
+            state.running.cancel()
+        else:
+            controller = state.session.controller
+            controller.env_input = self._typings.AgentOutput(status=self._typings.AgentOutputStatus.CANCELLED)
+            controller.env_signal.release()
+        await asyncio.wait([state.running], timeout=END_SECONDS)
+        if not state.running.done():
+            logger.warning("an episode of %s was cancelled and has not ended yet", self.task.name)
+
+    async def release(self) -> None:
+        """Ends all episodes, then the task itself."""
+        await asyncio.gather(*(self.cancel(state) for state in list(self._live)))
+        self.task.release()
+
+    async def _run(self, state: EpisodeState) -> None:
+        status, result = TASK_ERROR, None
+        try:
+            ended = await self.task.start_sample(state.index, state.session)
+            # Some give a plain result.
+            status = getattr(ended, "status", COMPLETED)
+            result = getattr(ended, "result", ended)
+        except self._typings.AgentCancelledException:
+            status = CANCELLED
+        except asyncio.CancelledError:
+            status = CANCELLED
+        except Exception as error:
+            logger.exception("an episode of %s failed", self.task.name)
+            result = f"{type(error).__name__}: {error}"
+        output = self._typings.TaskOutput(index=state.index, status=status, result=_simplify(result))
+        output.history = state.session.history.copy()
+        await state.session.controller.env_finish(output)
+
+    def _free_place(self, state: EpisodeState) -> None:
+        self._live.discard(state)
+        self._places.release()
+        with contextlib.suppress(asyncio.CancelledError):
+            if state.running is not None and (error := state.running.exception()) is not None:
+                logger.error("an episode of %s failed: %r", self.task.name, error)
+
+    def _update(self, state: EpisodeState, output: Any) -> None:
+        state.status = str(getattr(output.status, "value", output.status))
+        state.result = output.result
+        state.observation = []
+        for item in output.history[output.history_ptr :]:
+            item = getattr(item, "root", item)
+            if isinstance(item, self._typings.RewardHistoryItem):
+                state.rewards.append(float(item.reward))
+                numbers = {name: value for name, value in item.metrics.items() if isinstance(value, int | float)}
+                state.metrics.update({name: float(value) for name, value in numbers.items()})
+            else:
+                state.observation.append(dict(item))
+        if state.status == TASK_ERROR:
+            raise EnvironmentFault(f"the task {self.task.name} failed: {output.result}", remedy="look at its own log")
+
+
+def _simplify(result: Any) -> Any:
+    return result if result is None or isinstance(result, bool | int | float | str | list | dict) else str(result)

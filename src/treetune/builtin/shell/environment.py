@@ -1,7 +1,11 @@
 """OS interaction: a question about a Linux machine, or something to do on it; AgentBench's samples.
 
-The policy runs scripts in a shell that lives on, then answers or finishes. The reference answer is taken before its
-first action: what it does to the machine afterwards cannot change what is right.
+    parse(Action.of("Think: look.\\n\\nAct: bash\\n\\n```bash\\nls\\n```"))    # Bash("ls")
+    parse(Action.of({"name": "answer_action", "arguments": {"answer": "3"}}))   # Answer("3")
+
+The policy runs scripts in a shell that lives on, then answers or finishes: in AgentBench's text form, by its function
+calls, or with one block of code alone. The reference answer is taken before its first action: what the policy does to
+the machine afterwards cannot change what is right.
 """
 
 from __future__ import annotations
@@ -10,13 +14,15 @@ import codecs
 import re
 from typing import Any
 
+import msgspec
+
 from treetune.builtin.conversation import max_turns_of
-from treetune.builtin.shell.actions import TOOLS, Answer, Bash, Finish, Nothing, parse
-from treetune.builtin.shell.checks import MATCHERS, problem_with_reference
-from treetune.builtin.shell.sample import Sample, Script
+from treetune.builtin.harbor.environment import blocks_of
+from treetune.builtin.shell.sample import MATCHERS, Sample, Script, problem_with_reference
 from treetune.environment import Action, Environment, Step
 from treetune.errors import EnvironmentFault
 from treetune.partial import show
+from treetune.sandbox.filesystem import is_passable
 from treetune.sandbox.machine import Machine
 from treetune.sandbox.protocol import Ended, Result, SandboxLimits
 from treetune.sandbox.shell import Shell, ShellResult
@@ -32,6 +38,28 @@ PATHS = "find / -xdev ! -path '/etc/*' -print0"
 NO_BYTECODE = {"PYTHONPYCACHEPREFIX": "/dev/null"}
 """What Python compiled before is not used: it may be forged."""
 CHANGED_SYSTEM = "find /usr -xdev ! -type d -newerct @{} -print0"
+ACT = re.compile(r"^[ \t*_#]*Act(?:ion)?\s*:[ \t*_]*(.+)$", re.I | re.M)
+ANSWER = re.compile(r"answer\s*\((.*)\)\W*", re.I | re.S)
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {argument: {"type": "string"}} if argument else {},
+                "required": [argument] if argument else [],
+            },
+        },
+    }
+    for name, description, argument in (
+        ("bash_action", "Run a script in the shell and see what it prints.", "script"),
+        ("answer_action", "Give the answer to the question; the task ends.", "answer"),
+        ("finish_action", "Say that the task is done, where it asks for no answer.", ""),
+    )
+]
+"""The same actions as functions, for policies that call them."""
 
 
 class OSTask(Task, frozen=True, kw_only=True):
@@ -60,6 +88,7 @@ class OSInteractionEnvironment(Environment):
         self._shell: Shell | None = None
         self._reference: str | None = None
         self._made: set[str] = set()
+        """Files that were made or changed for the task."""
 
     async def start(self) -> list[Message]:
         sample = self.task.sample
@@ -115,7 +144,7 @@ class OSInteractionEnvironment(Environment):
         if result.ended is Ended.MEMORY:
             return None
         self._refuse_dead(result)
-        return shown(result, self._limits.seconds, self._output_chars)
+        return format_result(result, self._limits.seconds, self._output_chars)
 
     async def _run(self, script: Script, *parameters: str, seconds: float) -> Result:
         assert self._shell is not None
@@ -217,7 +246,7 @@ def opening(sample: Sample, max_turns: int, command_seconds: float) -> list[Mess
     return [{"role": "system", "content": rules}, {"role": "user", "content": sample.description}]
 
 
-def shown(result: ShellResult, seconds: float, chars: int) -> str:
+def format_result(result: ShellResult, seconds: float, chars: int) -> str:
     """A result as the policy sees it."""
     text = result.text.strip("\r\n")
     if len(text) > chars:
@@ -229,4 +258,80 @@ def shown(result: ShellResult, seconds: float, chars: int) -> str:
     return text + (("\n" if text else "") + f"({'; '.join(notes)})" if notes else "")
 
 
-__all__ = ["TOOLS", "OSInteractionEnvironment", "OSTask", "opening", "shown"]
+class Bash(msgspec.Struct, frozen=True):
+    script: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    text: str
+
+
+class Finish(msgspec.Struct, frozen=True):
+    pass
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """Nothing that could be done."""
+
+    why: str
+
+
+Move = Bash | Answer | Finish | Nothing
+
+
+def parse(action: Action) -> Move:
+    move = _parse_text(action.content) if isinstance(action.content, str) else _parse_call(action.content)
+    said = move.script if isinstance(move, Bash) else move.text if isinstance(move, Answer) else ""
+    return move if is_passable(said) else Nothing("it has a character that no command can have")
+
+
+def _parse_call(content: Any) -> Move:
+    if isinstance(content, list) and content:
+        return _parse_call(content[-1])
+    if not isinstance(content, dict):
+        return Nothing("an action is text, or a function call with a name and arguments")
+    if calls := content.get("tool_calls"):
+        return (
+            _parse_call(calls[0])
+            if isinstance(calls, list) and len(calls) == 1
+            else Nothing("call one function a turn")
+        )
+    if isinstance(content.get("function"), dict):
+        return _parse_call(content["function"])
+    if "name" not in content and isinstance(content.get("content"), str):
+        return _parse_text(content["content"])
+    arguments = content.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            arguments = None
+    if not isinstance(arguments, dict):
+        return Nothing("the arguments of a call are a JSON object")
+    match str(content.get("name", "")).removesuffix("_action"):
+        case "bash" if isinstance(arguments.get("script"), str):
+            return Bash(arguments["script"])
+        case "answer" if "answer" in arguments:
+            return Answer(str(arguments["answer"]))
+        case "finish":
+            return Finish()
+    return Nothing("the functions are bash_action(script), answer_action(answer) and finish_action()")
+
+
+def _parse_text(text: str) -> Move:
+    acts = ACT.findall(text)
+    blocks = blocks_of(text)
+    if len(acts) > 1 or len(blocks) > 1:
+        return Nothing("do one thing a turn")
+    act = acts[0].strip() if acts else ""
+    kind = re.sub(r"\W.*", "", act, flags=re.S).casefold()
+    if kind == "answer":
+        # An answer may have several lines.
+        whole = text[text.index(acts[0]) :].strip()
+        found = ANSWER.fullmatch(whole) or ANSWER.fullmatch(act)
+        return Answer(found[1].strip().strip("\"'")) if found else Nothing("write the answer as Act: answer(...)")
+    if kind == "finish":
+        return Finish()
+    if blocks and kind in ("", "bash"):
+        return Bash(blocks[0])
+    return Nothing("say Act: bash with a block that begins with ```bash, Act: answer(...), or Act: finish")

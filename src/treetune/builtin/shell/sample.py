@@ -2,19 +2,19 @@
 
     sample = read_sample({"description": "How many?", "evaluation": {"match": "3"}}, scripts=None)
     sample.description, sample.evaluation.match
+    MATCHERS["integer-match"]("42", "42\\n")          # True: a check that AgentBench has as a script, built in
 
 Scripts that a sample names by file are read from `scripts_root` here, so that a task needs no checkout any more.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-
-from treetune.builtin.shell.checks import MATCHERS
 
 Language = Literal["bash", "python"]
 PLAIN_IMAGES = (None, "default")
@@ -22,6 +22,11 @@ PLAIN_IMAGES = (None, "default")
 LOCAL_IMAGES = "local-os/"
 """What AgentBench puts before the names of the images that it builds itself."""
 FindScript = Callable[[str], str | None]
+INTEGER = re.compile(r"[+-]?\d+")
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B|bytes?)?", re.I)
+UNITS = {unit: 1024**power for power, unit in enumerate(["", "K", "M", "G", "T", "P"])}
+SIZE_TOLERANCE = 0.05
+"""`du -h` rounds to two digits, and people convert."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -69,8 +74,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be served."""
 
 
-class _Unservable(Exception):
-    pass
+class Unservable(Exception):
+    """A sample that needs what is not here; the message says what."""
 
 
 def read_sample(raw: dict[str, Any], find_script: FindScript, *, containers: bool = False) -> Sample:
@@ -82,7 +87,7 @@ def read_sample(raw: dict[str, Any], find_script: FindScript, *, containers: boo
         create = create if isinstance(create, dict) else {}
         local, image = create.get("local"), create.get("image")
         if not containers and (local or image) not in PLAIN_IMAGES:
-            raise _Unservable(f"it needs the image {local or image!r}: sandbox=docker, where a Docker engine runs")
+            raise Unservable(f"it needs the image {local or image!r}: sandbox=docker, where a Docker engine runs")
         inits = create.get("init") or []
         match = evaluation.get("match")
         rule = match if isinstance(match, dict) else {"answer": match}
@@ -91,22 +96,22 @@ def read_sample(raw: dict[str, Any], find_script: FindScript, *, containers: boo
         example = evaluation.get("example") or raw.get("example")
         return Sample(
             description=str(raw["description"]),
-            init=[_script(init, find_script) for init in (inits if isinstance(inits, list) else [inits])],
-            start=_script(raw["start"], find_script) if raw.get("start") else None,
+            init=[_read_script(init, find_script) for init in (inits if isinstance(inits, list) else [inits])],
+            start=_read_script(raw["start"], find_script) if raw.get("start") else None,
             evaluation=Evaluation(
                 match=rule.get("answer"),
                 regex=rule.get("regex"),
-                check=[_check(check, find_script) for check in checks],
-                example=_script(example, find_script) if example else None,
+                check=[_read_check(check, find_script) for check in checks],
+                example=_read_script(example, find_script) if example else None,
             ),
             image=(f"{LOCAL_IMAGES}{local}" if local else image) if containers else None,
-            refusal=_incomplete(rule, checks, example),
+            refusal=_find_gap(rule, checks, example),
         )
-    except _Unservable as error:
+    except Unservable as error:
         return Sample(description=str(raw.get("description", "")), evaluation=Evaluation(), refusal=str(error))
 
 
-def finder(root: Path | None, data_file: Path) -> FindScript:
+def script_finder(root: Path | None, data_file: Path) -> FindScript:
     """Looks where AgentBench keeps them: scripts/7/init/x.sh for a sample of data/7, scripts/dev for dev.json."""
 
     def find(name: str) -> str | None:
@@ -120,29 +125,74 @@ def finder(root: Path | None, data_file: Path) -> FindScript:
     return find
 
 
-def _script(raw: Any, find_script: FindScript) -> Script:
+def _read_script(raw: Any, find_script: FindScript) -> Script:
     if isinstance(raw, str):
         return Script(raw)
     if not isinstance(raw, dict):
-        raise _Unservable(f"{raw!r} is no script")
+        raise Unservable(f"{raw!r} is no script")
     language = raw.get("language", "bash")
     if language not in ("bash", "python"):
-        raise _Unservable(f"it has a script in {language}")
+        raise Unservable(f"it has a script in {language}")
     code = raw.get("code")
     if code is None and (code := find_script(str(raw.get("file")))) is None:
-        raise _Unservable(f"it names the script {raw.get('file')!r} of an AgentBench checkout")
+        raise Unservable(f"it names the script {raw.get('file')!r} of an AgentBench checkout")
     return Script(str(code), language)
 
 
-def _check(raw: Any, find_script: FindScript) -> Script | str | None:
+def _read_check(raw: Any, find_script: FindScript) -> Script | str | None:
     if raw is None:
         return None
     if isinstance(raw, dict) and raw.get("code") is None and (name := Path(str(raw.get("file"))).stem) in MATCHERS:
         return name
-    return _script(raw, find_script)
+    return _read_script(raw, find_script)
 
 
-def _incomplete(rule: dict[str, Any], checks: list[Any], example: Any) -> str | None:
+def _find_gap(rule: dict[str, Any], checks: list[Any], example: Any) -> str | None:
     if not checks and rule.get("answer") is None and rule.get("regex") is None:
         return "it has no evaluation"
     return "it has no example to take the reference from" if None in checks and not example else None
+
+
+def parse_integer(text: str) -> int | None:
+    return int(text.strip()) if INTEGER.fullmatch(text.strip()) else None
+
+
+def parse_size(text: str) -> float | None:
+    """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`."""
+    found = SIZE.fullmatch(text.strip())
+    return float(found[1]) * UNITS[found[2].upper()] if found else None
+
+
+def _strip(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
+def match_integers(answer: str, reference: str) -> bool:
+    return parse_integer(answer) is not None and parse_integer(answer) == parse_integer(reference)
+
+
+def match_strings(answer: str, reference: str) -> bool:
+    return _strip(answer) == _strip(reference)
+
+
+def match_sizes(answer: str, reference: str) -> bool:
+    given, right = parse_size(answer), parse_size(reference)
+    return given is not None and right is not None and abs(given - right) <= SIZE_TOLERANCE * right
+
+
+MATCHERS: dict[str, Callable[[str, str], bool]] = {
+    "integer-match": match_integers,
+    "string-match": match_strings,
+    "size-match": match_sizes,
+}
+
+
+def problem_with_reference(matcher: str, reference: str) -> str | None:
+    """Why no answer could match it, or None."""
+    if not reference.strip():
+        return "is empty"
+    if matcher == "integer-match" and parse_integer(reference) is None:
+        return "is no integer"
+    if matcher == "size-match" and parse_size(reference) is None:
+        return "is no size"
+    return None

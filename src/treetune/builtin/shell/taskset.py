@@ -26,7 +26,7 @@ from treetune.builtin.shell.environment import (
     OSTask,
     opening,
 )
-from treetune.builtin.shell.sample import Sample, finder, read_sample
+from treetune.builtin.shell.sample import Sample, read_sample, script_finder
 from treetune.canonical import digest
 from treetune.errors import ConfigError
 from treetune.sandbox.protocol import SandboxUnavailable
@@ -81,7 +81,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                 faults.append(("taskset.rootfs", str(error)))
         if faults:
             raise ConfigError(faults)
-        self._samples = [(name, sample) for name, sample in self._read_samples() if self._wanted(sample)]
+        self._samples = [(name, sample) for name, sample in self._read_samples() if self._is_wanted(sample)]
         if not self._samples:
             raise ConfigError([("taskset.data", f"{self.config.data} has no samples that can be served here")])
 
@@ -137,7 +137,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
     def _read_samples(self) -> Iterator[tuple[str, Sample]]:
         data = Path(self.config.data)
         root = Path(self.config.scripts_root) if self.config.scripts_root is not None else None
-        for path in self._files(data):
+        for path in self._find_files(data):
             try:
                 content = msgspec.json.decode(path.read_bytes())
             except (msgspec.DecodeError, OSError) as error:
@@ -148,9 +148,9 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                     raise ConfigError([("taskset.data", f"{path}: sample {number} has no description")])
                 name = path.name if path == data else str(path.relative_to(data))
                 containers = self.config.sandbox == "docker"
-                yield f"{name}:{number}", read_sample(row, finder(root, path), containers=containers)
+                yield f"{name}:{number}", read_sample(row, script_finder(root, path), containers=containers)
 
-    def _files(self, data: Path) -> list[Path]:
+    def _find_files(self, data: Path) -> list[Path]:
         if data.is_file():
             return [data]
         if self.config.split == "dev":
@@ -158,7 +158,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         files = [path for path in data.glob("*/*.json") if path.is_file()]
         return sorted(files, key=lambda path: (len(path.parent.name), path))
 
-    def _wanted(self, sample: Sample) -> bool:
+    def _is_wanted(self, sample: Sample) -> bool:
         if sample.refusal is None or self.config.unsupported == "refuse":
             return True
         warnings.warn(f"os-interaction: a sample is left out: {sample.refusal}", stacklevel=4)
