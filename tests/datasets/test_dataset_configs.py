@@ -16,8 +16,7 @@ from treetune.datasets.resolve import get_dataset_paths, load_tasks, resolve_tas
 from treetune.datasets.scoring import OURS, Scoring, scoring_of
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.rows import read_tasks
-from treetune.rows.arrow_values import pruned
-from treetune.rows.schema import clashes
+from treetune.rows.arrow_values import drop_nulls, find_clashes
 from treetune.target import build_taskset, load_taskset
 from treetune.trainers.verl import compute_score
 
@@ -82,9 +81,9 @@ def built_nothing(tmp_path):
 
 
 def test_null_beside_a_mapping_cannot_be_joined_but_beside_text_and_lists_it_can():
-    assert clashes({"a": {"b": "null"}}, {"a": {"b": {"x": "string"}}}) == ["a.b (null and keys x)"]
-    assert clashes({"a": {"x": "string"}}, {"a": "null"}) == ["a (keys x and null)"]
-    assert clashes({"a": "null", "b": "null"}, {"a": "string", "b": ["int64"]}) == []
+    assert find_clashes({"a": {"b": "null"}}, {"a": {"b": {"x": "string"}}}) == ["a.b (null and keys x)"]
+    assert find_clashes({"a": {"x": "string"}}, {"a": "null"}) == ["a (keys x and null)"]
+    assert find_clashes({"a": "null", "b": "null"}, {"a": "string", "b": ["int64"]}) == []
 
 
 def test_a_task_without_truths_beside_one_with_mappings_needs_join(source):
@@ -98,7 +97,7 @@ def test_a_task_without_truths_beside_one_with_mappings_needs_join(source):
 def read_joined(paths):
     """The rows as verl joins them, without what is null."""
     parts = [datasets.Dataset.from_parquet(path) for path in paths]
-    return pruned(datasets.concatenate_datasets(parts).to_list())
+    return drop_nulls(datasets.concatenate_datasets(parts).to_list())
 
 
 def test_a_list_of_truths_beside_a_text_is_joined_where_the_task_says_so(source):

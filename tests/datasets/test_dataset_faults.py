@@ -24,7 +24,7 @@ from treetune.errors import (
     TreetuneError,
     UsageError,
 )
-from treetune.rows import hub, read_tasks
+from treetune.rows import loading, read_tasks
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
 
@@ -343,10 +343,10 @@ def test_rows_of_a_hub_that_cannot_be_reached_speak_of_the_network(monkeypatch):
 
 
 def test_a_hub_that_does_not_answer_is_given_up(monkeypatch):
-    assert hub.WAIT < 15
-    monkeypatch.setattr(hub, "WAIT", 0.2)
+    assert loading.WAIT < 15
+    monkeypatch.setattr(loading, "WAIT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert hub._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert loading._problem(f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
 def test_a_hub_whose_name_nobody_looks_up_is_given_up(monkeypatch):
@@ -359,11 +359,11 @@ def test_a_hub_whose_name_nobody_looks_up_is_given_up(monkeypatch):
             given_up.wait(10)
             raise OSError("nobody gave up")
 
-    monkeypatch.setattr(hub, "WAIT", 0.01)
+    monkeypatch.setattr(loading, "WAIT", 0.01)
     monkeypatch.setattr("huggingface_hub.get_session", Session)
-    assert hub._problem("http://nowhere") == "http://nowhere does not answer"
+    assert loading._problem("http://nowhere") == "http://nowhere does not answer"
     assert asked.wait(10)
-    assert limits == [hub.WAIT / 2]
+    assert limits == [loading.WAIT / 2]
     given_up.set()
 
 

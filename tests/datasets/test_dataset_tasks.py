@@ -20,7 +20,7 @@ from treetune import Task, load_taskset
 from treetune.datasets.build import build
 from treetune.datasets.resolve import load_task
 from treetune.errors import ConfigError, EmptyTasksetError, TasksetError, TreetuneError, UsageError
-from treetune.rows.verl import task_of
+from treetune.rows.layouts import FORMATS
 from treetune_verl.tasks import Task as DatasetTask
 from treetune_verl.tasks import get_dataset_paths, resolve_tasks_into_config
 
@@ -108,7 +108,7 @@ def test_chat_messages_pass_through_with_every_key(source):
     ]
     node = source([{"messages": messages}], prompt_format="chat_messages", system_prompt="not needed")
     (row,) = rows_of(node)
-    assert task_of(row).messages == [
+    assert FORMATS["verl"].task_of(row).messages == [
         {"role": "system", "content": "own"},
         {"role": "user", "content": "hi", "name": "ann"},
         {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
@@ -327,8 +327,8 @@ def test_columns_and_rows_give_the_same_table(pairs, system_prompt, env_class):
     assert one == other
     assert fast.select(sorted(fast.column_names)).to_pylist() == slow.select(sorted(slow.column_names)).to_pylist()
     for row, (question, answer) in zip(fast.to_pylist(), pairs, strict=True):
-        assert task_of(row).uid == row["extra_info"]["uid"]
-        assert task_of(row).messages[-1]["content"] == f"Q{row['extra_info']['n']}: {question}"
+        assert FORMATS["verl"].task_of(row).uid == row["extra_info"]["uid"]
+        assert FORMATS["verl"].task_of(row).messages[-1]["content"] == f"Q{row['extra_info']['n']}: {question}"
         assert row["reward_model"]["ground_truth"] == answer
 
 
@@ -675,7 +675,7 @@ def test_a_task_whose_source_was_checked_can_be_pickled(source):
 
 
 def test_a_copy_that_is_being_built_from_is_not_pruned(source, tmp_path):
-    from treetune.rows.copies import copies, prune_copies
+    from treetune.rows.loading import list_copies, prune_copies
 
     task = load_task(source(prompt_template="{question}"))
     opened = task.open_source()
@@ -683,7 +683,7 @@ def test_a_copy_that_is_being_built_from_is_not_pruned(source, tmp_path):
     assert sum(len(batch) for batch in opened.batches()) == 3
     del opened
     assert len(prune_copies(task.cache_dir, older_than_days=None, all=True)) == 1
-    assert copies(task.cache_dir) == []
+    assert list_copies(task.cache_dir) == []
 
 
 # Faults
@@ -813,7 +813,7 @@ def test_text_and_parts_in_prompts_become_one_type(source):
     node = source([{"messages": parts}], prompt_format="chat_messages", system_prompt="be kind")
     (row,) = rows_of(node)
     assert row["prompt"][0] == {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
-    from treetune.rows.columns import messages_column
+    from treetune.rows.arrow_values import messages_column
 
     assert messages_column([parts, text]).to_pylist()[1][0]["content"] == [{"type": "text", "text": "hello"}]
 

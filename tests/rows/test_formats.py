@@ -24,8 +24,7 @@ from treetune.contract import Contract, Kind, Stored
 from treetune.errors import EmptyTasksetError, StorageError, TreetuneError, UsageError
 from treetune.plugins import environments
 from treetune.rows import FORMATS, detect, read_rows, read_tables, read_tasks
-from treetune.rows.arrow_values import pruned
-from treetune.rows.schema import JSON_FIELDS
+from treetune.rows.arrow_values import JSON_FIELDS, drop_nulls
 from treetune.validate import write_tasks as write_sound_tasks
 
 
@@ -120,7 +119,7 @@ tasks = st.builds(
 
 def exact(task: Task) -> str:
     """All of a task, in a form that tells 1 from 1.0 and True; a key that is None counts as absent."""
-    fields = {name: pruned(getattr(task, name)) for name in task.__struct_fields__}
+    fields = {name: drop_nulls(getattr(task, name)) for name in task.__struct_fields__}
     return json.dumps(fields, sort_keys=True) + task.uid
 
 

@@ -34,14 +34,14 @@ def theirs(files: list[str], tokenizer: Any, limit: int) -> Any:
 
 def kept(tokenizer: Any, files: list[str]) -> dict[str, Any]:
     """By limit: how many rows each keeps, and how many of their items differ."""
-    from treetune.rows.arrow_values import pruned
+    from treetune.rows.arrow_values import drop_nulls
 
     answer = {}
     for limit in (150, 200, 300, 1_000):
         mine, other = ours(files, tokenizer, limit), theirs(files, tokenizer, limit)
         batch = other.collate_fn([other[position] for position in range(len(other))])
         differ = sum(
-            {**item, "uid": ""} != {**pruned(found), "uid": ""}
+            {**item, "uid": ""} != {**drop_nulls(found), "uid": ""}
             for item, found in zip(mine.collate_fn(list(mine)), batch, strict=False)
         )
         answer[str(limit)] = [len(mine), len(other), differ]

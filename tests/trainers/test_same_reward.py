@@ -23,12 +23,9 @@ from treetune.offload import call
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
-from treetune.rows import FORMATS
-from treetune.rows.arrow_values import pruned
-from treetune.rows.arrow_values import rows_of as columns_as_rows
-from treetune.rows.skyrl import task_to_play
-from treetune.rows.trl import task_of
-from treetune.rows.verl import task_to_score
+from treetune.rows.arrow_values import drop_nulls
+from treetune.rows.arrow_values import to_rows as columns_as_rows
+from treetune.rows.layouts import FORMATS, task_to_play, task_to_score
 from treetune.rows.writing import write_parquet
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.episodes import HttpConfig
@@ -218,7 +215,7 @@ def golds_of(taskset: Taskset[Any, Any]) -> list[str]:
     return [taskset.gold(task) for task in tasks]
 
 
-def rows_of(taskset: Taskset[Any, Any], format: str) -> list[dict[str, Any]]:
+def to_rows(taskset: Taskset[Any, Any], format: str) -> list[dict[str, Any]]:
     """As a trainer loads them: what the file's metadata says is lost."""
     return datasets.load_dataset("parquet", data_files=path_of(taskset, format), split="train").to_list()
 
@@ -230,13 +227,13 @@ def rewards_in_verl(taskset: Taskset[Any, Any], answers: list[str]) -> list[floa
         compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"], row["extra_info"] | added)[
             "score"
         ]
-        for row, answer in zip(rows_of(taskset, "verl"), answers, strict=True)
+        for row, answer in zip(to_rows(taskset, "verl"), answers, strict=True)
     ]
 
 
 def rewards_in_trl(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
     """As `GRPOTrainer` asks for them: columns by name, conversations as completions."""
-    rows = rows_of(taskset, "trl")
+    rows = to_rows(taskset, "trl")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     prompts = columns.pop("prompt")
     completions = [[{"role": "assistant", "content": answer}] for answer in answers]
@@ -253,7 +250,7 @@ def rewards_in_skyrl(taskset: Taskset[Any, Any], answers: list[str]) -> list[flo
         await call(environment.start)
         return (await call(environment.step, Action.of(answer))).reward
 
-    rows = rows_of(taskset, "skyrl")
+    rows = to_rows(taskset, "skyrl")
     return [asyncio.run(play(row, answer)) for row, answer in zip(rows, answers, strict=True)]
 
 
@@ -342,10 +339,10 @@ def test_whatever_a_task_holds_its_row_gives_it_back_to_the_scorer(tmp_path_fact
     ]
     played = [(row.pop("env_class"), row.pop("prompt"), row) for row in rows_in("skyrl")]
     assert expected == [exact(task_to_play(*each), "scorer") for each in played]
-    assert expected == [exact(task_of(row, whole=False)) for row in rows_in("trl")]
+    assert expected == [exact(FORMATS["trl"].task_of(row, whole=False)) for row in rows_in("trl")]
 
 
 def exact(task: Task, *without: str) -> str:
-    fields = {name: pruned(getattr(task, name)) for name in task.__struct_fields__}
+    fields = {name: drop_nulls(getattr(task, name)) for name in task.__struct_fields__}
     fields["extra_info"] = {key: value for key, value in fields["extra_info"].items() if key not in without}
     return json.dumps(fields, sort_keys=True)

@@ -22,7 +22,7 @@ from test_verl import DOUBLES, ended
 from treetune import Task
 from treetune.matrix import Kind, cells
 from treetune.rows import read_tasks
-from treetune.rows.skyrl import row_of
+from treetune.rows.layouts import FORMATS
 from treetune.validate import write_tasks
 
 pytestmark = pytest.mark.slow
@@ -252,7 +252,7 @@ train_tasks:
     assert len(items) == len(declared) == 12
     assert [uid for _, _, _, uid in items] == [str(number) for number in range(12)]
     for (messages, env_class, extras, _), task in zip(items, declared, strict=True):
-        row = json.loads(json.dumps(row_of(task)))
+        row = json.loads(json.dumps(FORMATS["skyrl"].row_of(task)))
         assert messages == row.pop("prompt") == task.messages
         assert env_class == row.pop("env_class")
         assert without_nulls(extras) == without_nulls(row)
@@ -458,7 +458,7 @@ def test_a_ray_worker_makes_our_environments_by_the_hook(skyrl, hooked, tmp_path
 def check_worker(skyrl: Callable[..., Any], **request: Any) -> None:
     task = Task(prompt=PRODUCT["prompt"], env_class="multiply", reward_spec=PRODUCT["reward_spec"])
     known, gsm8k, [module, steps, uid] = skyrl(
-        "on_ray", row=row_of(task), file=MULTIPLY, answers=["\\boxed{1}", "\\boxed{3066}"], **request
+        "on_ray", row=FORMATS["skyrl"].row_of(task), file=MULTIPLY, answers=["\\boxed{1}", "\\boxed{3066}"], **request
     )
     assert {"alphabet-sort", "multiply", "gsm8k", "searchcode"} <= set(known)
     assert gsm8k == "skyrl_gym.envs.gsm8k.env:GSM8kEnv"

@@ -38,7 +38,7 @@ from treetune.errors import (
 from treetune.offload import call
 from treetune.plugins import environments
 from treetune.rows import read_rows
-from treetune.rows.skyrl import row_of
+from treetune.rows.layouts import FORMATS
 from treetune.trainers import skyrl
 from treetune.trainers.skyrl.tasks import _resolve, _specs, cli_overrides, shell_words
 from treetune.validate import write_tasks
@@ -64,7 +64,7 @@ def gym(monkeypatch):
 
 def extras_of(task: Task, **further: Any) -> dict[str, Any]:
     """What SkyRL hands over of a row."""
-    row = json.loads(json.dumps(row_of(task)))
+    row = json.loads(json.dumps(FORMATS["skyrl"].row_of(task)))
     return {key: value for key, value in row.items() if key not in ("prompt", "env_class")} | further
 
 

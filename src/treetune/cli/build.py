@@ -74,9 +74,9 @@ def build_command(
                 remedy="declare train_tasks in YAML",
             )
         entries = [_build_target(context, console, target, format, num_tasks, force, cache_dir, trust)]
-    from treetune.rows.kept_code import kept_files
+    from treetune.rows.kept_code import pop_kept_files
 
-    for file in kept_files():
+    for file in pop_kept_files():
         console_for(True).print(
             f"{file} scores these rows, and is kept in the cache: other nodes need the cache folder "
             "(TREETUNE_TASK_CACHE_DIR), or the class in an installed package",

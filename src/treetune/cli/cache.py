@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from treetune.rows.cache import Cache, Entry
-    from treetune.rows.copies import Copy
+    from treetune.rows.loading import Copy
 
 cache_app = typer.Typer(
     help="Built datasets: list them, show what one was built from, remove them.",
@@ -34,10 +34,10 @@ def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     from rich.filesize import decimal
 
     from treetune.cli.output import console_for, print_json
-    from treetune.rows.copies import copies, copies_folder
+    from treetune.rows.loading import copies_folder, list_copies
 
     cache = _cache(cache_dir)
-    entries, kept = cache.entries(), copies(cache.folder)
+    entries, kept = cache.entries(), list_copies(cache.folder)
     size = sum(entry.size for entry in entries)
     if json:
         shown = [_plain(cache, entry) for entry in entries]
@@ -90,7 +90,7 @@ def prune_command(
 
     from treetune.cli.output import console_for, print_json
     from treetune.errors import UsageError
-    from treetune.rows.copies import prune_copies
+    from treetune.rows.loading import prune_copies
 
     if older_than is None and not all and not damaged:
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")

@@ -39,7 +39,7 @@ def convert_command(
 
     from treetune.cli.output import console_for, print_json
     from treetune.errors import UsageError
-    from treetune.rows.format import named
+    from treetune.rows.layouts import format_named
     from treetune.rows.reading import RowTasks, read_tasks
     from treetune.rows.sources import names_taskset
     from treetune.target import load_taskset, refuse_server
@@ -49,7 +49,7 @@ def convert_command(
         raise UsageError("there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT")
     for name in (to, from_):
         if name is not None:
-            named(name)
+            format_named(name)
     *sources, target = paths
     out = Path(target).expanduser()
     if out.is_dir():

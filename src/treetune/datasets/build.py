@@ -21,9 +21,9 @@ from treetune.datasets.row_faults import build_batch
 from treetune.datasets.rows import RowBuilder
 from treetune.datasets.taskset import unknown_environment
 from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
-from treetune.rows.hub_source import Batch, Source
-from treetune.rows.layouts import laid_out
-from treetune.rows.parquet_writer import GrowingParquet
+from treetune.rows.layouts import convert_table
+from treetune.rows.loading import Source, SourceBatch
+from treetune.rows.parquet import GrowingParquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ Progress = Callable[[int, int | None], None]
 """Told the source rows done, and how many there are where that is known."""
 
 Built = tuple["pa.Table | None", Counter[str]]
-Work = tuple[Batch, int]
+Work = tuple[SourceBatch, int]
 
 
 class BuildReport(msgspec.Struct):
@@ -56,14 +56,14 @@ def build(
     on_rows: Progress | None = None,
 ) -> BuildReport:
     """Write the rows of a taskset to `path` in a trainer's format."""
-    from treetune.rows.schema import tree
+    from treetune.rows.arrow_values import schema_tree
 
     opened = taskset.open_source()
     writer, dropped = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)
     return BuildReport(
         rows=writer.rows,
         dropped=dict(dropped),
-        schema=tree(writer.schema),
+        schema=schema_tree(writer.schema),
         source=" ".join(map(str, taskset.config.loading_params.args)),
         revision=opened.revision,
         fingerprint=opened.fingerprint,
@@ -102,7 +102,7 @@ def write_rows(
                 table = table.slice(0, left) if left is not None else table
                 if made or taskset.overrides_rows:
                     _refuse_unknown_environments(taskset, table, named, format)
-                writer.write(laid_out(table, format))
+                writer.write(convert_table(table, format))
                 if left is not None and (left := left - table.num_rows) <= 0:
                     break
         if writer.schema is None:
@@ -231,5 +231,5 @@ def _on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
         yield ray.get(waiting.popleft())
 
 
-def _build_there(builder: RowBuilder, batch: Batch, first: int) -> Built:
+def _build_there(builder: RowBuilder, batch: SourceBatch, first: int) -> Built:
     return build_batch(builder, batch, first)

@@ -19,9 +19,9 @@ from treetune.datasets.taskset import BUILDER_VERSION
 from treetune.episode import Episode
 from treetune.errors import EmptyTasksetError
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
-from treetune.rows.format import named
+from treetune.rows.layouts import format_named
 from treetune.rows.scorer import refuse_several_turns
-from treetune.rows.writing import scored, write_parquet
+from treetune.rows.writing import attach_scorers, write_parquet
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
 
@@ -40,11 +40,13 @@ def build_rows(
     def build(path: Path) -> Sidecar:
         import pyarrow.parquet as pq
 
-        from treetune.rows.schema import tree
+        from treetune.rows.arrow_values import schema_tree
 
         began = time.perf_counter()
         tasks = _checked(taskset, taskset.draw(num_tasks), format)
-        rows = write_parquet(scored(tasks, taskset), path, named(format), lambda task: run(_opening(taskset, task)))
+        rows = write_parquet(
+            attach_scorers(tasks, taskset), path, format_named(format), lambda task: run(_opening(taskset, task))
+        )
         if not rows:
             raise EmptyTasksetError(f"{taskset.name} has no tasks")
         return Sidecar(
@@ -52,7 +54,7 @@ def build_rows(
             source=taskset.name,
             rows=rows,
             fingerprint=taskset.source() or "",
-            schema=tree(pq.read_schema(path)),
+            schema=schema_tree(pq.read_schema(path)),
             versions=versions(),
             seconds=time.perf_counter() - began,
         )

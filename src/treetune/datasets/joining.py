@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.errors import TasksetError
+from treetune.rows.arrow_values import find_clashes, json_fields_of, schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash
 from treetune.rows.round_trip import RULE
-from treetune.rows.schema import clashes, json_fields_of, tree
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ def joined(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> list[Fi
     if not any(_clashes_between(built)):
         return list(built)
     wide, json_fields = _wide(tasksets, built, names)
-    changed = [clashes(sidecar.schema, tree(wide)) for sidecar, _, _ in built]
+    changed = [find_clashes(sidecar.schema, schema_tree(wide)) for sidecar, _, _ in built]
     for number, (taskset, found) in enumerate(zip(tasksets, changed, strict=True)):
         if found and not taskset.config.join:
             one, other, between = next(_clashes_between(built))
@@ -60,7 +60,7 @@ def joined(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> list[Fi
 
 def _clashes_between(built: Sequence[File]) -> Iterator[tuple[int, int, list[str]]]:
     for (one, first), (other, second) in combinations(enumerate(built), 2):
-        if found := clashes(first[0].schema, second[0].schema):
+        if found := find_clashes(first[0].schema, second[0].schema):
             yield one, other, found
 
 
@@ -92,7 +92,7 @@ def _wide(
     """The schema that holds all files, and which of its fields are JSON text."""
     import pyarrow.parquet as pq
 
-    from treetune.rows.parquet_writer import GrowingParquet
+    from treetune.rows.parquet import GrowingParquet
 
     schemas = [pq.read_schema(path).remove_metadata() for _, path, _ in built]
     lists = any(_is_list_of_text(_truth_type(schema)) for schema in schemas)
@@ -127,17 +127,17 @@ def _like(taskset: DatasetTaskset, file: File, wide: pa.Schema, json_fields: set
 def _write(place: Path, sidecar: Sidecar, path: Path, wide: pa.Schema, json_fields: set[str]) -> Sidecar:
     import pyarrow.parquet as pq
 
-    from treetune.rows.parquet_writer import GrowingParquet, with_mark
+    from treetune.rows.parquet import GrowingParquet, with_mark
 
     with pq.ParquetFile(path) as source, GrowingParquet(place) as writer:
         metadata = source.metadata.metadata
-        own = json_fields_of(source.schema_arrow.with_metadata(metadata).empty_table())
+        own = json_fields_of(metadata)
         writer.json_fields = json_fields.union(own)
         writer.schema = with_mark(wide) if writer.json_fields else wide
         for number in range(source.num_row_groups):
             table = _alike(source.read_row_group(number), wide)
             writer.write(table.replace_schema_metadata(metadata))
-        schema = tree(writer.schema)
+        schema = schema_tree(writer.schema)
     return msgspec.structs.replace(sidecar, schema=schema, seconds=0.0)
 
 
@@ -146,7 +146,7 @@ def _alike(table: pa.Table, wide: pa.Schema) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from treetune.rows.columns import in_parts
+    from treetune.rows.arrow_values import to_parts
 
     if _is_text(_truth_type(table.schema)) and _is_list_of_text(_truth_type(wide)):
         name = "reward_model" if "reward_model" in table.column_names else "ground_truth"
@@ -159,7 +159,7 @@ def _alike(table: pa.Table, wide: pa.Schema) -> pa.Table:
             lists = pa.StructArray.from_arrays(list(children.values()), list(children), mask=column.is_null())
         table = table.set_column(table.column_names.index(name), name, lists)
     if _is_text(_content_type(table.schema)) and not _is_text(_content_type(wide)):
-        prompts = [[in_parts(message) for message in prompt] for prompt in table["prompt"].to_pylist()]
+        prompts = [[to_parts(message) for message in prompt] for prompt in table["prompt"].to_pylist()]
         array = pa.array(prompts, wide.field("prompt").type)
         table = table.set_column(table.column_names.index("prompt"), "prompt", array)
     return table

@@ -19,7 +19,7 @@ from treetune.datasets.scoring import Scoring, problems, scoring_of
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, TreetuneError
 from treetune.plugins import absolute_spec, environments, folders_of, load_object
-from treetune.rows.content import loading_faults
+from treetune.rows.content import check_loading
 from treetune.target import collect_taskset, custom_class, missing_values, names_class
 
 LISTS = {"train_tasks": "train_files", "val_tasks": "val_files"}
@@ -139,7 +139,7 @@ def warn_of_unscored(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]])
 
 def refuse_several_turns(lists: Mapping[str, Sequence[DatasetTaskset]], source: str = "config") -> None:
     """verl's reward functions are given one answer."""
-    from treetune.rows.scorer import SEVERAL_TURNS, several_turns
+    from treetune.rows.scorer import SEVERAL_TURNS, has_several_turns
 
     faults = []
     for name, tasksets in lists.items():
@@ -152,7 +152,7 @@ def refuse_several_turns(lists: Mapping[str, Sequence[DatasetTaskset]], source: 
                 cls = environments.resolve(absolute_spec(config.env_class, folders_of(type(taskset))))
             except TreetuneError:
                 continue  # told as one that is not known
-            if several_turns(cls):
+            if has_several_turns(cls):
                 faults.append(
                     (_env_class_of(name, number), f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}")
                 )
@@ -207,7 +207,7 @@ def _entries(nodes: Any, path: str, faults: list[tuple[str, str]]) -> list[Any]:
 def _further_faults(taskset: DatasetTaskset, node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What no single key shows."""
     config = taskset.config
-    yield from loading_faults(config.loading_params)
+    yield from check_loading(config.loading_params)
     if config.max_prompt_length is not None and config.tokenizer is None:
         yield "tokenizer", "is required where max_prompt_length is set"
     file = filter_file(config.filter)

@@ -11,16 +11,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from treetune.errors import TasksetError, TreetuneError
-from treetune.rows.schema import canonical_type, conform
+from treetune.rows.arrow_values import canonical_type, conform
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from treetune.datasets.rows import RowBuilder
-    from treetune.rows.hub_source import Batch
+    from treetune.rows.loading import SourceBatch
 
 
-def build_batch(builder: RowBuilder, batch: Batch, first: int) -> tuple[pa.Table | None, Counter[str]]:
+def build_batch(builder: RowBuilder, batch: SourceBatch, first: int) -> tuple[pa.Table | None, Counter[str]]:
     """`builder.build`, where values that no row can hold are told by their row."""
     try:
         return builder.build(batch, first)
@@ -38,7 +38,7 @@ def build_batch(builder: RowBuilder, batch: Batch, first: int) -> tuple[pa.Table
         raise TasksetError(f"row {place}: {_told(builder, batch, place - first, why)}", remedy=_remedy(why)) from None
 
 
-def _found(builder: RowBuilder, batch: Batch, first: int, error: Exception) -> tuple[int, Exception]:
+def _found(builder: RowBuilder, batch: SourceBatch, first: int, error: Exception) -> tuple[int, Exception]:
     """The first row that fails alone, and how; the first of the batch where none does."""
     for number in range(len(batch)):
         try:
@@ -48,11 +48,11 @@ def _found(builder: RowBuilder, batch: Batch, first: int, error: Exception) -> t
     return first, error
 
 
-def _one(batch: Batch, number: int) -> Batch:
+def _one(batch: SourceBatch, number: int) -> SourceBatch:
     return batch[number : number + 1] if isinstance(batch, list) else batch.slice(number, 1)
 
 
-def _told(builder: RowBuilder, batch: Batch, number: int, error: Exception) -> str:
+def _told(builder: RowBuilder, batch: SourceBatch, number: int, error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
         return f"text that is no Unicode: {error.object[error.start : error.end]!r} is half of a character"
     if isinstance(error, UnicodeDecodeError):

@@ -20,12 +20,22 @@ from treetune.datasets.messages import says_nothing
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, described, user_code
-from treetune.rows.arrow_values import uncollected
-from treetune.rows.columns import are_misshapen, constant, inferred, keys_of, messages_column, prompts, struct
-from treetune.rows.hub_source import Batch
-from treetune.rows.round_trip import ADDED, MARK, ROW, RULE, unseen, unseen_of_prompts
-from treetune.rows.schema import canonical_type, conform, with_json_fields
-from treetune.rows.verl import reward_spec
+from treetune.rows.arrow_values import (
+    are_misshapen,
+    canonical_type,
+    conform,
+    constant_column,
+    infer_column,
+    keys_of,
+    messages_column,
+    pause_gc,
+    prompt_column,
+    struct_column,
+    with_json_fields,
+)
+from treetune.rows.layouts import reward_spec
+from treetune.rows.loading import SourceBatch
+from treetune.rows.round_trip import ADDED, MARK, ROW, RULE, encode_unseen, encode_unseen_prompts
 from treetune.uid import uid_of, uids_of_texts
 
 if TYPE_CHECKING:
@@ -92,7 +102,7 @@ class RowBuilder:
         except Exception:
             return  # told with its row, when it is built
 
-    def build(self, batch: Batch, first_index: int) -> tuple[pa.Table | None, Counter[str]]:
+    def build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Counter[str]]:
         """The rows of a batch, the first of which has this index, and how many were dropped for what."""
         dropped: Counter[str] = Counter()
         indices = list(range(first_index, first_index + len(batch)))
@@ -105,7 +115,7 @@ class RowBuilder:
         if self._by_column and not isinstance(batch, list):
             built = self._columns(batch, indices, dropped)
         else:
-            with uncollected():
+            with pause_gc():
                 built = self._rows(_pylist(batch), indices, dropped)
         if built is None:
             return None, dropped
@@ -122,7 +132,9 @@ class RowBuilder:
             why = str(error) if expression else described(error)
             raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 
-    def _filtered_late(self, batch: Batch, indices: list[int], built: _Built, dropped: Counter[str]) -> pa.Table | None:
+    def _filtered_late(
+        self, batch: SourceBatch, indices: list[int], built: _Built, dropped: Counter[str]
+    ) -> pa.Table | None:
         """By pass rate, which is known by uid and so only once a row is made."""
         import pyarrow as pa
 
@@ -161,24 +173,27 @@ class RowBuilder:
         (batch,) = table.combine_chunks().to_batches()
         contents = self._template.render(batch)
         columns: dict[str, pa.Array] = {
-            "data_source": constant(config.data_source, table.num_rows),
-            "prompt": prompts(contents, config.system_prompt),
+            "data_source": constant_column(config.data_source, table.num_rows),
+            "prompt": prompt_column(contents, config.system_prompt),
         }
         if config.ability is not None:
-            columns["ability"] = constant(config.ability, table.num_rows)
+            columns["ability"] = constant_column(config.ability, table.num_rows)
         if truths is not None:
             columns["reward_model"] = pa.StructArray.from_arrays(
-                [constant(config.reward_method, table.num_rows), inferred(truths, "reward_model.ground_truth", [])],
+                [
+                    constant_column(config.reward_method, table.num_rows),
+                    infer_column(truths, "reward_model.ground_truth", []),
+                ],
                 ["style", "ground_truth"],
             )
         uids = uids_of_texts(contents.to_pylist(), truths, config.system_prompt, config.env_class, config.reward_method)
         extra = {
             "index": pa.array(indices, pa.int64()),
             "uid": pa.array(uids, pa.string()),
-            "scorer": constant(self.taskset.scorer, table.num_rows),
+            "scorer": constant_column(self.taskset.scorer, table.num_rows),
         }
         if config.env_class is not None:
-            extra["env_class"] = constant(config.env_class, table.num_rows)
+            extra["env_class"] = constant_column(config.env_class, table.num_rows)
         if self.taskset.scorer not in (None, RULE):
             reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
             around = {"ability": config.ability, "reward_model": reward}
@@ -187,9 +202,9 @@ class RowBuilder:
             if replaced:
                 fields = table.select(replaced).to_pylist()
                 rows = zip(prompts_of_rows, fields, strict=True)
-                texts = [unseen({"prompt": prompt, **around, "extra_info": info}) for prompt, info in rows]
+                texts = [encode_unseen({"prompt": prompt, **around, "extra_info": info}) for prompt, info in rows]
             else:
-                texts = unseen_of_prompts(prompts_of_rows, around)
+                texts = encode_unseen_prompts(prompts_of_rows, around)
             extra[ROW] = pa.array(texts, pa.string())
         for field in config.extra_fields:
             extra[field] = conform(table[field], canonical_type(table[field].type))
@@ -261,7 +276,7 @@ class RowBuilder:
         config, mixed = self.taskset.config, list[str]()
         names = keys_of(rows)
         columns: dict[str, Any] = {
-            name: inferred([row.get(name) for row in rows], name, mixed) for name in names if name not in _FINISHED
+            name: infer_column([row.get(name) for row in rows], name, mixed) for name in names if name not in _FINISHED
         }
         try:
             columns["prompt"] = messages_column([row["prompt"] for row in rows])
@@ -278,7 +293,7 @@ class RowBuilder:
         if "reward_model" in names:
             rewards = [self._reward(row.get("reward_model")) for row in rows]
             specs = [_spec(reward) for reward in rewards]
-            columns["reward_model"] = struct(rewards, "reward_model", mixed)
+            columns["reward_model"] = struct_column(rewards, "reward_model", mixed)
         given = [row.get("extra_info") or {} for row in rows]
         keys = keys_of(given)
         extra: dict[str, Any] = {"index": indices, "uid": None, "scorer": None}
@@ -315,7 +330,7 @@ class RowBuilder:
         if any(scorer not in (None, RULE) for scorer in extra["scorer"]):
             shared = {"env_class", *_FINISHED} - {"prompt", "reward_model"}
             extra[ROW] = [
-                unseen(
+                encode_unseen(
                     {
                         **{key: _plain(row[key]) for key in row if key not in shared},
                         "reward_model": reward,
@@ -329,7 +344,7 @@ class RowBuilder:
             extra["uid"] = [
                 info.get("uid") if info.get("uid") is not None else uid for info, uid in zip(given, uids, strict=True)
             ]
-        arrays = [inferred(values, f"extra_info.{key}", mixed) for key, values in extra.items()]
+        arrays = [infer_column(values, f"extra_info.{key}", mixed) for key, values in extra.items()]
         columns["extra_info"] = pa.StructArray.from_arrays(arrays, list(extra))
         ordered = dict.fromkeys(["data_source", "prompt", *names, "extra_info"])
         table = pa.table({name: columns[name] for name in ordered if name in columns})
@@ -384,7 +399,7 @@ def _filled(own: pa.Array, uids: list[str]) -> pa.Array:
     """The user's own uids, and where there is none the task's."""
     if not own.null_count:
         return own
-    return inferred(
+    return infer_column(
         [uid if mine is None else mine for mine, uid in zip(own.to_pylist(), uids, strict=True)], "extra_info.uid", []
     )
 
@@ -412,11 +427,11 @@ def template_of(taskset: DatasetTaskset, columns: Mapping[str, pa.DataType]) -> 
     return Template(taskset.config.prompt_template, list(columns), texts)
 
 
-def _pylist(batch: Batch) -> list[Row]:
+def _pylist(batch: SourceBatch) -> list[Row]:
     return batch if isinstance(batch, list) else batch.to_pylist()
 
 
-def _taken(batch: Batch, numbers: list[int]) -> Batch:
+def _taken(batch: SourceBatch, numbers: list[int]) -> SourceBatch:
     if isinstance(batch, list):
         return [batch[number] for number in numbers]
     import pyarrow as pa

@@ -19,7 +19,7 @@ from treetune.canonical import digest
 from treetune.datasets.config import DatasetConfig, FormatName, filter_file
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
-from treetune.rows.content import content_hash, loading_faults, local_sources
+from treetune.rows.content import check_loading, content_hash, local_sources
 from treetune.rows.round_trip import RULE
 from treetune.rows.rule import RuleTaskset
 from treetune.task import Task
@@ -27,7 +27,7 @@ from treetune.task import Task
 if TYPE_CHECKING:
     import datasets
     from treetune.datasets.build import Engine, Progress
-    from treetune.rows.hub_source import Source
+    from treetune.rows.loading import Source
     from treetune.rows.parquet_rows import ParquetRows
 
 BUILDER_VERSION = 4
@@ -127,7 +127,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def _contents(self) -> dict[str, str]:
         """The local files that are read, each with a hash of its bytes."""
         params = self.config.loading_params
-        if faults := loading_faults(params):
+        if faults := check_loading(params):
             raise ConfigError(faults)
         try:
             return {str(path): content_hash(path, self._memory) for path in local_sources(params.args, params.kwargs)}
@@ -174,14 +174,13 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         if not self.overrides_build:
             opened, self._opened = self._opened, None
             return opened or self._loaded_source()
-        from treetune.rows.hub_source import made_source
+        from treetune.rows.loading import wrap_dataset
 
         with user_code(f"build_dataset() of {type(self).__name__}"):
-            return made_source(self.build_dataset(), type(self).__name__)
+            return wrap_dataset(self.build_dataset(), type(self).__name__)
 
     def _loaded_source(self) -> Source:
-        from treetune.rows.copies import copies_folder
-        from treetune.rows.hub_source import open_source
+        from treetune.rows.loading import copies_folder, open_source
 
         contents = self._contents()
         copy = copies_folder(self.cache_dir) / digest(contents) if contents else None
@@ -211,9 +210,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         """The scorer of rows that name an environment."""
         if env_class not in self._environments:
             from treetune.plugins import absolute_spec, folders_of
-            from treetune.rows.kept_code import portable
+            from treetune.rows.kept_code import keep_files
 
-            spec = portable(absolute_spec(env_class, folders_of(type(self))), self.cache_dir)
+            spec = keep_files(absolute_spec(env_class, folders_of(type(self))), self.cache_dir)
             self._environments[env_class] = f"env:{spec}"
         return self._environments[env_class]
 
@@ -223,9 +222,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
     @cached_property
     def _described(self) -> str:
-        from treetune.rows.scorer import described
+        from treetune.rows.scorer import describe_taskset
 
-        return described(self, self.cache_dir)
+        return describe_taskset(self, self.cache_dir)
 
     # What a taskset does
 
@@ -233,9 +232,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         return self.built()[0].rows
 
     def task_at(self, index: int) -> Task:
-        from treetune.rows.verl import task_of_pruned
+        from treetune.rows.layouts import FORMATS
 
-        return task_of_pruned(self._rows[index], whole=False)
+        return FORMATS["verl"].task_of_pruned(self._rows[index], whole=False)
 
     @cached_property
     def _rows(self) -> ParquetRows:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.rows.format import FORMATS, detect
+    from treetune.rows.layouts import FORMATS, detect
     from treetune.rows.reading import read_rows, read_tables, read_tasks
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "FORMATS": "format",
-    "detect": "format",
+    "FORMATS": "layouts",
+    "detect": "layouts",
     "read_rows": "reading",
     "read_tables": "reading",
     "read_tasks": "reading",

@@ -1,14 +1,18 @@
-"""Values exactly as they were written, whatever file they come from.
+"""Values in Arrow, and back as they were written, whatever file they come from.
 
 Parquet fills the missing keys of a mapping with nulls, JSON leaves them out: here a key whose value is null is absent.
 Nulls inside lists stay. Integers of any size and floats keep their exact value. A date or a time is its ISO text.
+
+Any two built files can be joined, for their types are canonical: text is `string`, whole numbers int64, fractions
+float64. Trainers join files by the library's rules: missing keys of a struct become nulls, but other types must be
+equal, and inside a list everything must be. Values of mixed types are JSON text, and the schema's metadata says so.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,25 +23,26 @@ from treetune.errors import TasksetError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 _encode = msgspec.json.Encoder().encode
-json_value = msgspec.json.Decoder().decode
+decode_json = msgspec.json.Decoder().decode
 
 
-def pruned(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
     """`value` without the keys that are None."""
     if isinstance(value, Mapping):
-        return {key: pruned(item) for key, item in value.items() if item is not None}
-    return [pruned(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
+    return [drop_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def json_line(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """A value as JSON, without the keys that are None."""
     try:
         encoded = _encode(value)
         # A None, and a float that JSON cannot spell, both come out as null: only then is the slow walk needed.
         if b"null" in encoded:
             _refuse_unspeakable(value)
-            encoded = _encode(pruned(value))
+            encoded = _encode(drop_nulls(value))
     except UnicodeEncodeError as error:
         raise TasksetError(f"text that is no Unicode: {error.object!r:.80}", remedy="remove lone surrogates") from None
     except TypeError as error:
@@ -45,11 +50,11 @@ def json_line(value: Any) -> bytes:
     return encoded
 
 
-def json_text(value: Any) -> str:
-    return json_line(value).decode()
+def to_json_text(value: Any) -> str:
+    return encode_json(value).decode()
 
 
-def python_values(array: pa.Array) -> list[Any]:
+def to_python(array: pa.Array) -> list[Any]:
     """An Arrow array as Python values, without the keys that are null; whole columns at a time, which is several
     times faster than `to_pylist` and a walk over its result."""
     import pyarrow as pa
@@ -57,12 +62,12 @@ def python_values(array: pa.Array) -> list[Any]:
 
     kind = array.type
     if pa.types.is_struct(kind):
-        made = rows_of([field.name for field in kind], array.flatten(), len(array))
+        made = to_rows([field.name for field in kind], array.flatten(), len(array))
         if array.null_count:
             made = [row if valid else None for row, valid in zip(made, array.is_valid().to_pylist(), strict=True)]
         return made
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        items = python_values(array.flatten())
+        items = to_python(array.flatten())
         lengths = pc.list_value_length(array)
         # Not compared with 1: that would import pandas.
         if not array.null_count and len(items) == len(array) and pc.max(lengths).as_py() == 1:
@@ -73,20 +78,20 @@ def python_values(array: pa.Array) -> list[Any]:
             lists.append(None if length is None else items[start : (start := start + length)])
         return lists
     if pa.types.is_dictionary(kind):
-        return python_values(array.dictionary_decode())
+        return to_python(array.dictionary_decode())
     if pa.types.is_temporal(kind):
-        return iso_texts(array)
+        return to_iso_texts(array)
     if isinstance(kind, pa.BaseExtensionType):
-        stored = python_values(array.storage)
+        stored = to_python(array.storage)
         # How the `datasets` library writes columns of mixed types.
         return [_parsed(text) for text in stored] if kind.extension_name == "arrow.json" else stored
     if pa.types.is_nested(kind):
-        return [pruned(value) for value in array.to_pylist(maps_as_pydicts="strict")]
+        return [drop_nulls(value) for value in array.to_pylist(maps_as_pydicts="strict")]
     values: list[Any] = array.to_pylist()
     return values
 
 
-def iso_texts(times: pa.Array) -> list[str | None]:
+def to_iso_texts(times: pa.Array) -> list[str | None]:
     """Dates, times and durations as JSON has them."""
     import pyarrow as pa
 
@@ -96,11 +101,11 @@ def iso_texts(times: pa.Array) -> list[str | None]:
     return texts
 
 
-def rows_of(names: list[str], arrays: list[Any], count: int) -> list[Any]:
+def to_rows(names: list[str], arrays: list[Any], count: int) -> list[Any]:
     """Rows of columns, each without the keys that are null there."""
     if not names:
         return [{} for _ in range(count)]
-    columns = [python_values(array) for array in arrays]
+    columns = [to_python(array) for array in arrays]
     if not any(array.null_count for array in arrays):
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return [
@@ -111,13 +116,13 @@ def rows_of(names: list[str], arrays: list[Any], count: int) -> list[Any]:
 
 def _parsed(text: str | None) -> Any:
     try:
-        return None if text is None else pruned(json_value(text))
+        return None if text is None else drop_nulls(decode_json(text))
     except msgspec.DecodeError:
         return text  # the library stores some text without its quotes
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Without the cycle collector, which would look through a batch of rows again and again and find nothing."""
     enabled = gc.isenabled()
     gc.disable()
@@ -136,3 +141,279 @@ def _refuse_unspeakable(value: Any) -> None:
             _refuse_unspeakable(item)
     elif isinstance(value, float) and not math.isfinite(value):
         raise TasksetError(f"JSON has no {value}", remedy="leave the key out, or write .parquet")
+
+
+JSON_FIELDS = b"treetune.json_fields"
+"""Schema metadata: the dotted paths whose values are JSON text, because their types were mixed."""
+
+SPLIT = ("extra_info", "reward_model", "reward_spec")
+"""Columns whose keys each have a type of their own."""
+
+
+def json_fields_of(metadata: Mapping[bytes, bytes] | None) -> list[str]:
+    """What the metadata of a schema or a file says."""
+    fields: list[str] = decode_json((metadata or {}).get(JSON_FIELDS, b"[]"))
+    return fields
+
+
+def with_json_fields(table: pa.Table, json_fields: list[str]) -> pa.Table:
+    return table.replace_schema_metadata({JSON_FIELDS: _encode(json_fields)} if json_fields else None)
+
+
+def children_of(array: pa.Array) -> dict[str, pa.Array]:
+    """The columns of a struct array, null where the struct is."""
+    return dict(zip([field.name for field in array.type], array.flatten(), strict=True))
+
+
+def struct_of(children: Mapping[str, pa.Array], like: pa.Array) -> pa.Array:
+    """A struct array that is null where another array is."""
+    import pyarrow as pa
+
+    return pa.StructArray.from_arrays(list(children.values()), list(children), mask=like.is_null())
+
+
+def set_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, column)
+
+
+def canonical_type(type_: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(type_):
+        return canonical_type(type_.value_type)
+    if types.is_large_string(type_) or types.is_string_view(type_) or types.is_decimal(type_):
+        return pa.string()
+    if types.is_temporal(type_):  # as ISO text, which is what every trainer and every wire can hold
+        return pa.string()
+    if types.is_integer(type_):
+        return pa.int64()
+    if types.is_floating(type_):
+        return pa.float64()
+    if types.is_large_binary(type_) or types.is_binary_view(type_) or types.is_fixed_size_binary(type_):
+        return pa.binary()
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return pa.list_(canonical_type(type_.value_type))
+    if types.is_struct(type_):
+        # A struct without keys cannot be stored; it becomes JSON.
+        fields = [(field.name, canonical_type(field.type)) for field in type_]
+        return pa.struct(fields) if fields else pa.string()
+    return type_
+
+
+def unify_types(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """The type that holds both, or None where only JSON can."""
+    import pyarrow as pa
+
+    try:
+        schemas = [pa.schema([("x", first)]), pa.schema([("x", second)])]
+        return pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+
+
+def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """`array` as `type_`: keys that are missing become nulls, and what cannot be cast to text becomes JSON."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+    if array.type == type_:
+        return array
+    if pa.types.is_dictionary(array.type):
+        return conform(array.dictionary_decode(), type_)
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), type_)
+    if pa.types.is_struct(array.type) and pa.types.is_struct(type_):
+        children = children_of(array)
+        arrays = [
+            conform(children[field.name], field.type) if field.name in children else pa.nulls(len(array), field.type)
+            for field in type_
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=list(type_), mask=pc.is_null(array))
+    if _is_list(array.type) and _is_list(type_):
+        array = array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
+        values = conform(array.flatten(), type_.value_type)
+        offsets = pc.subtract(array.offsets, array.offsets[0]) if not array.null_count else _offsets(array)
+        return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pc.is_null(array))
+    if pa.types.is_string(type_) and pa.types.is_temporal(array.type):
+        return pa.array(to_iso_texts(array), pa.string())
+    if pa.types.is_string(type_) and not _is_text(array.type) and not pa.types.is_decimal(array.type):
+        return json_array(array.to_pylist())
+    return array.cast(type_)
+
+
+def json_array(values: Iterable[Any]) -> pa.Array:
+    """Each value as JSON text."""
+    import pyarrow as pa
+
+    encode = msgspec.json.Encoder(enc_hook=str, order="sorted").encode
+    return pa.array([None if value is None else encode(value).decode() for value in values], pa.string())
+
+
+def refuse_mixed_truths(path: str) -> None:
+    """Text beside lists cannot be one column, and quoting the text as JSON would fail every comparison with it."""
+    if path == "prompt":
+        raise TasksetError(
+            "prompts whose contents are text in some rows and lists in others, many rows apart",
+            remedy='write text contents as [{"type": "text", "text": ...}] throughout',
+        )
+    if path == "reward_model.ground_truth":
+        raise TasksetError(
+            "reward_model.ground_truth has values of several types, which no parquet column can hold",
+            remedy="make all of them text, or all of them lists or mappings of one shape",
+        )
+
+
+def schema_tree(schema: pa.Schema) -> dict[str, Any]:
+    """A schema as plain values, for the sidecar: comparing two must not need pyarrow."""
+    return {field.name: _branch(field.type) for field in schema}
+
+
+def find_clashes(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
+    """Dotted paths at which two files cannot be joined."""
+    found: list[str] = []
+    for key in one.keys() & other.keys():
+        first, second, here = one[key], other[key], f"{path}{key}"
+        # A null joins with everything but keys: these are joined one by one, and null has none.
+        if first == second or ("null" in (first, second) and not isinstance(first, dict) | isinstance(second, dict)):
+            continue
+        if isinstance(first, dict) and isinstance(second, dict):
+            found += find_clashes(first, second, f"{here}.")
+        elif not (isinstance(first, list) and isinstance(second, list) and "null" in (first[0], second[0])):
+            found.append(f"{here} ({_shown(first)} and {_shown(second)})")
+    return sorted(found)
+
+
+def _branch(type_: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_struct(type_):
+        return {field.name: _branch(field.type) for field in type_}
+    if pa.types.is_list(type_):
+        return [_branch(type_.value_type)]
+    return str(type_)
+
+
+def _shown(branch: Any) -> str:
+    if isinstance(branch, dict):
+        return "keys " + ", ".join(branch)
+    return f"list of {_shown(branch[0])}" if isinstance(branch, list) else str(branch)
+
+
+def _offsets(array: pa.Array) -> pa.Array:
+    """Offsets of a list array with nulls, into its flattened values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = pc.fill_null(pc.list_value_length(array), 0)
+    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+
+
+def keys_of(rows: list[Any]) -> list[str]:
+    """The keys of all rows, in the order of their first appearance; mostly all have those of the first."""
+    first = rows[0] or {}
+    keys = first.keys()
+    same = all([row is not None and row.keys() == keys for row in rows])  # a list: faster than a generator
+    return list(first) if same else list(dict.fromkeys(key for row in rows if row for key in row))
+
+
+def struct_column(values: list[Any], name: str, mixed: list[str]) -> pa.Array:
+    """Key by key, so that one mixed key does not make JSON of all."""
+    import pyarrow as pa
+
+    keys = keys_of(values)
+    if not keys:
+        return pa.nulls(len(values))
+    arrays = [infer_column([(value or {}).get(key) for value in values], f"{name}.{key}", mixed) for key in keys]
+    return pa.StructArray.from_arrays(arrays, keys, mask=pa.array([value is None for value in values]))
+
+
+def infer_column(values: list[Any], path: str, mixed: list[str]) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        array = pa.array(values)
+        if array.type != pa.struct([]):
+            return conform(array, canonical_type(array.type))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        if path == "reward_model.ground_truth" and (isinstance(error, OverflowError) or "not in range" in str(error)):
+            problem = "a ground truth holds a whole number that does not fit in 64 bits"
+            raise TasksetError(problem, remedy="make it text") from None
+        refuse_mixed_truths(path)
+    mixed.append(path)
+    return json_array(values)
+
+
+def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
+    """Prompts as a column. Where some contents are text and others lists of parts, the text becomes a part: the same
+    message, and a column has one type."""
+    import pyarrow as pa
+
+    try:
+        array = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        values = [[to_parts(message) for message in prompt] for prompt in values]
+        try:
+            array = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise TasksetError(
+                f"prompts that no parquet column can hold: {error}",
+                remedy="give a key of messages one type in all rows",
+            ) from None
+    return conform(array, canonical_type(array.type))
+
+
+def are_misshapen(prompts: pa.Array) -> bool:
+    """Whether some entry of some prompt is no message: it has no role, or says what is no text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    messages = prompts.flatten()
+    if not pa.types.is_struct(messages.type) or messages.type.get_field_index("role") < 0:
+        return True
+    roles = pc.struct_field(messages, "role")
+    content = messages.type.field("content").type if messages.type.get_field_index("content") >= 0 else pa.null()
+    said = pa.types.is_string(content) or pa.types.is_nested(content) or pa.types.is_null(content)
+    return bool(roles.null_count) or not pa.types.is_string(roles.type) or not said
+
+
+def to_parts(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def prompt_column(contents: pa.Array, system_prompt: str | None) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    count = len(contents)
+    if system_prompt is None:
+        roles, offsets = constant_column("user", count), np.arange(count + 1, dtype=np.int32)
+    else:
+        order = np.zeros(2 * count, dtype=np.int64)
+        order[1::2] = np.arange(1, count + 1)
+        contents = pa.concat_arrays([pa.array([system_prompt], pa.string()), contents]).take(pa.array(order))
+        roles = pa.array(["system", "user"] * count, pa.string())
+        offsets = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
+    messages = pa.StructArray.from_arrays([roles, contents], ["role", "content"])
+    return pa.ListArray.from_arrays(pa.array(offsets), messages)
+
+
+def constant_column(value: str | None, count: int) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.nulls(count, pa.string()) if value is None else pa.repeat(pa.scalar(value, pa.string()), count)

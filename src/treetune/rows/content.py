@@ -105,7 +105,7 @@ def local_sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path]:
     return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
 
 
-def loading_faults(params: LoadingParams) -> list[tuple[str, str]]:
+def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     """What `load_dataset` could not make sense of, whatever the files hold."""
     kind, data_files = params.args[0], params.kwargs.get("data_files")
     if not isinstance(kind, str) or not kind:
@@ -132,7 +132,7 @@ def file_patterns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     return list(_patterns(given["data_files"])) if given.get("data_files") is not None else []
 
 
-def expand(pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path] | None:
+def expand_pattern(pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path] | None:
     """The files here that one of the `file_patterns` means; None where it does not lie here."""
     if "://" in pattern or names_hub(args, kwargs):
         return None

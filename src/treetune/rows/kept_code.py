@@ -52,31 +52,31 @@ def spec_of(cls: type, cache_dir: str | Path | None = None) -> str:
 _kept: dict[Path, None] = {}
 
 
-def kept_files() -> list[Path]:
+def pop_kept_files() -> list[Path]:
     """The files that this process kept since it was asked last."""
     files = list(_kept)
     _kept.clear()
     return files
 
 
-def portable(value: Any, cache_dir: str | Path | None = None) -> Any:
+def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
     """A value whose files of Python, `file.py` or `file.py:Name`, are kept in the cache and named by their hash."""
     if isinstance(value, Mapping):
-        return {key: portable(item, cache_dir) for key, item in value.items()}
+        return {key: keep_files(item, cache_dir) for key, item in value.items()}
     if isinstance(value, list):
-        return [portable(item, cache_dir) for item in value]
+        return [keep_files(item, cache_dir) for item in value]
     match = _FILE.fullmatch(value) if isinstance(value, str) and not value.startswith(SCHEME) else None
     if match is None or not Path(match["file"]).expanduser().is_file():
         return value
     return keep(Path(match["file"]).expanduser(), cache_dir) + (match["name"] or "")
 
 
-def located(value: Any, *, trust: bool = False) -> Any:
+def locate_files(value: Any, *, trust: bool = False) -> Any:
     """The reverse: where the files are. A file that no build of this user's kept is refused, unless `trust`."""
     if isinstance(value, Mapping):
-        return {key: located(item, trust=trust) for key, item in value.items()}
+        return {key: locate_files(item, trust=trust) for key, item in value.items()}
     if isinstance(value, list):
-        return [located(item, trust=trust) for item in value]
+        return [locate_files(item, trust=trust) for item in value]
     if not isinstance(value, str):
         return value
     if value.startswith(SCHEME):

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.errors import StorageError, TasksetError
-from treetune.rows.arrow_values import rows_of
-from treetune.rows.batch import Batch, Row
-from treetune.rows.round_trip import parsed
+from treetune.rows.arrow_values import json_fields_of, to_rows
+from treetune.rows.round_trip import parse_json_fields
+from treetune.rows.sources import Batch, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +78,7 @@ class ParquetRows:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from treetune.rows.reading import BUFFER, json_fields_of
+        from treetune.rows.reading import BUFFER
 
         if self._opened is None or self._opened[0] != os.getpid():
             self._forget()
@@ -96,9 +96,9 @@ class ParquetRows:
         group = bisect_right(self._ends, number)
         first = self._ends[group - 1] if group else 0
         some = self._group(file, group).slice(number - first, count)
-        rows = rows_of(some.schema.names, some.columns, some.num_rows)
+        rows = to_rows(some.schema.names, some.columns, some.num_rows)
         try:
-            return [parsed(row, self._json_fields) for row in rows] if self._json_fields else rows
+            return [parse_json_fields(row, self._json_fields) for row in rows] if self._json_fields else rows
         except msgspec.DecodeError as error:
             raise self._damaged(error) from None
 

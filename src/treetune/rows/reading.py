@@ -2,24 +2,32 @@
 
     for task in read_tasks(["~/data/train.parquet", "more/*.jsonl", "openai/gsm8k@main:test"]): ...
 
-Values are as they were written (see `values`); a fault is told with its file and line or row (rows count from 0).
+Values are as they were written (see `arrow_values`); a fault is told with its file and line or row (rows count from 0).
+
+JSON holds an object on each line, an array of objects, or one object. Text stays text whatever it looks like, and
+numbers are exact. NaN and Infinity, which Python's `json.dumps` writes though JSON has none, are read as Python does.
+
+The first line of CSV names the columns, and every value is text. An empty cell is an absent key. A dot in a name leads
+into a mapping (`extra_info.level`). A cell of `prompt` or of a mapping may be JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from treetune.errors import NetworkError, TreetuneError, UsageError
-from treetune.rows.arrow_values import json_value, pruned, rows_of, uncollected
-from treetune.rows.batch import BATCH, Batch, ReadError, Row
-from treetune.rows.csv_files import text_batches
-from treetune.rows.format import FormatOf
-from treetune.rows.round_trip import parsed
-from treetune.rows.sources import File, HubName, Kind, Sources, find
+from treetune.rows.arrow_values import SPLIT, decode_json, drop_nulls, json_fields_of, pause_gc, to_rows
+from treetune.rows.layouts import FormatDetector
+from treetune.rows.round_trip import parse_json_fields
+from treetune.rows.sources import BATCH, Batch, File, HubName, Kind, ReadError, Row, Sources, find, open_plain
 from treetune.task import Task
 
 if TYPE_CHECKING:
@@ -27,6 +35,9 @@ if TYPE_CHECKING:
 
 BUFFER = 1 << 20
 """Bytes of a column of parquet that are read at a time."""
+
+OnFault = Callable[[int, str], None]
+"""Called with the number of a faulty row and what is wrong with it."""
 
 
 def read_rows(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
@@ -37,7 +48,7 @@ def read_rows(sources: Sources, *, columns: Sequence[str] | None = None) -> Iter
 
 def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
     """The tasks of trainers' rows. Without a format each row is in the one that has its columns."""
-    return RowTasks(_tasks(sources, FormatOf(format)))
+    return RowTasks(_tasks(sources, FormatDetector(format)))
 
 
 class RowTasks:
@@ -53,11 +64,11 @@ class RowTasks:
         return next(self._tasks)
 
 
-def _tasks(sources: Sources, formats: FormatOf) -> Iterator[Task]:
+def _tasks(sources: Sources, formats: FormatDetector) -> Iterator[Task]:
     for batch in read_batches(sources):
         for position, row in enumerate(batch.rows):
             try:
-                yield formats.of(row).task_of_pruned(row)
+                yield formats.format_of(row).task_of_pruned(row)
             except TreetuneError as error:
                 raise type(error)(f"{batch.place(position)}: {error.message}", remedy=error.remedy) from None
 
@@ -81,23 +92,21 @@ def read_tables(sources: Sources, *, columns: Sequence[str] | None = None) -> It
 def read_batches(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[Batch]:
     """The rows in batches that know their places."""
     for source in find(sources):
-        for batch in batches_of(source, columns):
-            if batch.rows:
-                yield batch
+        yield from (batch for batch in batches_of(source, columns) if batch.rows)
 
 
 def batches_of(source: File | HubName, columns: Sequence[str] | None = None) -> Iterator[Batch]:
     if isinstance(source, File) and source.kind is Kind.PARQUET:
-        return _parquet(source.path, columns)
-    found = hub_batches(source) if isinstance(source, HubName) else text_batches(source)
-    return found if columns is None else (_only(batch, columns) for batch in found)
+        yield from _parquet(source.path, columns)
+        return
+    for batch in hub_batches(source) if isinstance(source, HubName) else text_batches(source):
+        rows = batch.rows
+        if columns is not None:
+            rows = [{name: row[name] for name in columns if name in row} for row in rows]
+        yield batch._replace(rows=rows)
 
 
-def _only(batch: Batch, columns: Sequence[str]) -> Batch:
-    return batch._replace(rows=[{name: row[name] for name in columns if name in row} for row in batch.rows])
-
-
-# Parquet
+# Parquet and the hub
 
 
 def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Batch]:
@@ -108,7 +117,7 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Batch]:
         json_fields = json_fields_of(batch.schema.metadata)
         for position, row in enumerate(rows if json_fields else ()):
             try:
-                parsed(row, json_fields)
+                parse_json_fields(row, json_fields)
             except msgspec.DecodeError as error:
                 raise ReadError(f"{places.place(position)}: {', '.join(json_fields)} should be JSON: {error}") from None
         yield places
@@ -134,22 +143,12 @@ def _parquet_batches(path: Path, columns: Sequence[str] | None) -> Iterator[pa.R
 
 
 def _arrow_rows(batch: pa.RecordBatch) -> list[Row]:
-    with uncollected():
-        return rows_of(batch.schema.names, batch.columns, batch.num_rows)
-
-
-def json_fields_of(metadata: dict[bytes, bytes] | None) -> list[str]:
-    from treetune.rows.schema import JSON_FIELDS
-
-    fields: list[str] = json_value((metadata or {}).get(JSON_FIELDS, b"[]"))
-    return fields
-
-
-# The hub
+    with pause_gc():
+        return to_rows(batch.schema.names, batch.columns, batch.num_rows)
 
 
 def hub_batches(source: HubName) -> Iterator[Batch]:
-    from treetune.rows.hub_source import open_source
+    from treetune.rows.loading import open_source
 
     try:
         opened = open_source(source.loading_params())
@@ -162,10 +161,224 @@ def hub_batches(source: HubName) -> Iterator[Batch]:
         ) from error
     first = 0
     for batch in opened.batches():
-        for rows in [pruned(batch)] if isinstance(batch, list) else _table_rows(batch):
+        for rows in [drop_nulls(batch)] if isinstance(batch, list) else map(_arrow_rows, batch.to_batches(BATCH)):
             yield Batch(source.name, "row", range(first, first + len(rows)), rows)
             first += len(rows)
 
 
-def _table_rows(table: pa.Table) -> Iterable[list[Row]]:
-    return (_arrow_rows(batch) for batch in table.to_batches(BATCH))
+# JSON and CSV
+
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_BOM = b"\xef\xbb\xbf"
+
+
+def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Batch]:
+    """The rows of a file of JSON, JSON lines or CSV.
+
+    With `on_fault` a faulty row is left out and the others follow, with their nulls. A key that comes twice in a
+    mapping is such a fault then: trainers' loader refuses it.
+    """
+    path = file.path
+    try:
+        if file.kind is Kind.CSV:
+            yield from _csv(path, on_fault)
+        elif file.kind is Kind.LINES or _holds_lines(path):
+            yield from _lines(path, on_fault)
+        else:
+            yield from _document(path, on_fault)
+    except OSError as error:
+        raise ReadError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _holds_lines(path: Path) -> bool:
+    """Whether a `.json` file has an object on each line: the first is whole, and more follows."""
+    with open_plain(path) as file:
+        lines = (line for line in file if line.strip())
+        first, second = next(lines, b"").removeprefix(_BOM), next(lines, None)
+    if second is None or not first.lstrip().startswith(b"{"):
+        return False
+    try:
+        _decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _lines(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
+    with open_plain(path) as file:
+        numbered = enumerate(file, 1)
+        while some := list(islice(numbered, BATCH)):
+            if some[0][0] == 1:
+                some[0] = (1, some[0][1].removeprefix(_BOM))
+            some = [(number, line) for number, line in some if line and not line.isspace()]
+            with pause_gc():
+                yield _batch(path, "line", some, on_fault)
+
+
+def _document(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
+    """A JSON array of rows, or one row. Read whole: only its end tells whether an array is well-formed. Its rows are
+    decoded batch by batch."""
+    with open_plain(path) as file:
+        content = file.read().removeprefix(_BOM)
+    if not content.strip():
+        raise ReadError(f"{path} is empty", remedy="an empty list of rows is []")
+    if not content.lstrip().startswith(b"["):
+        yield _batch(path, "row", [(0, content)], on_fault)
+        return
+    try:
+        raw = _split_array(content)
+    except msgspec.DecodeError as error:
+        _, _, byte = str(error).rstrip(")").rpartition("(byte ")
+        line = f", line {content.count(bytes([10]), 0, int(byte)) + 1}" if byte.isdigit() else ""
+        raise ReadError(f"{path}{line}: {error}") from None
+    for first in range(0, len(raw), BATCH):
+        some = [(first + number, bytes(text)) for number, text in enumerate(raw[first : first + BATCH])]
+        yield _batch(path, "row", some, on_fault)
+
+
+def _batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_fault: OnFault | None) -> Batch:
+    rows, numbers = [], []
+    for number, text in texts:
+        try:
+            row = _decode(text)
+            if on_fault is not None:
+                _refuse_twice(text, row)
+            elif b"null" in text:
+                row = drop_nulls(row)
+            rows.append(row)
+            numbers.append(number)
+        except ValueError as error:  # which a DecodeError and a UnicodeDecodeError are
+            reason, remedy = _explain(text, unit, error)
+            if on_fault is None:
+                raise ReadError(f"{path}, {unit} {number}: {reason}", remedy=remedy) from None
+            on_fault(number, reason)
+    return Batch(str(path), unit, numbers, rows)
+
+
+def _explain(text: bytes, unit: str, error: ValueError) -> tuple[str, str | None]:
+    start = text.lstrip()
+    if start.startswith((b"#", b"//")):
+        return "a comment, which JSON does not have: take it out", None
+    return str(error), "a JSON array of rows is a .json file" if unit == "line" and start.startswith(b"[") else None
+
+
+def _decode(text: bytes) -> Row:
+    try:
+        return _decode_object(text)
+    except msgspec.DecodeError:
+        if not _may_hold_nan(text):
+            raise
+        try:
+            row = json.loads(text)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise
+        return row
+
+
+def _refuse_twice(text: bytes, row: Row) -> None:
+    """Raises ValueError where a mapping has a key twice. A text with as many colons after quotes as keys has none; in
+    JSON that is itself text, there is a backslash before the quote."""
+    inside = text.count(b'\\":') if b"\\\\" not in text else 0
+    if text.count(b'":') - inside + text.count(b'" :') == _count_keys(row) and b'"\t:' not in text:
+        return
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) < len(items):
+            names = [name for name, _ in items]
+            raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in a mapping")
+        return found
+
+    json.loads(text, object_pairs_hook=pairs)
+
+
+def _count_keys(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(_count_keys(item) for item in value.values() if isinstance(item, dict | list))
+    return sum(_count_keys(item) for item in value if isinstance(item, dict | list))
+
+
+def _split_array(content: bytes) -> list[Any]:
+    """The text of each element of a JSON array."""
+    try:
+        return msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        elements = _split_array_with_nan(content.decode(errors="replace")) if _may_hold_nan(content) else None
+        if elements is None:
+            raise
+        return elements
+
+
+def _split_array_with_nan(text: str) -> list[bytes] | None:
+    """The same of an array in which there are NaNs; None where something else is wrong with it."""
+    skip, read = json.decoder.WHITESPACE.match, json.JSONDecoder().raw_decode  # type: ignore[attr-defined]
+    place, found = text.index("[") + 1, list[bytes]()
+    while True:
+        begin = skip(text, place).end()
+        try:
+            _, end = read(text, begin)
+        except ValueError:
+            return None
+        found.append(text[begin:end].encode())
+        place = skip(text, end).end() + 1
+        if text[place - 1 : place] != ",":
+            return found if text[place - 1 : place] == "]" and not text[place:].strip() else None
+
+
+def _may_hold_nan(text: bytes) -> bool:
+    return b"NaN" in text or b"Infinity" in text
+
+
+def _csv(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
+    with open_plain(path) as content:
+        text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")  # type: ignore[type-var]
+        lines = csv.reader(text, strict=True)
+        try:
+            names = next(lines, [])
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ReadError(f"{path} has several columns {', '.join(twice)}")
+            numbered = enumerate(lines)
+            while some := list(islice(numbered, BATCH)):
+                rows: dict[int, Row] = {}
+                for number, cells in some:
+                    if len(cells) == len(names):
+                        rows[number] = _csv_row(names, cells)
+                    elif cells:
+                        why = f"{len(cells)} cells, where {len(names)} columns have a name"
+                        if on_fault is None:
+                            raise ReadError(f"{path}, row {number}: {why}", remedy="put text with commas into quotes")
+                        on_fault(number, why)
+                yield Batch(str(path), "row", list(rows), list(rows.values()))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ReadError(f"{path} cannot be read as CSV: {error}") from None
+
+
+def _csv_row(names: list[str], cells: list[str]) -> Row:
+    row: Row = {}
+    for name, cell in zip(names, cells, strict=True):
+        head, dot, key = name.partition(".")
+        if cell == "":
+            continue
+        if dot and head in SPLIT:
+            inner = row.setdefault(head, {})
+            if isinstance(inner, dict):
+                inner[key] = cell
+        else:
+            row[name] = _csv_value(name, cell)
+    return row
+
+
+def _csv_value(name: str, cell: str) -> Any:
+    """The cell; where its column holds a mapping or messages and it is JSON of one, what it says."""
+    if name != "prompt" and name not in SPLIT:
+        return cell
+    try:
+        value = drop_nulls(decode_json(cell))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return cell
+    if name == "prompt":
+        messages = isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value)
+        return value if messages else cell
+    return value if isinstance(value, dict) else cell

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from treetune.errors import TasksetError
-from treetune.rows.arrow_values import json_text, json_value, pruned
+from treetune.rows.arrow_values import decode_json, drop_nulls, to_json_text
 from treetune.task import ForeignTask, Message, Task, own_values
 
 KEY = "treetune"
@@ -66,14 +66,14 @@ class Parts(msgspec.Struct):
         if self.scorer is not None:
             extra["scorer"] = self.scorer
         if self.note:
-            extra[KEY] = json_text(self.note)
+            extra[KEY] = to_json_text(self.note)
         row = {"data_source": task.data_source, "prompt": task.messages, **columns, "ability": task.ability}
         row = {name: value for name, value in row.items() if value is not None}
         return {**row, "extra_info": extra, **self.columns}
 
     def truth(self, truth: Any, stored: Any, as_text: bool) -> Any:
         """The ground truth as it is stored; the original is noted where that is another."""
-        stored = text(stored) if as_text else stored
+        stored = truth_text(stored) if as_text else stored
         if stored is not truth:
             self.note["ground_truth"] = truth
         return stored
@@ -104,7 +104,7 @@ def parts_of(task: Task, scorer: str | None = None) -> Parts:
     return parts
 
 
-def task_from(
+def build_task(
     row: Mapping[str, Any], spec: dict[str, Any], own: Collection[str], env_class: str | None = None, *, whole: bool
 ) -> Task:
     """The task of a row without nulls, whose format has found its reward specification.
@@ -137,7 +137,7 @@ def task_from(
         "ability": row.get("ability"),
         "extra_info": extra,
     }
-    task = ForeignTask(**fields, own=json_value(note["fields"])) if "fields" in note else Task(**fields)
+    task = ForeignTask(**fields, own=decode_json(note["fields"])) if "fields" in note else Task(**fields)
     # A uid of the user's own is a key like any other.
     if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
@@ -154,7 +154,7 @@ def scorer_of(task: Task) -> str | None:
     return RULE if task.ground_truth is not None else None
 
 
-def unseen(row: Mapping[str, Any]) -> str:
+def encode_unseen(row: Mapping[str, Any]) -> str:
     """What verl does not give to reward functions of a row, as JSON: columns, and the keys that it replaces."""
     columns = {
         name: value for name, value in row.items() if value is not None and name not in ("data_source", "extra_info")
@@ -165,45 +165,45 @@ def unseen(row: Mapping[str, Any]) -> str:
     extra = row.get("extra_info") or {}
     if replaced := {key: extra[key] for key in ADDED if extra.get(key) is not None}:
         columns["extra_info"] = replaced
-    return json_text(columns)
+    return to_json_text(columns)
 
 
-def unseen_of_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[str]:
+def encode_unseen_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[str]:
     """`unseen` of many rows that differ in their prompts only, whose messages have no keys that are None."""
-    rest = unseen(row)[1:]
+    rest = encode_unseen(row)[1:]
     end = f",{rest}" if rest != "}" else rest
     # All at once: a line of JSON has no line break of its own.
     lines = msgspec.json.Encoder().encode_lines(prompts).decode().split("\n")[:-1]
     return [f'{{"prompt":{line}{end}' for line in lines]
 
 
-def restored(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
+def restore_json(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
     """A row whose values that are JSON text are what they were; of those paths only that begin with `under`."""
     extra = row.get("extra_info")
     if not isinstance(extra, dict) or not isinstance(extra.get(MARK), str):
         return dict(row)
     copy = {name: dict(value) if isinstance(value, dict) else value for name, value in row.items()}
-    return parsed(copy, [path for path in json_value(extra[MARK]) if path.startswith(under)])
+    return parse_json_fields(copy, [path for path in decode_json(extra[MARK]) if path.startswith(under)])
 
 
-def parsed(row: dict[str, Any], json_fields: Sequence[str]) -> dict[str, Any]:
+def parse_json_fields(row: dict[str, Any], json_fields: Sequence[str]) -> dict[str, Any]:
     """`row` with the values at these dotted paths parsed: they are JSON text."""
     for path in json_fields:
         name, _, key = path.partition(".")
         place, last = (row.get(name), key) if key else (row, name)
         if isinstance(place, dict) and isinstance(place.get(last), str):
-            place[last] = pruned(json_value(place[last]))
+            place[last] = drop_nulls(decode_json(place[last]))
     extra = row.get("extra_info")
     if isinstance(extra, dict):
         extra.pop(MARK, None)
     return row
 
 
-def text(truth: Any) -> Any:
+def truth_text(truth: Any) -> Any:
     """A ground truth as text: a scalar as it is printed, a structure as JSON."""
     if truth is None or isinstance(truth, str):
         return truth
-    return str(truth) if isinstance(truth, bool | int | float) else json_text(truth)
+    return str(truth) if isinstance(truth, bool | int | float) else to_json_text(truth)
 
 
 def spec_of(row: Mapping[str, Any], column: str) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _note(extra: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(written, str):
         return {}
     try:
-        note = pruned(json_value(written))
+        note = drop_nulls(decode_json(written))
     except msgspec.DecodeError:
         return {}
     if not isinstance(note, dict):
@@ -248,8 +248,8 @@ def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, An
     """A row whose environment opens the conversation, with what it shows first: trainers want a prompt. Its task has
     none all the same."""
     extra = row["extra_info"]
-    note = {**json_value(extra.get(KEY) or "{}"), "prompt": "opening"}
-    return {**row, "prompt": opening, "extra_info": {**extra, KEY: json_text(note)}}
+    note = {**decode_json(extra.get(KEY) or "{}"), "prompt": "opening"}
+    return {**row, "prompt": opening, "extra_info": {**extra, KEY: to_json_text(note)}}
 
 
 def _as_it_was(prompt: Any, kind: str) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.errors import TasksetError, UsageError
-from treetune.rows.kept_code import check_module, located, portable, spec_of
+from treetune.rows.kept_code import check_module, keep_files, locate_files, spec_of
 from treetune.rows.round_trip import RULE
 from treetune.rows.rule import RuleTaskset
 from treetune.task import Task, own_fields, own_values
@@ -43,17 +43,17 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
     plain = type(taskset).reward is RuleTaskset.reward
     alone = task.env_class is None and taskset.overrides("reward") and not plain
     if alone or taskset.overrides("environment") or own_fields(type(task)):
-        return described(taskset)
+        return describe_taskset(taskset)
     if task.env_class is not None:
         return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
     return RULE if plain and task.ground_truth is not None else None
 
 
 def scorer_of_environment(env_class: str) -> str:
-    return ENVIRONMENT + str(portable(env_class))
+    return ENVIRONMENT + str(keep_files(env_class))
 
 
-def described(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
+def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     """A taskset as JSON, from which any process that has its class makes it again."""
     from treetune.config import to_plain
 
@@ -62,7 +62,7 @@ def described(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
     place, _, name = spec_of(type(taskset), cache_dir).rpartition(":")
     head: dict[str, Any] = {"custom_cls": {"path": place if place.endswith(".py") else f"pkg://{place}", "name": name}}
-    return msgspec.json.encode({**head, **portable(keys, cache_dir)}).decode()
+    return msgspec.json.encode({**head, **keep_files(keys, cache_dir)}).decode()
 
 
 def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -94,12 +94,12 @@ def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
     if task.env_class is None or own or task.extra_info.get("max_turns") == 1:
         return
     spec = absolute_spec(task.env_class, folders_of(type(taskset)))
-    cls: Any = environments.resolve(located(spec, trust=getattr(taskset.config, "trust", True)))
-    if several_turns(cls):
+    cls: Any = environments.resolve(locate_files(spec, trust=getattr(taskset.config, "trust", True)))
+    if has_several_turns(cls):
         raise UsageError(f"{task.env_class} has episodes of several turns, and verl plays one", remedy=SEVERAL_TURNS)
 
 
-def several_turns(environment: Any) -> bool:
+def has_several_turns(environment: Any) -> bool:
     """Whether an environment says that its episodes have several turns."""
     contract = getattr(environment, "CONTRACT", None)
     return bool(getattr(environment, "MULTI_TURN", False)) or (contract is not None and contract.max_turns > 1)
@@ -114,7 +114,7 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
     if scorer == RULE:
         return _ByRule()
     if scorer.startswith(ENVIRONMENT):
-        spec = located(scorer.removeprefix(ENVIRONMENT), trust=trust)
+        spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=trust)
         _check(spec, environments, trust)
         environments.resolve(spec)  # its file runs now, before many threads ask for it at once
         return ByEnvironment(spec, name="environment")
@@ -130,7 +130,7 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
     path = str((node.get("custom_cls") or {}).get("path", ""))
     if path.startswith("pkg://"):
         check_module(path.removeprefix("pkg://"), trust=trust)
-    return build_taskset(located(node, trust=trust), path="scorer", source="the scorer of a row")
+    return build_taskset(locate_files(node, trust=trust), path="scorer", source="the scorer of a row")
 
 
 def _check(spec: str, registry: Registry, trust: bool) -> None:

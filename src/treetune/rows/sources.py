@@ -1,17 +1,25 @@
-"""What a user names, as files: paths, folders, globs, `~`; else a dataset of the hub, `name[@config][:split]`."""
+"""What a user names, as files: paths, folders, globs, `~`; else a dataset of the hub, `name[@config][:split]`.
+
+    for source in find(["~/data", "more/*.jsonl.gz", "openai/gsm8k@main:test"]): ...
+
+A file may be compressed as a whole, as in `rows.jsonl.gz` and `rows.json.zst`: `open_plain` opens it as if it were not.
+"""
 
 from __future__ import annotations
 
 import glob
+import gzip
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from treetune.errors import UsageError
-from treetune.rows.compressed import ENDINGS, without_compression
+from treetune.errors import TreetuneError, UsageError
 from treetune.rows.content import LoadingParams
 
 Sources = str | Path | Iterable[str | Path]
@@ -142,3 +150,56 @@ def _some(paths: list[Path], source: str) -> list[File | HubName]:
     if not paths:
         raise UsageError(f"{source} holds no {', '.join(KINDS)} files")
     return [File(path, kind_of(path)) for path in paths]
+
+
+GZIP, ZSTD = ".gz", ".zst"
+ENDINGS = (GZIP, ZSTD)
+
+
+def without_compression(path: Path) -> Path:
+    """The name of what is compressed: `rows.jsonl` of `rows.jsonl.gz`."""
+    return path.with_suffix("") if path.suffix.lower() in ENDINGS else path
+
+
+@contextmanager
+def open_plain(path: Path) -> Iterator[io.BufferedIOBase]:
+    """The content of a file; damage to its compression is an OSError too."""
+    try:
+        with _open(path) as file:
+            yield file
+    except (EOFError, zlib.error) as error:
+        raise OSError(0, str(error)) from error
+
+
+def _open(path: Path) -> io.BufferedIOBase:
+    ending = path.suffix.lower()
+    if ending == GZIP:
+        return gzip.open(path, "rb")
+    if ending == ZSTD:
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 20)
+    return path.open("rb")
+
+
+Row = dict[str, Any]
+
+BATCH = 2_000
+"""Rows of one batch."""
+
+
+class ReadError(TreetuneError):
+    """A file that cannot be read as what its name says."""
+
+
+class Batch(NamedTuple):
+    """Rows and where they stand."""
+
+    source: str
+    unit: str
+    """What the numbers count: `line` or `row`."""
+    numbers: Sequence[int]
+    rows: list[Row]
+
+    def place(self, position: int) -> str:
+        return f"{self.source}, {self.unit} {self.numbers[position]}"

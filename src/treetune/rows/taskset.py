@@ -20,16 +20,15 @@ import msgspec
 from treetune.canonical import digest
 from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
-from treetune.rows.batch import ReadError
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir
 from treetune.rows.content import content_hash
-from treetune.rows.format import FormatOf
-from treetune.rows.hub_source import open_source
+from treetune.rows.layouts import FormatDetector
+from treetune.rows.loading import open_source
 from treetune.rows.parquet_rows import PackedRows, ParquetRows, write_packed
 from treetune.rows.reading import batches_of, read_tasks
 from treetune.rows.round_trip import RULE, scorer_of
 from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
-from treetune.rows.sources import File, HubName, Kind, find
+from treetune.rows.sources import File, HubName, Kind, ReadError, find
 from treetune.task import ForeignTask, Task
 from treetune.taskset import Taskset, TasksetConfig
 
@@ -48,7 +47,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         super().__init__(config)
         if not self.config.files:
             raise TasksetError("there are no files of rows", remedy="name some: files: [train.parquet]")
-        self._format = FormatOf(self.config.format)
+        self._formats = FormatDetector(self.config.format)
         self.name = Path(self.config.files[0]).name
 
     # The tasks
@@ -62,7 +61,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
             raise IndexError(index)
         _, rows = self._parts[part]
         row = rows[index - (self._ends[part - 1] if part else 0)]
-        return _whole(self._format.of(row).task_of_pruned(row))
+        return _whole(self._formats.format_of(row).task_of_pruned(row))
 
     def count(self) -> int:
         return self._ends[-1]

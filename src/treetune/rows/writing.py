@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
-from treetune.rows.arrow_values import json_line
-from treetune.rows.format import Format, named
+from treetune.rows.arrow_values import encode_json
+from treetune.rows.layouts import Format, format_named
 from treetune.rows.reading import RowTasks, read_rows
 from treetune.rows.round_trip import RULE, with_opening
 from treetune.rows.sources import Kind, kind_of, refuse_unwritable
@@ -51,7 +51,7 @@ def write_file(
     `scorer` is the taskset that the tasks were drawn from, or `"rule"`: answers are compared with ground truths.
     `tasks` may be a taskset itself. `check` is given the file before it is put in its place, and raises to refuse it.
     """
-    path, rows_format = Path(path).expanduser(), named(format)
+    path, rows_format = Path(path).expanduser(), format_named(format)
     refuse_unwritable(path)
     write = {Kind.PARQUET: write_parquet, Kind.JSON: _array, Kind.LINES: _lines}[kind_of(path)]
     try:
@@ -59,7 +59,7 @@ def write_file(
         # Beside the file, so that it can be put in its place in one step.
         with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
             written = Path(folder) / f"rows{path.suffix}"
-            count = write(scored(tasks, scorer), written, rows_format)
+            count = write(attach_scorers(tasks, scorer), written, rows_format)
             if not count:
                 raise EmptyTasksetError(f"there are no tasks to write to {path}")
             if check is not None:
@@ -70,7 +70,7 @@ def write_file(
     return count
 
 
-def scored(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
+def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
     """Each task with what scores it; refused where that is not known."""
     from treetune.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
 
@@ -125,7 +125,7 @@ def _array(tasks: Iterator[Scored], path: Path, format: Format) -> int:
 def _encoded(tasks: Iterator[Scored], format: Format) -> Iterator[bytes]:
     for number, (task, scorer) in enumerate(tasks):
         try:
-            yield json_line(format.row_of(task, scorer=scorer))
+            yield encode_json(format.row_of(task, scorer=scorer))
         except TasksetError as error:
             raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
 

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.rows.arrow_values import pruned, rows_of, uncollected
-from treetune.rows.batch import Batch, Row
-from treetune.rows.csv_files import text_batches
-from treetune.rows.reading import hub_batches, json_fields_of
-from treetune.rows.round_trip import parsed
-from treetune.rows.sources import File, HubName, Kind
+from treetune.rows.arrow_values import drop_nulls, json_fields_of, pause_gc, to_rows
+from treetune.rows.reading import hub_batches, text_batches
+from treetune.rows.round_trip import parse_json_fields
+from treetune.rows.sources import Batch, File, HubName, Kind, Row
 from treetune.validate.arrays import taken
 from treetune.validate.report import Report
 
@@ -52,9 +50,11 @@ class Chunk(NamedTuple):
         if self.table is None or not len(positions):
             return []
         some = self.table if len(positions) == self.table.num_rows else taken(self.table, positions)
-        with uncollected():
-            rows = rows_of(some.schema.names, some.columns, some.num_rows)
-            return [parsed(row, self.json_fields) for row in rows] if as_written and self.json_fields else rows
+        with pause_gc():
+            rows = to_rows(some.schema.names, some.columns, some.num_rows)
+            if as_written and self.json_fields:
+                rows = [parse_json_fields(row, self.json_fields) for row in rows]
+            return rows
 
 
 def readable_batches(sources: Iterable[File | HubName]) -> Iterator[Batch]:
@@ -96,7 +96,7 @@ def _chunks(source: File | HubName, report: Report, quick: bool) -> Iterator[Chu
         unit = "line" if source.kind is Kind.LINES else "row"
         batches = text_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
     for batch in batches:
-        yield Chunk(name, batch.unit, batch.numbers, pruned(batch.rows), batch.rows)
+        yield Chunk(name, batch.unit, batch.numbers, drop_nulls(batch.rows), batch.rows)
 
 
 def _parquet(path: Path, report: Report, quick: bool) -> Iterator[Chunk]:
@@ -159,7 +159,7 @@ def _readable(
     for position in range(batch.num_rows):
         try:
             batch.slice(position, 1).validate(full=True)
-            rows_of(batch.schema.names, batch.slice(position, 1).columns, 1)
+            to_rows(batch.schema.names, batch.slice(position, 1).columns, 1)
             good.append(position)
         except (pa.ArrowInvalid, UnicodeDecodeError):
             report.add("unreadable", file, cause.partition("\n")[0], [numbers[position]])

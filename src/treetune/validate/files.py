@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.rows.format import detect, named
+from treetune.rows.layouts import detect, format_named
 from treetune.rows.sources import File, HubName, Kind, Sources, find
 from treetune.validate.chunks import Chunk, chunks_of
 from treetune.validate.fix import helps
@@ -95,7 +95,7 @@ class _Run:
         on_rows: OnRows | None,
     ) -> None:
         self.report = report
-        self.format = named(format).name if format is not None else None
+        self.format = format_named(format).name if format is not None else None
         self.environments = environments
         self.quick = quick
         self.lengths = lengths

@@ -18,10 +18,9 @@ from treetune.contract import Contract, Stored, contract_of
 from treetune.errors import EmptyTasksetError, TreetuneError
 from treetune.finding import SHOWN, Finding, Severity
 from treetune.plugins import environments as known_environments
-from treetune.rows.arrow_values import json_line, pruned
-from treetune.rows.batch import Batch, Row
-from treetune.rows.format import Format, named
-from treetune.rows.sources import Kind, kind_of
+from treetune.rows.arrow_values import drop_nulls, encode_json
+from treetune.rows.layouts import Format, format_named
+from treetune.rows.sources import Batch, Kind, Row, kind_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
 from treetune.validate.row import RowCheck
@@ -79,12 +78,12 @@ def write_fixed(
     """
     result = Fixed(str(path))
     left_out: dict[tuple[str, str], LeftOut] = {}
-    write = named(format)
+    write = format_named(format)
     plain_json = kind_of(Path(path)) is not Kind.PARQUET
 
     def tasks() -> Iterator[Task]:
         for batch in batches:
-            read = named(formats.get(batch.source, format))
+            read = format_named(formats.get(batch.source, format))
             for number, row in zip(batch.numbers, batch.rows, strict=True):
                 try:
                     task = _task(row, read, turns)
@@ -111,9 +110,9 @@ def write_fixed(
 
 def helps(rule: str, row: Row, check: RowCheck) -> bool:
     """Whether a row that breaks a rule breaks it no more when it is fixed."""
-    format = named(check.format)
+    format = format_named(check.format)
     try:
-        written = pruned(_row(_task(row, format), format))
+        written = drop_nulls(_row(_task(row, format), format))
     except TreetuneError:
         return False
     return all(found != rule for found, _ in check(written))
@@ -144,7 +143,7 @@ def _row(task: Task, format: Format) -> Row:
 def _refuse_unwritable(row: Row, plain_json: bool) -> None:
     """Raises for text that is no Unicode, and for NaN where it would be JSON."""
     if plain_json:
-        json_line(row)
+        encode_json(row)
     else:
         try:
             msgspec.json.encode(row)

@@ -22,8 +22,8 @@ from treetune.plugins import environments
 from treetune.policies.scripted import WRONG, Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
-from treetune.rows.batch import Batch
-from treetune.rows.format import detect, named
+from treetune.rows.layouts import detect, format_named
+from treetune.rows.sources import Batch
 from treetune.task import Task
 from treetune.taskset import ByEnvironment
 from treetune.trace import Outcome
@@ -69,7 +69,7 @@ async def _tasks(batches: Iterable[Batch], format: str | None) -> AsyncIterator[
     for batch in batches:
         for number, row in zip(batch.numbers, batch.rows, strict=True):
             try:
-                task = (named(format) if format is not None else detect(row)).task_of_pruned(row)
+                task = (format_named(format) if format is not None else detect(row)).task_of_pruned(row)
             except TreetuneError:
                 continue
             if isinstance(task.env_class, str) and task.env_class in environments.names():

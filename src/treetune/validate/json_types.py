@@ -12,8 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from pathlib import Path
 
-from treetune.rows.compressed import open_plain
-from treetune.rows.sources import File, HubName
+from treetune.rows.sources import File, HubName, open_plain
 from treetune.validate.chunks import Chunk
 from treetune.validate.report import Report
 from treetune.validate.shape import Feature, Shape, report_shape, shape_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune.rows.arrow_values import json_line
+from treetune.rows.arrow_values import encode_json
 from treetune.validate.arrays import bytes_of, offsets_of
 
 if TYPE_CHECKING:
@@ -55,4 +55,4 @@ def keys_of(starts: np.ndarray[Any, Any], contents: pa.Array) -> Keys:
 def _bytes(content: Any) -> bytes:
     if isinstance(content, str):
         return content.encode(errors="replace")
-    return b"" if content is None else json_line(content)
+    return b"" if content is None else encode_json(content)

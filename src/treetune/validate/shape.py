@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treetune.finding import SHOWN
-from treetune.rows.batch import Row
+from treetune.rows.sources import Row
 from treetune.validate.report import Report
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 
 from treetune.errors import TasksetError
 from treetune.finding import Finding, Severity
+from treetune.rows.arrow_values import json_fields_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -47,8 +48,6 @@ def write_tasks(
 def _refuse_invalid(written: Path, *, path: Path, format: str, environments: Collection[str]) -> None:
     """Raises where the validator calls the file at `written`, which is to be `path`, not valid."""
     import pyarrow.parquet as pq
-
-    from treetune.rows.reading import json_fields_of
 
     if written.suffix.lower() == ".parquet" and "prompt" in json_fields_of(pq.read_metadata(written).metadata):
         raise TasksetError(

@@ -29,8 +29,8 @@ from treetune.chat_messages import begins_answer
 from treetune.environment import Environment
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.errors import EnvironmentFault, UsageError, described
+from treetune.rows.layouts import task_to_play
 from treetune.rows.round_trip import looks_like_uid
-from treetune.rows.skyrl import task_to_play
 from treetune.task import Message, Task
 from treetune.taskset import ByEnvironment
 

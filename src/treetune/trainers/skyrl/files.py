@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import UsageError
-from treetune.rows.format import detect
+from treetune.rows.layouts import detect
 from treetune.rows.reading import read_rows
 from treetune.rows.sources import File, HubName, Kind, Sources, find
 from treetune.validate.files import ENDINGS

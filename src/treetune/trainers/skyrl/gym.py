@@ -24,7 +24,7 @@ from treetune.builtin.text2sql import FOLDER_VARIABLE
 from treetune.environment import Action, Environment, Step
 from treetune.errors import MissingExtraError, PluginError, TreetuneError, UnknownNameError
 from treetune.plugins import environments, load_object
-from treetune.rows.skyrl import row_of
+from treetune.rows.layouts import FORMATS
 from treetune.score import finite
 from treetune.task import Message, Task
 
@@ -82,7 +82,7 @@ def environment_class(name: str) -> type[SkyRLGymEnvironment]:
 
 def extras_of(task: Task, name: str) -> dict[str, Any]:
     """The row of a task as SkyRL hands it to its environments."""
-    row = row_of(msgspec.structs.replace(task, env_class=name))
+    row = FORMATS["skyrl"].row_of(msgspec.structs.replace(task, env_class=name))
     extras = {key: value for key, value in row.items() if key not in ("prompt", "env_class")}
     extras["extra_info"] = {**extras["extra_info"], "uid": task.uid}
     if (turns := task.extra_info.get("max_turns")) is not None:

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from treetune.errors import StorageError, TasksetError
-from treetune.rows.arrow_values import uncollected
-from treetune.rows.batch import Batch, ReadError, Row
+from treetune.rows.arrow_values import pause_gc
 from treetune.rows.cache import Cache, Sidecar, config_hash
 from treetune.rows.content import content_hash
+from treetune.rows.layouts import row_uid
 from treetune.rows.reading import read_batches
-from treetune.rows.row_uid import uid_of
-from treetune.rows.sources import File, HubName
+from treetune.rows.sources import Batch, File, HubName, ReadError, Row
 from treetune.trainers.skyrl.packing import Packer, UnknownType, is_plain, unpacked
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class RowStore:
         """All prompts, some at a time."""
         waiting: list[Any] = []
         for batch in self._columns("prompt"):
-            with uncollected():
+            with pause_gc():
                 waiting += map(unpacked, batch.column(0).to_pylist())
             if len(waiting) >= AT_ONCE:
                 yield waiting
@@ -135,7 +134,7 @@ def _identity(source: File | HubName, cache: Cache) -> tuple[str, str]:
             return str(source.path), f"{source.kind} {content_hash(source.path, cache.folder / 'contents')}"
         except OSError as error:
             raise ReadError(f"{source.path} cannot be read: {error.strerror}") from None
-    from treetune.rows.hub_source import open_source
+    from treetune.rows.loading import open_source
 
     opened = open_source(source.loading_params())
     return str(source), f"{source} {opened.revision} {opened.fingerprint}"
@@ -171,7 +170,7 @@ def _write(path: Path, name: str, config: dict[str, Any], pack: Pack) -> dict[st
             del waiting[:count]
 
         for batch in read_batches(name):
-            with uncollected():
+            with pause_gc():
                 waiting += _packed(batch, config["prompt_key"], config["env_class_key"], pack)
                 unnamed += sum(row.get(config["env_class_key"]) is None for row in batch.rows)
             rows, unit = rows + len(batch.rows), batch.unit
@@ -192,7 +191,7 @@ def _array(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
 
 def _packed(batch: Batch, prompt_key: str, env_class_key: str, pack: Pack) -> Iterator[tuple[bytes, bytes, bytes, int]]:
     for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
-        uid = uid_of(row, prompt_key, env_class_key).encode()
+        uid = row_uid(row, prompt_key, env_class_key).encode()
         try:
             yield pack(row.pop(prompt_key, None)), pack(row), uid, number
         except UnknownType as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.rows.trl import task_of
+from treetune.rows.layouts import FORMATS
 from treetune.trainers.one_answer import play_row, scorer_in
 
 _OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -30,7 +30,7 @@ def score_rows(prompts: list[Any], completions: list[Any], **columns: Any) -> li
 def _score(row: dict[str, Any], completion: Any) -> float:
     scorer = scorer_in(row.get("extra_info"), row.get("data_source"))
     text = completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
-    reward: float = play_row(scorer, task_of({**row, "prompt": _prompt(row)}, whole=False), text).reward
+    reward: float = play_row(scorer, FORMATS["trl"].task_of({**row, "prompt": _prompt(row)}, whole=False), text).reward
     return reward
 
 

@@ -22,7 +22,7 @@ from treetune.errors import (
     UsageError,
     described,
 )
-from treetune.rows.content import FORMATS, LoadingParams, expand, file_patterns, local_sources, names_hub
+from treetune.rows.content import FORMATS, LoadingParams, expand_pattern, file_patterns, local_sources, names_hub
 
 _GENERAL = "check loading_params.args and loading_params.kwargs (name, split, data_files)"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -85,7 +85,7 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
             remedy=f"write args: [{_kind_of(str(kind))}], kwargs: {{data_files: {kind}}}",
         )
     for pattern in file_patterns(params.args, kwargs):
-        found = expand(pattern, params.args, kwargs)
+        found = expand_pattern(pattern, params.args, kwargs)
         if found is None:  # somewhere in the network, or in an archive
             continue
         if not found:
@@ -106,7 +106,7 @@ def _files_in(place: Path) -> list[Path]:
 
 
 def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
-    from treetune.rows.json_files import json_batches
+    from treetune.rows.reading import text_batches
     from treetune.rows.sources import File, Kind, known_kind
 
     is_json = kind == "json" or known_kind(file) in (Kind.JSON, Kind.LINES)
@@ -117,7 +117,7 @@ def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
         if is_json:
             known = known_kind(file)
             shape = known if known in (Kind.JSON, Kind.LINES) else Kind.JSON
-            if not any([bool(batch.rows) for batch in json_batches(File(file, shape))]):
+            if not any([bool(batch.rows) for batch in text_batches(File(file, shape))]):
                 return EmptyTasksetError(f"{file} has no rows", remedy="give it rows, or leave it out of data_files")
         elif kind == "parquet" or known_kind(file) is Kind.PARQUET:
             return _fault_of_parquet(file)

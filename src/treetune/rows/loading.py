@@ -1,28 +1,37 @@
-"""Where a dataset task's rows come from: `datasets.load_dataset`, read as a stream.
+"""Datasets of the hub and of files, opened by `datasets.load_dataset` and read as a stream.
 
     source = open_source(config.loading_params)
     for batch in source.batches(): ...
 
-Whatever its size, only a batch of it is in memory.
+Whatever the size of a dataset, only a batch of it is in memory. The library keeps copies of local files in its own
+cache, as Arrow, and never removes any; `prune_copies` does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+import msgspec
+
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
 from treetune.rows.content import LoadingParams, names_hub
-from treetune.rows.copies import Hold
-from treetune.rows.hub import offline_where_unreachable
-from treetune.rows.source_faults import fault_of, fault_of_files
+from treetune.rows.loading_faults import fault_of, fault_of_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Batch = Union["pa.Table", list[dict[str, Any]]]
+
+SourceBatch = Union["pa.Table", list[dict[str, Any]]]
 
 ROWS = 10_000
 """Rows of one batch: enough to be worth vectorising, little enough to stay small."""
@@ -49,8 +58,8 @@ class Source:
         else:
             schema = features.arrow_schema
         if not len(schema):
-            named = None if self._params is None else fault_of_files(self._params)
-            raise named or EmptyTasksetError("the source has no rows", remedy="look at loading_params")
+            fault = None if self._params is None else fault_of_files(self._params)
+            raise fault or EmptyTasksetError("the source has no rows", remedy="look at loading_params")
         return {field.name: field.type for field in schema}
 
     @property
@@ -75,7 +84,7 @@ class Source:
         """The first row, or None where there is none."""
         return next(self._told(iter(self._dataset)), None)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[SourceBatch]:
         """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
         ones (the library keeps columns of mixed types as JSON)."""
         if self._decodes:
@@ -118,7 +127,7 @@ class Source:
         return files if sum(map(_count, files)) == self._dataset.num_rows else []
 
 
-def made_source(dataset: Any, whose: str) -> Source:
+def wrap_dataset(dataset: Any, whose: str) -> Source:
     """What a `build_dataset` of a user's own gave."""
     import datasets
 
@@ -200,3 +209,131 @@ def _rechunked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
             waiting, rows = [], 0
     if waiting:
         yield pa.Table.from_batches(waiting).combine_chunks()
+
+
+WAIT = 8.0
+"""Seconds for an answer, looking up the name included."""
+
+
+@contextmanager
+def offline_where_unreachable() -> Iterator[str | None]:
+    """Gives why the hub cannot be reached, or None. Where it cannot, the library is offline meanwhile: it takes what
+    it has, without a try."""
+    from huggingface_hub import constants
+
+    import datasets
+
+    problem = None if datasets.config.HF_HUB_OFFLINE else _problem(constants.ENDPOINT)
+    if problem is None:
+        yield None
+        return
+    places: tuple[Any, ...] = (constants, datasets.config)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        yield problem
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
+
+
+def _problem(endpoint: str) -> str | None:
+    """Why nobody answers at this address, or None."""
+    found: list[str | None] = []
+
+    def ask() -> None:
+        from huggingface_hub import get_session
+
+        try:
+            status = get_session().head(endpoint, timeout=WAIT / 2).status_code
+            found.append(f"{endpoint} answers with status {status}" if status >= 500 else None)
+        except Exception as error:
+            found.append(f"{endpoint}: {str(error) or type(error).__name__}")
+
+    # In a thread: looking up a name knows no time limit.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    return found[0] if found else f"{endpoint} does not answer"
+
+
+try:
+    import fcntl
+except ImportError:  # not on every system
+    fcntl = None  # type: ignore[assignment]
+
+
+class Copy(msgspec.Struct, frozen=True):
+    path: Path
+    size: int
+    last_used: float
+    """Seconds since 1970."""
+
+
+def copies_folder(cache_dir: Path) -> Path:
+    """Where the copies lie from which a cache is built: in the library's own cache, found as the library does. It is
+    not imported for this, which would take a second."""
+    loaded: Any = sys.modules.get("datasets.config")
+    if loaded is not None:
+        place = Path(loaded.HF_DATASETS_CACHE)
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+        home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+        place = Path(os.environ.get("HF_DATASETS_CACHE", os.path.join(home, "datasets"))).expanduser()
+    whose = hashlib.blake2b(os.fsencode(cache_dir), digest_size=6).hexdigest()
+    return place / "treetune" / whose
+
+
+class Hold:
+    """Notes that a copy is used, and keeps it from being removed for as long as this lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file: int | None = None
+        # A full or read-only disk is told by whoever writes there.
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)
+            self._file = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_SH)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+
+def list_copies(cache_dir: Path) -> list[Copy]:
+    """Everything that is kept, last used first."""
+    folder = copies_folder(cache_dir)
+    found = [_measured(path) for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return sorted(found, key=lambda copy: -copy.last_used)
+
+
+def prune_copies(cache_dir: Path, *, older_than_days: float | None, all: bool) -> list[Copy]:
+    """Remove those that were not used for so long, or all; what is being built from stays."""
+    removed = []
+    for copy in list_copies(cache_dir):
+        old = older_than_days is not None and time.time() - copy.last_used > older_than_days * 86400
+        if not (all or old):
+            continue
+        with contextlib.suppress(OSError), open(_lock_of(copy.path), "wb") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError where it is held
+            shutil.rmtree(copy.path)
+            _lock_of(copy.path).unlink(missing_ok=True)
+            removed.append(copy)
+    return removed
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _measured(folder: Path) -> Copy:
+    size = 0
+    for here, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed since it was listed
+                size += os.lstat(os.path.join(here, name)).st_size
+    return Copy(folder, size, folder.stat().st_mtime)
