@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from measure import cost, memory, show
-from treetune.interleave import Interleave
-from treetune.order import locate
+from treetune.order import Interleave, locate
 
 
 def shuffle(count: int) -> None:

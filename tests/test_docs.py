@@ -67,7 +67,7 @@ def test_the_modules_that_architecture_names_exist():
 
 def test_the_table_of_environments_is_the_codes_own():
     from treetune.builtin import ENVIRONMENTS
-    from treetune.contract import contract_of, markdown
+    from treetune.environment import contract_of, markdown
 
     contracts = {id: contract for id in ENVIRONMENTS if (contract := contract_of(id)) is not None}
     assert len(contracts) >= 5

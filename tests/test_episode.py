@@ -41,7 +41,7 @@ def caller() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.startswith("treetune.") and name != "treetune.offload":
+        if name.startswith("treetune.") and name != "treetune.threads":
             return name
         frame = frame.f_back
     return "?"

@@ -14,8 +14,7 @@ from treetune.episode import Limits
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policies import load_policy
-from treetune.reader import KEPT
-from treetune.streams import State
+from treetune.streams import KEPT, State
 
 
 class Letters(Taskset):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
 from treetune.errors import ConfigError, TasksetError, UsageError
-from treetune.interleave import Interleave, Spread
+from treetune.order import Interleave, Spread
 from treetune.streams import Draw, Streams
 from treetune.target import describe
 from treetune.taskset import ShuffleConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from treetune import Task, Taskset
+from treetune.cli.requirements import missing_extra, refuse_unservable
 from treetune.errors import TasksetError
-from treetune.requirements import missing_extra, refuse_unservable
 from treetune.sandbox import Capability, probe
 
 

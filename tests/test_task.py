@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Task
-from treetune.canonical import canonical
+from treetune.task import canonical
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(),

@@ -13,9 +13,8 @@ import pytest
 import venvs
 from hypothesis import given
 
-from treetune.chat_tokens import ChatTokens
 from treetune.errors import PolicyError, UsageError
-from treetune.tokens import Tokens
+from treetune.tokens import ChatTokens, Tokens
 
 Message = dict[str, str]
 

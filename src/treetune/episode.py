@@ -22,10 +22,10 @@ import msgspec
 
 from treetune.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.errors import EnvironmentFault, UsageError, described
-from treetune.offload import call
 from treetune.score import finite
 from treetune.task import Task
 from treetune.taskset import Taskset
+from treetune.threads import call
 
 CLOSE_SECONDS = 30.0
 """How long an environment may take to clean up."""

@@ -6,14 +6,16 @@ taskset_fingerprint(taskset).digest
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import msgspec
 
-from treetune.canonical import canonical, digest
 from treetune.config import to_plain
 from treetune.errors import TreetuneError
+from treetune.task import canonical, digest
 from treetune.taskset import Taskset
 
 
@@ -99,3 +101,42 @@ def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
     if canonical(old) == canonical(new):
         return []
     return [f"{path}: {old!r} -> {new!r}"]
+
+
+def mentions_seed(cls: type, stop: type) -> bool:
+    """Whether a method of `cls` or of its bases below `stop`, or a function of the same module that one
+    of them names, touches something called `seed`."""
+    pending = [
+        function
+        for base in cls.__mro__[: cls.__mro__.index(stop)]
+        for value in vars(base).values()
+        if (function := _function(value)) is not None
+    ]
+    seen: set[FunctionType] = set()
+    while pending:
+        function = pending.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        names = set(_names(function.__code__))
+        if "seed" in names:
+            return True
+        for name in names:
+            named = function.__globals__.get(name)
+            if isinstance(named, FunctionType) and named.__module__ == function.__module__:
+                pending.append(named)
+    return False
+
+
+def _function(value: object) -> FunctionType | None:
+    value = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", None) or value
+    return value if isinstance(value, FunctionType) else None
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+        elif isinstance(constant, str):
+            yield constant

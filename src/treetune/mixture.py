@@ -19,7 +19,7 @@ import msgspec
 from treetune import order
 from treetune.environment import Environment
 from treetune.errors import ConfigError, TasksetError, UsageError, check_all
-from treetune.interleave import Interleave, Spread
+from treetune.order import Interleave, Spread
 from treetune.task import Task
 from treetune.taskset import ConfigT, Taskset, TasksetConfig
 from treetune.trace import Trace

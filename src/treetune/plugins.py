@@ -93,15 +93,18 @@ def _import(name: str, shown: str) -> Any:
         raise PluginError(f"{shown} could not be imported: {type(error).__name__}: {error}") from error
 
 
+def builtin(table: str) -> Any:
+    """A table of what comes with the package: where things are found, by their names."""
+    return getattr(importlib.import_module("treetune.builtin"), table)
+
+
 class Registry:
     """Named classes of one kind: built in, registered at run time, or brought by an installed package."""
 
-    def __init__(self, kind: str, group: str, builtin: str, foreign: Mapping[str, str] | None = None) -> None:
+    def __init__(self, kind: str, group: str, table: str) -> None:
         self.kind = kind
         self._group = group
-        self._builtin_name = builtin
-        self.foreign = foreign or {}
-        """Prefixes of names that belong to another library, each with the function that gives its classes."""
+        self._table = table
         self._registered: dict[str, str | type] = {}
         self._resolved: dict[str, type] = {}
 
@@ -156,9 +159,15 @@ class Registry:
         return value
 
     @cached_property
+    def foreign(self) -> Mapping[str, str]:
+        """Prefixes of names that belong to another library, each with the function that gives its classes."""
+        found: dict[str, str] = builtin(f"FOREIGN_{self._table}")
+        return found
+
+    @cached_property
     def _builtin(self) -> dict[str, str]:
-        builtin: dict[str, str] = getattr(importlib.import_module("treetune.builtin"), self._builtin_name)
-        return builtin
+        found: dict[str, str] = builtin(self._table)
+        return found
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
@@ -171,11 +180,9 @@ tasksets = Registry(
     "taskset",
     "treetune.tasksets",
     "TASKSETS",
-    foreign={"agentbench": "treetune.builtin.shell.agentbench:taskset_class"},
 )
 environments = Registry(
     "environment",
     "treetune.environments",
     "ENVIRONMENTS",
-    foreign={"skyrl": "treetune.trainers.skyrl.gym:environment_class"},
 )

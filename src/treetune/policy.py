@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
-from treetune.chat_messages import text_of
 from treetune.errors import PolicyError
-from treetune.task import Message, Task
+from treetune.task import Message, Task, text_of
 from treetune.tokens import Prompt, Tokens
 
 

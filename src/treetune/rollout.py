@@ -12,15 +12,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from treetune.chat_messages import begins_answer
 from treetune.environment import Action
 from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import EnvironmentFault
-from treetune.offload import call
 from treetune.policy import Completion, Policy, Request, Sampling, Usage, check_continues
 from treetune.score import finite
-from treetune.task import Message, Task
+from treetune.task import Message, Task, begins_answer
 from treetune.taskset import Taskset
+from treetune.threads import call
 from treetune.tokens import Tokens
 from treetune.trace import Failure, Outcome, Trace, Turn
 

@@ -9,25 +9,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from treetune.canonical import digest
-from treetune.curriculum import Curriculum, curriculum_of
 from treetune.errors import ResumeError, TasksetError, UsageError, user_code
 from treetune.fingerprint import Fingerprint, taskset_fingerprint
-from treetune.offload import call_apart
 from treetune.order import LAST, checked_index
-from treetune.reader import Reader
 from treetune.score import finite
-from treetune.task import Task
+from treetune.task import Task, digest
 from treetune.taskset import Taskset
+from treetune.threads import call_apart
 
 CHEAP_SECONDS = 0.002
 """A task that is made faster than this is made on the event loop; others in a thread or by a worker."""
@@ -299,3 +297,100 @@ def _take(tasks: Iterator[Any]) -> list[Any]:
         if time.monotonic() > until:
             break
     return batch
+
+
+AHEAD = 64
+"""How many tasks are read before they are asked for."""
+KEPT = 4096
+"""How many of the latest tasks can be given again."""
+_SECONDS = 0.05
+
+
+class Reader:
+    def __init__(self, taskset: Taskset[Any, Any]) -> None:
+        self._taskset = taskset
+        self._first = 0
+        self._tasks: deque[Task] = deque()
+        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+
+    @property
+    def _next(self) -> int:
+        return self._first + len(self._tasks)
+
+    async def task(self, index: int) -> Task:
+        while index >= self._next or index < self._first:
+            await self._read(index)
+        if index + AHEAD // 2 >= self._next and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read_ahead(index + AHEAD))
+        return self._tasks[index - self._first]
+
+    async def _read_ahead(self, index: int) -> None:
+        try:
+            await self._read(index)
+        except TasksetError:
+            return  # whoever asks for that task is told
+
+    async def _read(self, index: int) -> None:
+        async with self._lock:
+            if index < self._first:
+                # A restored cursor: reading begins anew, which is all a generator allows.
+                self._first, self._tasks, self._failure = max(0, index - KEPT // 2), deque(), None
+            if index >= self._next:
+                if index - KEPT > self._next:
+                    self._first, self._tasks = index - KEPT // 2, deque()
+                tasks = await call_apart(self._take, self._next, index)
+                self._tasks.extend(tasks)
+                while len(self._tasks) > KEPT + AHEAD:
+                    self._tasks.popleft()
+                    self._first += 1
+
+    def _take(self, start: int, index: int) -> list[Task]:
+        """The tasks from `start` to at least one more; up to `index`, and a few ahead, while there is time."""
+        tasks: list[Task] = []
+        until = time.monotonic() + _SECONDS
+        for position in range(start, index + AHEAD):
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                tasks.append(self._taskset.at(position))
+            except Exception as error:
+                self._failure = error  # a generator that has failed gives nothing more
+                if not tasks:
+                    raise
+                break
+            if time.monotonic() > until:
+                break
+        return tasks
+
+
+class Curriculum(Protocol):
+    def draw(self, index: int) -> int:
+        """The position of the task that draw number `index` gives."""
+        ...
+
+    def observe(self, task: Task, reward: float) -> None:
+        """What a rollout of a task earned."""
+        ...
+
+    def state(self) -> Any:
+        """A small plain value (numbers, texts, lists, dicts) that `restore` goes on from."""
+        ...
+
+    def restore(self, state: Any) -> None: ...
+
+
+def curriculum_of(taskset: Taskset[Any, Any]) -> Curriculum | None:
+    """A fresh curriculum of this taskset; None where its order is fixed."""
+    make = getattr(taskset, "curriculum", None)
+    if make is None:
+        return None
+    curriculum = make()
+    if missing := [name for name in ("draw", "observe", "state", "restore") if not hasattr(curriculum, name)]:
+        raise TasksetError(
+            f"{taskset.name}.curriculum() gave a {type(curriculum).__name__} without {', '.join(missing)}",
+            remedy="return an object with draw, observe, state and restore",
+        )
+    found: Curriculum = curriculum
+    return found

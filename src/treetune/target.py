@@ -13,9 +13,11 @@ from typing import Any
 
 from treetune.config import collect_config, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError, PluginError, TasksetError, UsageError, user_code
-from treetune.matrix import NEEDS_TASKS
-from treetune.plugins import absolute_path, absolute_spec, load_file, load_module, tasksets
+from treetune.plugins import absolute_path, absolute_spec, builtin, load_file, load_module, load_object, tasksets
 from treetune.taskset import Taskset
+
+NEEDS_TASKS = "needs the tasks themselves"
+"""What a verb says of a server whose tasks it would need."""
 
 _LIST = re.compile(r"(train|val)_tasks\b")
 
@@ -36,22 +38,13 @@ def read_target(
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
-            node = _declared_node(data, target, split, usual, of_lists)
+            node = load_object(builtin("DECLARED_NODE"))(data, target, split, usual, of_lists)
             return with_overrides({"taskset": node}, rest, source=target)
         data["taskset"] = located(data["taskset"], [Path(target).expanduser().resolve().parent])
     if of_lists:
         faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
         raise ConfigError(faults, source="the overrides")
     return with_overrides(data, rest, source=target)
-
-
-SERVERS = {
-    "tcp": "treetune.evaluation.served:Served",
-    "ipc": "treetune.evaluation.served:Served",
-    "http": "treetune.serve.http.taskset:ServedEpisodes",
-    "https": "treetune.serve.http.taskset:ServedEpisodes",
-}
-"""The taskset that stands for a server, by how its address begins."""
 
 
 def is_server(target: str) -> bool:
@@ -69,48 +62,14 @@ def refuse_server(target: str, verb: str) -> None:
 
 def _node_of(target: str) -> dict[str, Any]:
     """The node of a target that is no YAML file."""
-    from treetune.rows.sources import names_rows
-
+    servers = builtin("SERVERS")
     if is_server(target):
         scheme = target.partition("://")[0]
-        if scheme not in SERVERS:
-            known = ", ".join(f"{name}://" for name in SERVERS)
+        if scheme not in servers:
+            known = ", ".join(f"{name}://" for name in servers)
             raise UsageError(f"{target!r} is the address of no server", remedy=f"it begins with {known}")
-        return {"id": SERVERS[scheme], "address": target}
-    return {"id": "rows", "files": [target]} if names_rows(target) else {"id": target}
-
-
-def _declared_node(
-    data: dict[str, Any], target: str, split: str | None, usual: str, overrides: Mapping[str, str]
-) -> dict[str, Any]:
-    from treetune.datasets.declared import declares_tasks, located_nodes
-
-    if not declares_tasks(data):
-        raise ConfigError(
-            [("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")], source=target
-        )
-    lists = located_nodes(data, overrides, target)
-    names = [name.removesuffix("_tasks") for name in lists]
-    if split is None:
-        split = usual if usual in names else names[0]
-    if split not in names:
-        raise ConfigError([("--split", f"there is no list {split!r}; use {' or '.join(names)}")], source=target)
-    if unused := [key for key in overrides if not key.startswith(f"{split}_tasks")]:
-        faults = [(key, f"sets a key of the other list, and {split}_tasks is used; see --split") for key in unused]
-        raise ConfigError(faults, source="the overrides")
-    entries = lists[f"{split}_tasks"]
-    faults = [
-        (f"{split}_tasks[{number}]", f"expected keys and values, got {node!r}")
-        for number, node in enumerate(entries)
-        if not isinstance(node, Mapping)
-    ]
-    if faults:
-        raise ConfigError(faults, source=target)
-    nodes = [node if names_class(node) else {"id": "dataset", **_without_class(node)} for node in entries]
-    if len(nodes) == 1:
-        return nodes[0]
-    weighted = any(node.get("weight") is not None for node in nodes)
-    return {"id": "mixture" if weighted else "union", "sources": nodes}
+        return {"id": servers[scheme], "address": target}
+    return {"id": "rows", "files": [target]} if load_object(builtin("NAMES_ROWS"))(target) else {"id": target}
 
 
 def load_taskset(
@@ -245,10 +204,6 @@ def names_class(node: Mapping[str, Any]) -> bool:
     if not isinstance(custom, Mapping):
         return custom is not None
     return any(value for key, value in custom.items() if (key, value) != ("name", "Task"))
-
-
-def _without_class(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in node.items() if key != "custom_cls"}
 
 
 def custom_class(node: Any, path: str) -> type:

@@ -7,15 +7,30 @@ Subclass it to add typed fields; they travel with the task and come back as the 
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from treetune.uid import uid_of
-
 Message = dict[str, Any]
 """A chat message: `role`, `content`, and whatever else the chat format knows (`name`, `tool_calls`)."""
+
+
+def text_of(content: Any) -> str | None:
+    """The content of a message as text: parts that are all text are joined by lines. None where it is more."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        return "\n".join(str(part.get("text") or "") for part in content)
+    return None
+
+
+def begins_answer(messages: Sequence[Message]) -> bool:
+    """Whether messages that a model is shown end with the beginning of its answer: a message of the assistant's."""
+    return bool(messages) and messages[-1].get("role") == "assistant"
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,3 +101,75 @@ def own_values(task: Task) -> dict[str, Any]:
     if isinstance(task, ForeignTask):
         return task.own
     return {name: getattr(task, name) for name in own_fields(type(task))}
+
+
+_SIZE = 16
+"""Bytes of the hash."""
+
+
+def uid_of(
+    messages: Sequence[Mapping[str, Any]],
+    env_class: str | None,
+    reward_spec: Mapping[str, Any],
+    own: Mapping[str, Any] | None = None,
+) -> str:
+    """The uid of a task with these messages, this environment and reward, and these fields of its subclass."""
+    content = _problem(messages, env_class, reward_spec)
+    if own:
+        content = {**own, **content}
+    return hashlib.blake2b(canonical(content), digest_size=_SIZE).hexdigest()
+
+
+def uids_of_texts(
+    texts: Sequence[str], truths: Sequence[Any] | None, system_prompt: str | None, env_class: str | None, method: str
+) -> list[str]:
+    """`uid_of` of each task that asks one text, after a system prompt, and has one ground truth."""
+    # Only the text and the truth differ: the JSON around them is written once.
+    text_mark, truth_mark = "\x00text", "\x00truth"
+    system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
+    spec = {"ground_truth": truth_mark, "method": method} if truths is not None else {}
+    around = canonical(_problem([*system, {"role": "user", "content": text_mark}], env_class, spec))
+    encode, blake = msgspec.json.Encoder().encode, hashlib.blake2b
+    head, _, tail = around.rpartition(encode(text_mark))
+    if truths is None:
+        return [blake(head + encode(text) + tail, digest_size=_SIZE).hexdigest() for text in texts]
+    middle, _, tail = tail.rpartition(encode(truth_mark))
+    encoded = [encode(truth) if isinstance(truth, str) else canonical(truth) for truth in truths]
+    return [
+        blake(head + encode(text) + middle + truth + tail, digest_size=_SIZE).hexdigest()
+        for text, truth in zip(texts, encoded, strict=True)
+    ]
+
+
+def _problem(
+    messages: Sequence[Mapping[str, Any]], env_class: str | None, reward_spec: Mapping[str, Any]
+) -> dict[str, Any]:
+    content: dict[str, Any] = {"prompt": messages, "reward_spec": reward_spec}
+    if env_class is not None:
+        content["env_class"] = env_class
+    return content
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def canonical(value: Any) -> bytes:
+    encoded = _encoder.encode(value)
+    # A None, and a float that JSON cannot spell, both come out as null: only then is the slow walk needed.
+    if b"null" in encoded:
+        encoded = _encoder.encode(_without_nones(msgspec.to_builtins(value, str_keys=True, order="sorted")))
+    return encoded
+
+
+def digest(value: Any, size: int = 16) -> str:
+    return hashlib.blake2b(canonical(value), digest_size=size).hexdigest()
+
+
+def _without_nones(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nones(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nones(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    return value

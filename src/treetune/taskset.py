@@ -36,7 +36,6 @@ from treetune.errors import (
     user_code,
 )
 from treetune.score import UNCHECKED, Score, Verdict
-from treetune.seeds import mentions_seed
 from treetune.task import Task
 
 if TYPE_CHECKING:
@@ -289,13 +288,13 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     async def judge(self, task: TaskT, answer: str) -> Score:
         """`reward`, off the event loop where it is synchronous."""
-        from treetune.offload import call
+        from treetune.threads import call
 
         return Score.of(await call(self.reward, task, answer))
 
     async def gold_of(self, task: TaskT) -> str | list[str] | None:
         """`gold`, off the event loop where it is synchronous, and of a right type."""
-        from treetune.offload import call
+        from treetune.threads import call
 
         gold = await call(self.gold, task)
         if gold is None or isinstance(gold, str):
@@ -309,7 +308,7 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     async def check(self, task: TaskT) -> Verdict:
         """`validate`, off the event loop where it is synchronous."""
-        from treetune.offload import call
+        from treetune.threads import call
 
         return Verdict.of(await call(self.validate, task))
 
@@ -394,6 +393,8 @@ class Taskset(Generic[TaskT, ConfigT]):
     def _warn_of_unread_seed(self) -> None:
         if self._warned or not self.INFINITE or self.config.shuffle is None:
             return
+        from treetune.fingerprint import mentions_seed
+
         if not mentions_seed(type(self), Taskset):
             self._warned = True
             warnings.warn(

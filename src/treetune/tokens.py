@@ -4,18 +4,21 @@
     tokens.add_turn(prompt, completion_ids, logprobs)
 
 A sequence goes on as long as each prompt begins with the previous prompt plus the tokens that were sampled; a prompt
-that does not begins a new sequence, marked `breaks_history`. `treetune.chat_tokens` makes prompts that do.
+that does not begins a new sequence, marked `breaks_history`. `treetune.tokens` makes prompts that do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from treetune.errors import PolicyError
-from treetune.task import Message
+from treetune.errors import PolicyError, UsageError, described
+from treetune.task import Message, canonical, text_of
 
 
 class Prompt(NamedTuple):
@@ -109,3 +112,330 @@ class Tokens(msgspec.Struct, dict=True):
             return last
         self.sequences.append(TokenSequence(breaks_history=not continues))
         return self.sequences[-1]
+
+
+Rewrites = Literal["split", "keep"]
+"""What to do where a template rewrites an answer in the history, such as dropping its reasoning: `split` gives the
+model the template's own text, in a sequence of its own; `keep` goes on from the sampled tokens all the same."""
+
+
+class ChatTokens:
+    """A tokenizer with its chat template, ready for the model to go on: prompts in tokens."""
+
+    def __init__(
+        self, tokenizer: Any, arguments: Mapping[str, Any] | None = None, *, rewrites: Rewrites = "split"
+    ) -> None:
+        """`arguments` are the template's own: `tools`, `enable_thinking`."""
+        if rewrites not in ("split", "keep"):
+            raise UsageError(f"rewrites is 'split' or 'keep', not {rewrites!r}")
+        self._tokenizer = tokenizer
+        self._arguments = dict(arguments or {})
+        self._rewrites = rewrites
+        self._in_two_steps: bool | None = None
+        self._takes_parts: bool | None = None
+        self._arguments_as: type | None = None
+        self._mark = f"answer{secrets.token_hex(12)}"
+
+    def prompt(self, messages: Sequence[Message], *, continues: bool = False) -> Prompt:
+        """A conversation that begins. With `continues` its last message is the beginning of the answer."""
+        messages = self._spelled(messages)
+        if self._goes_in_two_steps(messages[:-1] if continues and len(messages) > 1 else messages):
+            return self._shown(messages, continues)
+        return Prompt(self._applied(messages, continues), prefix=_content(messages[-1]) if continues else "")
+
+    def next_prompt(self, messages: Sequence[Message], tokens: Tokens, *, continues: bool = False) -> Prompt:
+        """A conversation that goes on from `tokens`; one that begins where there are none yet."""
+        last = tokens.last
+        if last is None:
+            return self.prompt(messages, continues=continues)
+        messages = self._spelled(messages)
+        answer = _position(messages, last)
+        if answer is None or not self._goes_in_two_steps(messages[:answer]):
+            return self.prompt(messages, continues=continues)
+        prompt = self._shown(messages, continues, encode=False)
+        now, given = str(prompt.text), self._given(last)
+        so_far = tokens.sequences[-1]
+        sampled = self._decoded_apart(last.sampled)
+        # The text of what was given, and not a rendering of the messages that are said to have been: they may differ.
+        same_text = now.startswith(given) and now.startswith(sampled, len(given))
+        if same_text:
+            added: str | None = now[len(given) + len(sampled) :]
+        else:
+            added = self._added_after(messages, answer, given, now, last, continues)
+        if added is None:
+            return prompt._replace(ids=self._encoded(now))
+        ids, exact = self._encoded_apart(added)
+        return prompt._replace(ids=so_far.ids + ids, realigned=bool(so_far.realigned) or not (same_text and exact))
+
+    def _shown(self, messages: Sequence[Message], continues: bool, encode: bool = True) -> Prompt:
+        text = self._continued(messages) if continues else self._rendered(messages)
+        return Prompt(
+            self._encoded(text) if encode else [],
+            text=text,
+            shown=len(messages) - continues,
+            prefix=_content(messages[-1]) if continues else "",
+        )
+
+    def _given(self, last: LastTurn) -> str:
+        return last.prompt.text if last.prompt.text is not None else self._decoded(last.prompt.ids)
+
+    def _goes_in_two_steps(self, messages: Sequence[Message]) -> bool:
+        """Whether there is a text between messages and tokens: some tokenizers (mistral-common) have none."""
+        if self._in_two_steps is None:
+            self._in_two_steps = self._encoded(self._rendered(messages)) == self._applied(messages)
+        return self._in_two_steps
+
+    def _added_after(
+        self, messages: Sequence[Message], answer: int, given: str, now: str, last: LastTurn, continues: bool
+    ) -> str | None:
+        """What the template adds after an answer that it writes otherwise than it was sampled. None where the
+        conversation is another one, or the model shall see the template's own text."""
+        message, prefix = messages[answer], last.prompt.prefix
+        said = (prefix + self._decoded(last.sampled, skip_special_tokens=True)).strip()
+        if not (last.message is not None and same(message, last.message)) and not is_said_by(message, said):
+            return None
+        begun = [*messages[:answer], {"role": "assistant", "content": prefix}]
+        try:
+            before = self._continued(begun) if prefix else self._rendered(messages[:answer])
+        except UsageError:
+            return None
+        if before != given:
+            return None
+        opened = given[: len(given) - len(prefix.lstrip())].rstrip()
+        end = self._end_text(last.sampled)
+        added = self._added_after_mark(messages, answer, opened, now, said, end, continues)
+        return added if added is not None else self._added_after_end(messages, answer, opened, now, end)
+
+    def _added_after_mark(
+        self, messages: Sequence[Message], answer: int, opened: str, now: str, said: str, end: str, continues: bool
+    ) -> str | None:
+        """Found with a mark in the answer's place."""
+        marked = [*messages[:answer], {"role": "assistant", "content": self._mark}, *messages[answer + 1 :]]
+        try:
+            head, *tails = (self._continued(marked) if continues else self._rendered(marked)).split(self._mark)
+        except UsageError:
+            return None
+        if len(tails) != 1:
+            return None
+        tail = tails[0]
+        if self._rewrites == "split":
+            if head.rstrip() != opened or not (now.startswith(head) and now.endswith(tail)):
+                return None
+            shown = now[len(head) : len(now) - len(tail)].strip()
+            if shown != said and not is_shown_by(messages[answer], shown):
+                return None
+        return tail.lstrip()[len(end) :] if end and tail.lstrip().startswith(end) else tail
+
+    def _added_after_end(self, messages: Sequence[Message], answer: int, opened: str, now: str, end: str) -> str | None:
+        """Found by the end of the answer: where a template writes a tool call otherwise than any text."""
+        try:
+            upto = self._rendered(messages[: answer + 1], add_generation_prompt=False)
+        except UsageError:
+            return None
+        if not end or not upto.startswith(opened) or not now.startswith(upto):
+            return None
+        shown, found, rest = upto[len(opened) :].rpartition(end)
+        return rest + now[len(upto) :] if found and is_shown_by(messages[answer], shown.strip()) else None
+
+    def _end_text(self, sampled_ids: list[int]) -> str:
+        """The end token of an answer as text; nothing where it was cut off before one."""
+        special = sampled_ids and sampled_ids[-1] in self._tokenizer.all_special_ids
+        return self._decoded(sampled_ids[-1:]) if special else ""
+
+    # Messages, as the template takes them
+
+    def _spelled(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if all(isinstance(message.get("content"), str) and "tool_calls" not in message for message in messages):
+            return messages
+        if any(isinstance(message.get("content"), list) for message in messages) and self._takes_parts is None:
+            self._takes_parts = self._shows_parts()
+        if not self._takes_parts:
+            messages = [flatten(message) for message in messages]
+        if any(message.get("tool_calls") for message in messages):
+            if self._arguments_as is None:
+                self._arguments_as = self._kind_of_arguments(messages)
+            messages = [with_arguments(message, self._arguments_as) for message in messages]
+        return messages
+
+    def _kind_of_arguments(self, messages: Sequence[Message]) -> type:
+        """As what the template takes the arguments of tool calls: most write an object as JSON, some only know text."""
+        try:
+            self._rendered([with_arguments(message, dict) for message in messages])
+        except UsageError:
+            return str
+        return dict
+
+    def _shows_parts(self) -> bool:
+        """Whether the template writes parts of text as it writes the text itself; most know only texts."""
+        forms: list[Any] = [self._mark, [{"type": "text", "text": self._mark}]]
+        try:
+            text, parts = (self._rendered([{"role": "user", "content": form}]) for form in forms)
+        except UsageError:
+            return False
+        return text == parts
+
+    def _continued(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation up to the end of its last message, which is still being written."""
+        *others, last = messages
+        content = _content(last)
+        marked = [*others, {**last, "content": content + self._mark}]
+        text, *tails = self._rendered(marked, add_generation_prompt=False).split(self._mark)
+        if len(tails) != 1 or not text.endswith(content.lstrip()):
+            raise UsageError(
+                f"the chat template does not write the beginning of an answer as it is: {content!r:.80}",
+                remedy="leave out the assistant's message at the end of the prompt, or set tokenizer.chat_template",
+            )
+        return text
+
+    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
+        return str(self._apply(messages, tokenize=False, **options))
+
+    def _applied(self, messages: Sequence[Message], continues: bool = False) -> list[int]:
+        options = {"add_generation_prompt": False, "continue_final_message": True} if continues else {}
+        return list(map(int, self._apply(messages, tokenize=True, return_dict=False, **options)))
+
+    def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), **{"add_generation_prompt": True, **options}, **self._arguments
+            )
+        except Exception as error:
+            raise UsageError(
+                f"the chat template refuses the conversation: {described(error)}",
+                remedy="send messages in an order that it takes, or set tokenizer.chat_template",
+            ) from error
+
+    # Texts and tokens
+
+    def _encoded_apart(self, text: str) -> tuple[list[int], bool]:
+        """The tokens of a text that follows others, and whether they are what they would be there."""
+        ids = self._encoded(text)
+        if self._decoded_apart(ids) == text:
+            return ids, True
+        # Some tokenizers put a space before the first word of a text: so this one must not be the first.
+        anchor = self._tokenizer.all_special_tokens[0]
+        first, both = self._encoded(anchor), self._encoded(anchor + text)
+        follows = both[: len(first)] == first
+        return (both[len(first) :] if follows else ids), follows
+
+    def _decoded_apart(self, ids: list[int]) -> str:
+        """The text of tokens that follow others; some tokenizers drop the space that a text begins with."""
+        anchor: list[int] = self._tokenizer.all_special_ids[:1]
+        return self._decoded(anchor + ids)[len(self._decoded(anchor)) :]
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _decoded(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return str(
+            self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        )
+
+
+def _position(messages: Sequence[Message], last: LastTurn) -> int | None:
+    """Where in the conversation the last answer is; None where it has none there."""
+    at = last.prompt.shown
+    if last.prompt.text is None:  # only its tokens are known: it is the last one of the assistant's
+        at = max((at for at, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
+    return at if 0 <= at < len(messages) and messages[at].get("role") == "assistant" else None
+
+
+def _content(message: Message) -> str:
+    text = text_of(message.get("content"))
+    if message.get("role") != "assistant" or text is None:
+        raise UsageError("only a text of the assistant's can be the beginning of an answer")
+    return text
+
+
+_TAG = re.compile(r"</?[a-z_|][^<>\n]{0,60}>|\s", re.I)
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def flatten(message: Message) -> Message:
+    """The message with its parts as one text, where they are all text."""
+    content = message.get("content")
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return message
+    text = text_of(content)
+    return message if text is None else {**message, "content": text}
+
+
+def with_arguments(message: Message, kind: type) -> Message:
+    """The message with the arguments of its tool calls as `dict`, or as `str` of JSON."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call_with_arguments(call, kind) for call in calls]}
+
+
+def _call_with_arguments(call: Any, kind: type) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), kind):
+        return call
+    arguments = function.get("arguments")
+    if kind is str:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    else:
+        try:
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except ValueError:
+            return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def same(one: Message, other: Message) -> bool:
+    """Whether two messages are the same, in whatever form."""
+    forms = [with_arguments(flatten(message), dict) for message in (one, other)]
+    try:
+        return canonical(forms[0]) == canonical(forms[1])
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return forms[0] == forms[1]
+
+
+def is_said_by(message: Message, said: str) -> bool:
+    """Whether a message is what a text says: its reasoning, its content and its tool calls, and nothing else."""
+    parts = [reasoning_of(message), text_of(message.get("content")) or ""]
+    calls = calls_of(message)
+    if not calls and not parts[0]:
+        return parts[1].strip() == said.strip()
+    rest, values = _values_in(said) if calls else (said, [])
+    if [canonical(value) for value in values] != [canonical(call) for call in calls]:
+        return False
+    return _TAG.sub("", rest) == _TAG.sub("", "".join(parts))
+
+
+def is_shown_by(message: Message, shown: str) -> bool:
+    """Whether a text holds all of a message, be its tool calls spelled as they may."""
+    content, calls = (text_of(message.get("content")) or "").strip(), calls_of(message)
+    if not calls and not reasoning_of(message):
+        return content == shown
+    return all(part.strip() in shown for part in (reasoning_of(message), content, *(call["name"] for call in calls)))
+
+
+def reasoning_of(message: Message) -> str:
+    return next((value for key in _REASONING if isinstance(value := message.get(key), str)), "")
+
+
+def calls_of(message: Message) -> list[dict[str, Any]]:
+    """The name and the arguments of each tool call."""
+    calls = with_arguments(message, dict).get("tool_calls")
+    functions = [call.get("function", call) for call in calls if isinstance(call, dict)] if calls else []
+    return [{"name": str(function.get("name")), "arguments": function.get("arguments")} for function in functions]
+
+
+def _values_in(text: str) -> tuple[str, list[Any]]:
+    """The JSON objects in a text, calls among them with `parameters` for `arguments`; and the text around them."""
+    decoder, rest, values, at = json.JSONDecoder(), [], [], 0
+    while (start := text.find("{", at)) >= 0:
+        rest.append(text[at:start])
+        try:
+            value, at = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            rest.append("{")
+            at = start + 1
+            continue
+        if value.keys() == {"name", "parameters"}:
+            value = {"name": value["name"], "arguments": value["parameters"]}
+        values.append(value)
+    return "".join([*rest, text[at:]]), values

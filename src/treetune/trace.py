@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from treetune.chat_messages import begins_answer
 from treetune.policy import Usage
-from treetune.task import Message, Task
+from treetune.task import Message, Task, begins_answer
 from treetune.tokens import Tokens
 
 

@@ -20,12 +20,12 @@ from treetune.builtin.code import lcb
 from treetune.builtin.code.cases import Problem, Stub, stub_in
 from treetune.builtin.code.lcb import reports_in, same_lines, same_value
 from treetune.builtin.search.environments import find_tool
-from treetune.contract import contract_of
+from treetune.cli.requirements import refuse_unservable
 from treetune.datasets.resolve import load_task
+from treetune.environment import contract_of
 from treetune.errors import EnvironmentFault, TasksetError
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
-from treetune.requirements import refuse_unservable
 from treetune.rows import read_tasks
 from treetune.sandbox import Capability, SandboxUnavailable, probe
 from treetune.validate import write_tasks

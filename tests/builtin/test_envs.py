@@ -26,12 +26,12 @@ from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortEnvironment
 from treetune.builtin.conversation import find_tagged
 from treetune.builtin.math import verifier as math_verifier
 from treetune.builtin.search.searcher import Index, load_index
-from treetune.contract import Contract, contract_of
+from treetune.environment import Contract, contract_of
 from treetune.errors import EnvironmentFault, MissingExtraError
-from treetune.offload import call
 from treetune.plugins import environments
 from treetune.policy import Request
 from treetune.sandbox import probe
+from treetune.threads import call
 
 TRUTHS = {"gsm8k": "5", "gsm8k_multi_turn": "5", "aime": "204", "search": ["Paris"], "text2sql": "SELECT 1"}
 

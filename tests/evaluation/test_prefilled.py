@@ -13,12 +13,11 @@ from test_trl import Speaker, rollout
 
 from test_tokens import Letters, forgets_thoughts, plain, trims
 from treetune import Completion, Environment, Outcome, Step, Task, Taskset, run_rollout
-from treetune.chat_tokens import ChatTokens
 from treetune.errors import UsageError
 from treetune.policies import load_policy
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion as Said
-from treetune.tokens import Tokens
+from treetune.tokens import ChatTokens, Tokens
 from treetune.trainers.trl import TrlTasks
 from treetune.trainers.trl.rows import score_rows
 

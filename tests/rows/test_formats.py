@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from treetune import Environment, Task
-from treetune.contract import Contract, Kind, Stored
+from treetune.environment import Contract, Kind, Stored
 from treetune.errors import EmptyTasksetError, StorageError, TreetuneError, UsageError
 from treetune.plugins import environments
 from treetune.rows import FORMATS, detect, read_rows, read_tables, read_tasks

@@ -19,8 +19,8 @@ from fake_docker import FakeDocker
 
 from treetune import Action
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
+from treetune.environment import shown_to
 from treetune.errors import ConfigError, EnvironmentFault, StorageError, UsageError
-from treetune.partial import shown_to
 from treetune.sandbox import SandboxUnavailable
 from treetune.sandbox.machine import Machine
 from treetune.sandbox.protocol import SandboxLimits

@@ -12,8 +12,8 @@ from serving import Colours, Dear, Numbers, Stream, Talking, Talks, serving, unt
 
 from treetune import Observation, Step
 from treetune.builtin.math.arithmetic import Arithmetic
+from treetune.environment import show
 from treetune.errors import UsageError
-from treetune.partial import show
 from treetune.serve.access import Access, parse_http_address
 from treetune.serve.http.episodes import HttpConfig
 from treetune.serve.http.server import HttpServer

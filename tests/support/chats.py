@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from treetune.chat_tokens import ChatTokens
-from treetune.tokens import Tokens
+from treetune.tokens import ChatTokens, Tokens
 
 PIECES = [
     "yes",

@@ -19,7 +19,6 @@ from treetune import Task
 from treetune.datasets.building import build_rows
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.environment import Action, make
-from treetune.offload import call
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
@@ -32,6 +31,7 @@ from treetune.serve.http.episodes import HttpConfig
 from treetune.serve.http.server import HttpServer
 from treetune.target import build_taskset
 from treetune.taskset import Taskset
+from treetune.threads import call
 from treetune.trainers.trl.rows import score_rows
 from treetune.trainers.verl import compute_score
 

@@ -35,10 +35,10 @@ from treetune.errors import (
     UnknownNameError,
     UsageError,
 )
-from treetune.offload import call
 from treetune.plugins import environments
 from treetune.rows import read_rows
 from treetune.rows.layouts import FORMATS
+from treetune.threads import call
 from treetune.trainers import skyrl
 from treetune.trainers.skyrl.tasks import _resolve, _specs, cli_overrides, shell_words
 from treetune.validate import write_tasks

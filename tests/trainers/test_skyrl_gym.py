@@ -19,9 +19,9 @@ import venvs
 
 from treetune import Action, Task, make
 from treetune.builtin.code.lcb import LcbEnvironment
-from treetune.contract import contract_of
-from treetune.offload import call
+from treetune.environment import contract_of
 from treetune.sandbox import probe
+from treetune.threads import call
 
 pytestmark = pytest.mark.slow
 

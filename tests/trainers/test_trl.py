@@ -22,7 +22,7 @@ from test_same_reward import path_of, runs_of
 from test_verl import DOUBLES
 
 from test_tokens import TEMPLATES, Letters, has_no_end, plain
-from treetune import Environment, Step, Task, Taskset, background
+from treetune import Environment, Step, Task, Taskset, threads
 from treetune.errors import UsageError
 from treetune.serve.errors import ServeError
 from treetune.target import load_taskset
@@ -348,7 +348,7 @@ def test_nothing_stays_behind_when_a_start_is_interrupted(monkeypatch):
     try:
         with pytest.raises(KeyboardInterrupt):
             rollout(TrlTasks(Tasks(Hangs)), Speaker(), [0, 1, 2])
-        background.run(asyncio.wait_for(until(lambda: sorted(Hangs.closed) == ["0", "1", "2"]), 30))
+        threads.run_in_background(asyncio.wait_for(until(lambda: sorted(Hangs.closed) == ["0", "1", "2"]), 30))
     finally:
         Hangs.at_start = None
         signal.signal(signal.SIGALRM, kept)
@@ -390,18 +390,18 @@ def test_answers_are_scored_without_rollouts_too(caplog):
 def scripted(**options):
     """A task server that can be told to fail, on the loop that the bridge uses."""
     server = task_servers.Scripted(**options)
-    background.run(server.start())
+    threads.run_in_background(server.start())
     try:
         yield server
     finally:
-        background.run(server.stop())
+        threads.run_in_background(server.stop())
 
 
 def test_a_task_server_is_played_and_its_failures_give_none():
     with scripted(features=["turn", "request_id", "batch"]) as server, TrlTasks(server.url, patience=0.2) as tasks:
         columns = rollout(tasks, Speaker("a<end>", "b<end>", "c<end>"), [5, 6])
         assert (columns["task_reward"], columns["num_turns"]) == ([1.0, 1.0], [3, 3])
-        background.run(server.stop())
+        threads.run_in_background(server.stop())
         columns = rollout(tasks, Speaker(), [5, 6])
         assert (columns["task_reward"], columns["env_mask"]) == ([None, None], [[0], [0]])
         assert tasks.reward([[{"task_index": 5}]], ["a"]) == [None]
@@ -445,7 +445,7 @@ def test_nothing_stays_behind_on_a_server_when_a_start_is_cancelled():
         await asyncio.wait_for(until(lambda: sorted(server.cancelled) == ["e-0", "e-1", "e-2"]), 10)
 
     with scripted(features=["turn", "request_id", "batch"]) as server, TrlTasks(server.url) as tasks:
-        background.run(play(server, tasks._episodes))
+        threads.run_in_background(play(server, tasks._episodes))
 
 
 def test_a_trl_that_samples_in_another_way_is_told_of():

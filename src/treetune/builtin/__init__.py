@@ -1,4 +1,8 @@
-"""Built-in tasksets and environments, a folder for each family."""
+"""Built-in tasksets and environments, a folder for each family.
+
+The tables name everything that comes with the package, for `plugins.py` and `target.py` to look up: nothing is imported
+before it is used, and the core knows no folder but this one.
+"""
 
 TASKSETS = {
     "alphabet-sort": "treetune.builtin.alphabet_sort:AlphabetSort",
@@ -30,3 +34,20 @@ ENVIRONMENTS = {
     "textarena": "treetune.builtin.textarena.taskset:TextArenaEnvironment",
     "wikispeedia": "treetune.builtin.wikispeedia:WikispeediaEnvironment",
 }
+
+FOREIGN_TASKSETS = {"agentbench": "treetune.builtin.shell.agentbench:taskset_class"}
+FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"}
+"""Prefixes of names that belong to another library, each with the function that gives its classes."""
+
+SERVERS = {
+    "tcp": "treetune.evaluation.served:Served",
+    "ipc": "treetune.evaluation.served:Served",
+    "http": "treetune.serve.http.taskset:ServedEpisodes",
+    "https": "treetune.serve.http.taskset:ServedEpisodes",
+}
+"""The taskset that stands for a server, by how its address begins."""
+
+NAMES_ROWS = "treetune.rows.sources:names_rows"
+"""Says whether a target names trainers' rows."""
+DECLARED_NODE = "treetune.datasets.declared:declared_node"
+"""Gives the taskset of a config that declares `train_tasks` and `val_tasks`."""

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from treetune.contract import Contract
-from treetune.environment import Environment, Step
+from treetune.environment import Contract, Environment, Step
 from treetune.errors import EnvironmentFault
 from treetune.task import Message, Task
 

@@ -25,8 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from treetune.builtin.conversation import Conversation, find_tagged
-from treetune.contract import Contract, Kind
-from treetune.environment import Action, Step
+from treetune.environment import Action, Contract, Kind, Step
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.task import Task
 

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treetune.cli.target import TRUST
-from treetune.matrix import NEEDS_TASKS, Column, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from treetune.datasets.taskset import DatasetTaskset
-
-COLUMNS = tuple(
-    Column(name=f"build {format}", of=Target, refuses={Target.SERVER: NEEDS_TASKS})
-    for format in ("verl", "skyrl", "trl")
-)
 
 
 def build_command(

@@ -7,10 +7,6 @@ from typing import Annotated
 
 import typer
 
-from treetune.matrix import NEEDS_TASKS, Column, Target
-
-COLUMNS = (Column(name="convert", of=Target, refuses={Target.SERVER: NEEDS_TASKS}),)
-
 
 def convert_command(
     paths: Annotated[

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treetune.cli.target import TARGET, TRUST
-from treetune.matrix import Column, Kind, Target
 
 if TYPE_CHECKING:
     from treetune.evaluation.config import Evaluation
     from treetune.evaluation.summary import Summary
-
-COLUMNS = (Column(name="eval", of=Target), Column(name="eval", of=Kind))
 
 
 def eval_command(
@@ -152,6 +149,7 @@ def _run(
 
     from treetune.cli.hosts import ended, host_for
     from treetune.cli.output import console_for, print_json
+    from treetune.cli.requirements import refuse_unservable
     from treetune.evaluation.display import display_for, summary_table
     from treetune.evaluation.pass_rates import write_pass_rates
     from treetune.evaluation.rescore import score_again
@@ -160,7 +158,6 @@ def _run(
     from treetune.evaluation.summary import Tally
     from treetune.fingerprint import taskset_fingerprint
     from treetune.policies import load_policy
-    from treetune.requirements import refuse_unservable
 
     taskset, config = evaluation.taskset, evaluation.config
     refuse_unservable(taskset)

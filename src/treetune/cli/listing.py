@@ -36,7 +36,7 @@ def list_command(
 
         return list_servers(name, timeout, json)
     if matrix:
-        from treetune.matrix import as_text, cells
+        from treetune.cli.matrix import as_text, cells
 
         return print_json(cells()) if json else print(as_text())
     if name is not None:
@@ -70,7 +70,7 @@ def _about(registry: Any, id: str) -> str:
     import importlib
     import inspect
 
-    from treetune.requirements import missing_extra
+    from treetune.cli.requirements import missing_extra
 
     try:
         cls = registry.resolve(id)

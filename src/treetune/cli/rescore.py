@@ -17,6 +17,7 @@ def rescore_command(
     import asyncio
 
     from treetune.cli.output import console_for, print_json
+    from treetune.cli.requirements import refuse_unservable
     from treetune.config import to_plain
     from treetune.errors import UsageError
     from treetune.evaluation.config import read_evaluation
@@ -24,7 +25,6 @@ def rescore_command(
     from treetune.evaluation.rescore import Rescorer
     from treetune.evaluation.run_folder import CONFIG, TRACES, RunFolder, unused
     from treetune.fingerprint import taskset_fingerprint
-    from treetune.requirements import refuse_unservable
     from treetune.target import read_target
 
     if not (run / CONFIG).exists() or not (run / TRACES.file).exists():

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treetune.cli.target import TASKS_TARGET, TRUST
-from treetune.matrix import NEEDS_TASKS, Column, Kind, Target
 
 if TYPE_CHECKING:
     from treetune.cli.register import Registration
     from treetune.serve.http.server import HttpServer
     from treetune.serve.zmq.server import EnvServer
-
-COLUMNS = (
-    *(Column(name=door, of=Target, refuses={Target.SERVER: NEEDS_TASKS}) for door in ("serve --zmq", "serve --http")),
-    *(Column(name=door, of=Kind) for door in ("serve --zmq", "serve --http")),
-)
 
 _REPORT_SECONDS = 10.0
 
@@ -98,12 +92,12 @@ def serve_command(
 
     from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.register import open_registration
+    from treetune.cli.requirements import refuse_unservable
     from treetune.cli.target import trusted
     from treetune.config import convert
     from treetune.episode import Limits
     from treetune.errors import UsageError
     from treetune.policies.endpoint import EndpointConfig
-    from treetune.requirements import refuse_unservable
     from treetune.serve.access import Access
     from treetune.serve.models import ModelsConfig
     from treetune.serve.zmq.server import EnvServer, ServerConfig

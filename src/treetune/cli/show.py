@@ -7,9 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from treetune.cli.target import TARGET, TRUST
-from treetune.matrix import Column, Target
-
-COLUMNS = (Column(name="show", of=Target),)
 
 
 def show_command(

@@ -7,10 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from treetune.matrix import NEEDS_TASKS, Column, Target
-
-COLUMNS = (Column(name="validate", of=Target, refuses={Target.SERVER: NEEDS_TASKS}),)
-
 
 def validate_command(
     context: typer.Context,
@@ -122,12 +118,12 @@ def _validate_taskset(
 
     from treetune.cli.output import console_for, print_json
     from treetune.cli.overrides import TASKS, read_overrides
+    from treetune.cli.requirements import refuse_unservable
     from treetune.config import convert, to_plain
     from treetune.errors import UsageError
     from treetune.evaluation.config import ValidateConfig, own_keys
     from treetune.evaluation.run_folder import RunFolder, unused
     from treetune.fingerprint import taskset_fingerprint
-    from treetune.requirements import refuse_unservable
     from treetune.target import build_taskset, describe, read_target
     from treetune.validate.tasksets import (
         CHECKS,

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from treetune.finding import Severity
 from treetune.rows.sources import find
 from treetune.validate import Report, validate
 from treetune.validate.files import split
+from treetune.validate.finding import Severity
 from treetune.validate.fix import Fixed
 from treetune.validate.printed import counted, print_report, where
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.background import run
 from treetune.config import to_plain
 from treetune.datasets.taskset import BUILDER_VERSION
 from treetune.episode import Episode
@@ -24,6 +23,7 @@ from treetune.rows.scorer import refuse_several_turns
 from treetune.rows.writing import attach_scorers, write_parquet
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
+from treetune.threads import run_in_background
 
 
 def build_rows(
@@ -45,7 +45,10 @@ def build_rows(
         began = time.perf_counter()
         tasks = _checked(taskset, taskset.draw(num_tasks), format)
         rows = write_parquet(
-            attach_scorers(tasks, taskset), path, format_named(format), lambda task: run(_opening(taskset, task))
+            attach_scorers(tasks, taskset),
+            path,
+            format_named(format),
+            lambda task: run_in_background(_opening(taskset, task)),
         )
         if not rows:
             raise EmptyTasksetError(f"{taskset.name} has no tasks")

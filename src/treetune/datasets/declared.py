@@ -18,7 +18,7 @@ from treetune.datasets.config import DatasetConfig
 from treetune.datasets.resolve import LISTS, load_tasks, task_class
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError
-from treetune.target import located
+from treetune.target import located, names_class
 
 
 class Declared(msgspec.Struct):
@@ -77,6 +77,42 @@ def located_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: s
         ]
         for name, nodes in task_nodes(data, overrides, path).items()
     }
+
+
+def declared_node(
+    data: dict[str, Any], target: str, split: str | None, usual: str, overrides: Mapping[str, str]
+) -> dict[str, Any]:
+    """The taskset node of the list that `split` names, or of the `usual` one."""
+    if not declares_tasks(data):
+        raise ConfigError(
+            [("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")], source=target
+        )
+    lists = located_nodes(data, overrides, target)
+    names = [name.removesuffix("_tasks") for name in lists]
+    if split is None:
+        split = usual if usual in names else names[0]
+    if split not in names:
+        raise ConfigError([("--split", f"there is no list {split!r}; use {' or '.join(names)}")], source=target)
+    if unused := [key for key in overrides if not key.startswith(f"{split}_tasks")]:
+        faults = [(key, f"sets a key of the other list, and {split}_tasks is used; see --split") for key in unused]
+        raise ConfigError(faults, source="the overrides")
+    entries = lists[f"{split}_tasks"]
+    faults = [
+        (f"{split}_tasks[{number}]", f"expected keys and values, got {node!r}")
+        for number, node in enumerate(entries)
+        if not isinstance(node, Mapping)
+    ]
+    if faults:
+        raise ConfigError(faults, source=target)
+    nodes = [node if names_class(node) else {"id": "dataset", **_without_class(node)} for node in entries]
+    if len(nodes) == 1:
+        return nodes[0]
+    weighted = any(node.get("weight") is not None for node in nodes)
+    return {"id": "mixture" if weighted else "union", "sources": nodes}
+
+
+def _without_class(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key != "custom_cls"}
 
 
 def _raw_of(overrides: Mapping[str, str], name: str, number: int) -> dict[tuple[str, ...], str]:

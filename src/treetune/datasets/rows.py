@@ -36,7 +36,7 @@ from treetune.rows.arrow_values import (
 from treetune.rows.layouts import reward_spec
 from treetune.rows.loading import SourceBatch
 from treetune.rows.round_trip import ADDED, MARK, ROW, RULE, encode_unseen, encode_unseen_prompts
-from treetune.uid import uid_of, uids_of_texts
+from treetune.task import uid_of, uids_of_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa

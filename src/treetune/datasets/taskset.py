@@ -15,14 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from treetune.canonical import digest
 from treetune.datasets.config import DatasetConfig, FormatName, filter_file
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.content import check_loading, content_hash, local_sources
 from treetune.rows.round_trip import RULE
 from treetune.rows.rule import RuleTaskset
-from treetune.task import Task
+from treetune.task import Task, digest
 
 if TYPE_CHECKING:
     import datasets

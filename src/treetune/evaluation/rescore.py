@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from treetune.chat_messages import text_of
 from treetune.errors import first_of
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_folder import TRACES, RunFolder, read_traces
@@ -18,6 +17,7 @@ from treetune.fingerprint import taskset_fingerprint
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
+from treetune.task import text_of
 from treetune.trace import Trace
 
 _AT_ONCE = 64

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.chat_tokens import ChatTokens
 from treetune.errors import MissingExtraError, PolicyError, UsageError
-from treetune.offload import call
 from treetune.policy import Completion, Request, Sampling, Usage
 from treetune.task import Message
-from treetune.tokens import Tokens
+from treetune.threads import call
+from treetune.tokens import ChatTokens, Tokens
 
 DEFAULT_MAX_TOKENS = 256
 

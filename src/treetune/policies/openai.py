@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from treetune.chat_messages import text_of
 from treetune.errors import PolicyError
 from treetune.policies.endpoint import EndpointConfig
 from treetune.policy import Completion, Request, Usage, cannot_continue
+from treetune.task import text_of
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0

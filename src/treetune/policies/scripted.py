@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from treetune.chat_messages import text_of
 from treetune.errors import PolicyError, UsageError, did_you_mean
 from treetune.policy import Completion, Policy, Request
+from treetune.task import text_of
 from treetune.taskset import Taskset
 
 WRONG = "I do not know."

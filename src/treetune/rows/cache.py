@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.canonical import canonical
 from treetune.errors import StorageError, TreetuneError
 from treetune.rows.content import file_hash, write_atomically
+from treetune.task import canonical
 
 if TYPE_CHECKING:
     from io import BufferedReader

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from treetune.canonical import digest
-from treetune.contract import Contract, contract_of
+from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UnknownNameError, UsageError
 from treetune.rows.arrow_values import (
     children_of,
@@ -50,8 +49,7 @@ from treetune.rows.round_trip import (
     spec_of,
     truth_text,
 )
-from treetune.task import ForeignTask, Message, Task
-from treetune.uid import uid_of
+from treetune.task import ForeignTask, Message, Task, digest, uid_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from treetune.canonical import digest
 from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir
@@ -29,7 +28,7 @@ from treetune.rows.reading import batches_of, read_tasks
 from treetune.rows.round_trip import RULE, scorer_of
 from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
 from treetune.rows.sources import File, HubName, Kind, ReadError, find
-from treetune.task import ForeignTask, Task
+from treetune.task import ForeignTask, Task, digest
 from treetune.taskset import Taskset, TasksetConfig
 
 

@@ -15,8 +15,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from treetune.canonical import digest
 from treetune.errors import MissingExtraError, UsageError
+from treetune.task import digest
 
 _LIBRARY = "transformers.tokenization_utils"
 """The modules of transformers' own tokenizer classes; those of single models are elsewhere."""

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from treetune.chat_tokens import ChatTokens, Rewrites
 from treetune.errors import MissingExtraError, UsageError
 from treetune.score import finite
 from treetune.serve.errors import ServeError
 from treetune.serve.http.client import RemoteEpisode, TaskServerClient
-from treetune.tokens import Tokens, TokenSequence
+from treetune.tokens import ChatTokens, Rewrites, Tokens, TokenSequence
 from treetune.trainers.conversation import Conversation, Hooks
 
 try:

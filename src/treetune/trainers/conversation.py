@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treetune.chat_messages import begins_answer
-from treetune.chat_tokens import ChatTokens
 from treetune.environment import Action, Observation
-from treetune.task import Message
-from treetune.tokens import Prompt, Tokens
+from treetune.task import Message, begins_answer
+from treetune.tokens import ChatTokens, Prompt, Tokens
 
 
 class Hooks:

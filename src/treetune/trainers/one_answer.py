@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.chat_messages import begins_answer
 from treetune.episode import Episode, Result, play_answer
 from treetune.errors import TasksetError, TreetuneError, UsageError, described
 from treetune.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
-from treetune.task import Task
+from treetune.task import Task, begins_answer
 
 
 def scorer_in(extra_info: Any, data_source: Any) -> str:
@@ -28,7 +27,7 @@ def scorer_in(extra_info: Any, data_source: Any) -> str:
 
 
 def play_row(scorer: str, task: Task, answer: str, *, trust: bool = False) -> Result:
-    from treetune.background import run
+    from treetune.threads import run_in_background
 
     row = f"row {task.extra_info.get('index', '?')} of {task.data_source}"
     if begins_answer(task.messages):
@@ -37,7 +36,7 @@ def play_row(scorer: str, task: Task, answer: str, *, trust: bool = False) -> Re
             remedy="leave out the assistant's last message, or play it with TrlTasks and its rollout",
         )
     try:
-        episode: Episode = run(_play(scorer, task, answer, trust))
+        episode: Episode = run_in_background(_play(scorer, task, answer, trust))
     except UsageError:
         raise
     except Exception as error:

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from treetune.contract import Contract, Stored, contract_of
+from treetune.environment import Contract, Stored, contract_of
 from treetune.errors import EmptyTasksetError, TreetuneError
-from treetune.finding import SHOWN, Finding, Severity
 from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, encode_json
 from treetune.rows.layouts import Format, format_named
 from treetune.rows.sources import Batch, Kind, Row, kind_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
+from treetune.validate.finding import SHOWN, Finding, Severity
 from treetune.validate.row import RowCheck
 
 ROLES = {

@@ -17,7 +17,6 @@ import msgspec
 from treetune.environment import Environment
 from treetune.episode import Limits
 from treetune.errors import TreetuneError, described
-from treetune.offload import call
 from treetune.plugins import environments
 from treetune.policies.scripted import WRONG, Replay
 from treetune.policy import Completion
@@ -26,6 +25,7 @@ from treetune.rows.layouts import detect, format_named
 from treetune.rows.sources import Batch
 from treetune.task import Task
 from treetune.taskset import ByEnvironment
+from treetune.threads import call
 from treetune.trace import Outcome
 from treetune.validate.report import Report
 

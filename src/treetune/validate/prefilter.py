@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune.contract import Contract, Kind, Stored
+from treetune.environment import Contract, Kind, Stored
 from treetune.validate.arrays import (
     Mask,
     bytes_of,

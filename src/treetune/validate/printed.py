@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune.finding import Finding, Severity
+from treetune.validate.finding import Finding, Severity
 from treetune.validate.report import Report
 
 

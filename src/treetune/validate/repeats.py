@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treetune.finding import SHOWN
+from treetune.validate.finding import SHOWN
 from treetune.validate.prompts import Keys
 from treetune.validate.report import Report
 

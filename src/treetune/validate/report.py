@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from treetune.finding import SHOWN, Finding, Severity
+from treetune.validate.finding import SHOWN, Finding, Severity
 from treetune.validate.rules import RULES
 
 ADVICE = ", or `--fix OUT.parquet`"

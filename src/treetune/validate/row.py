@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from treetune.contract import Contract, contract_of
+from treetune.environment import Contract, contract_of
 from treetune.errors import did_you_mean
 from treetune.plugins import environments
 from treetune.rows.round_trip import RULE

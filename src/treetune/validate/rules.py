@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from treetune.finding import Severity
+from treetune.validate.finding import Severity
 
 ROLES = ("system", "user", "assistant")
 LESS_KNOWN_ROLES = ("tool", "developer", "function")

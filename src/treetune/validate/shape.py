@@ -12,8 +12,8 @@ from calendar import monthrange
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treetune.finding import SHOWN
 from treetune.rows.sources import Row
+from treetune.validate.finding import SHOWN
 from treetune.validate.report import Report
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ import msgspec
 from treetune.errors import described, first_of
 from treetune.evaluation.config import ValidateConfig
 from treetune.evaluation.run_folder import Records, RunFolder
-from treetune.finding import SHOWN, Finding, Severity
 from treetune.policies.scripted import Gold
 from treetune.rollout import run_rollout
 from treetune.score import Validity
 from treetune.streams import draw_tasks
 from treetune.task import Task
 from treetune.taskset import Taskset
+from treetune.validate.finding import SHOWN, Finding, Severity
 
 
 class Check(msgspec.Struct):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.contract import Contract, Kind, Stored, kind_of
+from treetune.environment import Contract, Kind, Stored, kind_of
 
 
 class TruthFault(NamedTuple):

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import TasksetError
-from treetune.finding import Finding, Severity
 from treetune.rows.arrow_values import json_fields_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.validate.files import validate
+from treetune.validate.finding import Finding, Severity
 from treetune.validate.rules import RULES
 
 SHOWN = 3

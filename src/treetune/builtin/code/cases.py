@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.contract import Contract
+from treetune.environment import Contract
 from treetune.task import Message, Task
 
 _BLOCK = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)

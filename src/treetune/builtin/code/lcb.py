@@ -39,11 +39,10 @@ import msgspec
 from treetune.builtin.code.cases import Case, CasesContract, Problem, code_in
 from treetune.builtin.code.python import MAIN, run_python, sandbox_required
 from treetune.builtin.conversation import Conversation
-from treetune.contract import Kind, Stored
-from treetune.environment import Action, Step
-from treetune.offload import call
+from treetune.environment import Action, Kind, Step, Stored
 from treetune.sandbox import Ended, Result, SandboxLimits
 from treetune.task import Message, Task
+from treetune.threads import call
 
 CPU_SECONDS = 6
 """Processor time of one case."""

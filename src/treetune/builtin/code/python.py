@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Mapping
 
 from treetune.errors import EnvironmentFault
-from treetune.offload import call
 from treetune.sandbox import Bubblewrap, Ended, Result, SandboxLimits, require
+from treetune.threads import call
 
 MAIN = "main.py"
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from treetune.builtin.harbor.dockerfile import VARIABLE, Recipe, Refused
-from treetune.canonical import digest
 from treetune.errors import TasksetError
+from treetune.task import digest
 
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 WHOLE_BYTES = 1 << 20

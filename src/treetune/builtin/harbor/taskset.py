@@ -25,9 +25,9 @@ from treetune.builtin.harbor.environment import (
     opening,
 )
 from treetune.builtin.harbor.folder import HarborFolder
-from treetune.canonical import digest
 from treetune.errors import ConfigError
 from treetune.score import VALID, Verdict, invalid
+from treetune.task import digest
 from treetune.taskset import Taskset, TasksetConfig
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]

@@ -16,10 +16,9 @@ import re
 
 from treetune.builtin.conversation import Conversation, spell_truth
 from treetune.builtin.math.verifier import compare, require_math_verify
-from treetune.contract import Contract, Kind, Stored
-from treetune.environment import Action, Step
-from treetune.offload import call
+from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.task import Task
+from treetune.threads import call
 
 TAIL = 300
 """How many characters at the end are searched for the answer."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 
 from treetune.builtin.conversation import Conversation, spell_truth
-from treetune.contract import Contract, Kind, Stored
-from treetune.environment import Action, Observation, Step
+from treetune.environment import Action, Contract, Kind, Observation, Step, Stored
 from treetune.task import Task
 
 FORMAT_REWARD = 0.2

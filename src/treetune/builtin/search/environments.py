@@ -25,8 +25,7 @@ from treetune.builtin.code.python import MAIN, run_python, sandbox_required
 from treetune.builtin.conversation import Conversation, find_tagged
 from treetune.builtin.math.gsm8k import NUMBER_PATTERN, Gsm8kEnvironment
 from treetune.builtin.search.searcher import Searcher
-from treetune.contract import Contract, Kind, Stored
-from treetune.environment import Action, Step
+from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.errors import EnvironmentFault
 from treetune.sandbox import Ended, Result, SandboxLimits
 from treetune.task import Message, Task

@@ -30,8 +30,8 @@ import aiohttp
 import msgspec
 
 from treetune.errors import EnvironmentFault
-from treetune.offload import call
 from treetune.task import Task
+from treetune.threads import call
 
 URL_VARIABLE = "TREETUNE_SEARCH_URL"
 CORPUS_VARIABLE = "TREETUNE_SEARCH_CORPUS"

@@ -19,9 +19,8 @@ import msgspec
 from treetune.builtin.conversation import max_turns_of
 from treetune.builtin.harbor.environment import blocks_of
 from treetune.builtin.shell.sample import MATCHERS, Sample, Script, problem_with_reference
-from treetune.environment import Action, Environment, Step
+from treetune.environment import Action, Environment, Step, show
 from treetune.errors import EnvironmentFault
-from treetune.partial import show
 from treetune.sandbox.filesystem import is_passable
 from treetune.sandbox.machine import Machine
 from treetune.sandbox.protocol import Ended, Result, SandboxLimits

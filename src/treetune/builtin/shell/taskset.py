@@ -27,11 +27,11 @@ from treetune.builtin.shell.environment import (
     opening,
 )
 from treetune.builtin.shell.sample import Sample, read_sample, script_finder
-from treetune.canonical import digest
 from treetune.errors import ConfigError
 from treetune.sandbox.protocol import SandboxUnavailable
 from treetune.sandbox.shell_root import folder_root
 from treetune.score import VALID, Verdict, invalid
+from treetune.task import digest
 from treetune.taskset import Taskset, TasksetConfig
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]

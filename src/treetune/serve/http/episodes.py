@@ -20,8 +20,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from treetune.environment import Sink, shown_to
 from treetune.host import EPISODE_IDLE_SECONDS
-from treetune.partial import Sink, shown_to
 from treetune.serve.errors import BadRequest, Stopping
 from treetune.serve.executor import Job, LocalCrew
 from treetune.serve.http.ended_episodes import Gone, Past, gone

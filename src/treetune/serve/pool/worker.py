@@ -20,9 +20,9 @@ import msgspec
 import uvloop
 import zmq
 
+from treetune.environment import shown_to
 from treetune.episode import Limits
 from treetune.host import LocalHost
-from treetune.partial import shown_to
 from treetune.serve.access import connect
 from treetune.serve.models import Models, ModelsConfig
 from treetune.serve.pool.message_batch import Mail, opened

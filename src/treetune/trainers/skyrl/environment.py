@@ -23,16 +23,15 @@ from typing import Any
 import msgspec
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
-from treetune.background import run, submit
 from treetune.builtin.conversation import max_turns_of
-from treetune.chat_messages import begins_answer
 from treetune.environment import Environment
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.errors import EnvironmentFault, UsageError, described
 from treetune.rows.layouts import task_to_play
 from treetune.rows.round_trip import looks_like_uid
-from treetune.task import Message, Task
+from treetune.task import Message, Task, begins_answer
 from treetune.taskset import ByEnvironment
+from treetune.threads import run_in_background, submit_in_background
 
 
 class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
@@ -63,7 +62,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             self.task = task = _with_settings(self.task, self._config, self.max_turns)
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
             self._finalizer = weakref.finalize(self, _begin_closing, episode)
-            observed = run(episode.begin()).messages()
+            observed = run_in_background(episode.begin()).messages()
         # A copy: the trainer appends the conversation to it.
         return self._shown(observed), {}
 
@@ -82,7 +81,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             raise EnvironmentFault(f"{self._id}: step() without init(), after the end, or after an error")
         self.turns += 1
         with self._guarded("step"):
-            step = run(episode.step(action))
+            step = run_in_background(episode.step(action))
         seen = step.observation.messages()
         observations = copy.deepcopy(seen) if step.done else self._shown(seen)
         if episode.cut_short:
@@ -169,4 +168,4 @@ def _chosen(config: Any) -> dict[str, Any]:
 
 def _begin_closing(episode: Episode) -> Future[Any]:
     """Does not wait: it may be the garbage collector that asks, in any thread."""
-    return submit(episode.close())
+    return submit_in_background(episode.close())

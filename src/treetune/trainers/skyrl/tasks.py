@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from treetune.contract import contract_of
 from treetune.datasets.column_faults import refuse_column_faults
 from treetune.datasets.joining import joined
 from treetune.datasets.resolve import LISTS, load_tasks
+from treetune.environment import contract_of
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
 from treetune.rows.sources import File, Kind, Sources

@@ -23,16 +23,15 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Self
 
-from treetune import background
-from treetune.chat_messages import begins_answer, text_of
-from treetune.chat_tokens import ChatTokens
+from treetune import threads
 from treetune.errors import UsageError
 from treetune.score import finite
 from treetune.serve.errors import ServeError
 from treetune.serve.http.client import TaskServerClient
 from treetune.target import load_taskset
-from treetune.task import Message
+from treetune.task import Message, begins_answer, text_of
 from treetune.taskset import Taskset
+from treetune.tokens import ChatTokens
 from treetune.trainers.conversation import Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
 from treetune.trainers.trl.game import Game
@@ -104,7 +103,7 @@ class TrlTasks(Hooks):
         from datasets import Dataset
 
         if num_tasks is None:
-            count = background.run(self._episodes.info()).get("num_tasks")
+            count = threads.run_in_background(self._episodes.info()).get("num_tasks")
             if count is None:
                 raise UsageError("these tasks never end, or their number is unknown", remedy="pass dataset(num_tasks)")
             num_tasks = max(0, count - first)
@@ -137,12 +136,12 @@ class TrlTasks(Hooks):
             arguments = getattr(trainer, "chat_template_kwargs", None)
             self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep")
         longest = longest_prompt(trainer)
-        started = background.run(self._episodes.start_many(list(map(_index_in, prompts))))
+        started = threads.run_in_background(self._episodes.start_many(list(map(_index_in, prompts))))
         try:
             games = [Game(self._chat[1], tokenizer, self, episode) for episode in started]
             self._play(games, trainer, longest)
         finally:
-            background.run(_cancelled(started))
+            threads.run_in_background(_cancelled(started))
         for game in games:
             if game.failure is not None:
                 self._note_failure(game.failure)
@@ -163,7 +162,7 @@ class TrlTasks(Hooks):
                 (game.episode, game.take(sampled[at], logprobs[at] if logprobs is not None else None))
                 for at, game in enumerate(asked)
             ]
-            for game, step in zip(asked, background.run(self._episodes.step_many(moves)), strict=True):
+            for game, step in zip(asked, threads.run_in_background(self._episodes.step_many(moves)), strict=True):
                 game.see(step)
 
     # Hooks may block: they run in the caller's thread, never in that of the event loop.
@@ -172,8 +171,8 @@ class TrlTasks(Hooks):
         """What each task shows first."""
         found: list[list[Message]] = []
         for first in range(0, len(indices), _AT_A_TIME):
-            episodes = background.run(self._episodes.start_many(list(indices[first : first + _AT_A_TIME])))
-            background.run(_cancelled(episodes))
+            episodes = threads.run_in_background(self._episodes.start_many(list(indices[first : first + _AT_A_TIME])))
+            threads.run_in_background(_cancelled(episodes))
             for episode in episodes:
                 if isinstance(episode, ServeError):
                     raise episode
@@ -183,7 +182,7 @@ class TrlTasks(Hooks):
 
     def _scored(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
         """What one answer to each task is worth."""
-        episodes = background.run(self._episodes.start_many(indices))
+        episodes = threads.run_in_background(self._episodes.start_many(indices))
         try:
             live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
             if any(begins_answer(episodes[at].observation.messages()) for at in live):
@@ -192,9 +191,9 @@ class TrlTasks(Hooks):
                     remedy="pass rollout_func=tasks.rollout, or leave out the assistant's last message",
                 )
             moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
-            steps = dict(zip(live, background.run(self._episodes.step_many(moves)), strict=True))
+            steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
         finally:
-            background.run(_cancelled(episodes))
+            threads.run_in_background(_cancelled(episodes))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
 
     def _score_of(self, step: Any) -> float | None:
@@ -234,8 +233,8 @@ def _columns(games: list[Game], end_token: int) -> dict[str, Any]:
 
 
 def _closed(episodes: Any) -> None:
-    closing = background.submit(episodes.close())
-    if threading.current_thread().name != background.THREAD:  # which must not wait for itself
+    closing = threads.submit_in_background(episodes.close())
+    if threading.current_thread().name != threads.BACKGROUND:  # which must not wait for itself
         with contextlib.suppress(Exception):
             closing.result(5)
 

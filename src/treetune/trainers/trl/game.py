@@ -12,11 +12,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from treetune.chat_tokens import ChatTokens
 from treetune.environment import Action, Step
 from treetune.score import finite
 from treetune.serve.errors import ServeError
-from treetune.tokens import Prompt, TokenSequence
+from treetune.tokens import ChatTokens, Prompt, TokenSequence
 from treetune.trainers.conversation import Conversation, Hooks
 
 log = logging.getLogger("treetune.trl")

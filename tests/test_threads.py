@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout
-from treetune.offload import _DaemonThreads, call
 from treetune.policies import load_policy
 from treetune.policies.local import LocalPolicy
 from treetune.policy import Completion, Request, Sampling
 from treetune.rollout import score_together
+from treetune.threads import _DaemonThreads, call
 
 
 class Stuck(Taskset):

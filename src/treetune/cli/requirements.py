@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from treetune.contract import contract_of
+from treetune.environment import contract_of
 from treetune.errors import TasksetError
 from treetune.taskset import Taskset
 

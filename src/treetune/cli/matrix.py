@@ -2,16 +2,16 @@
 
     for column in columns(Target): column.name, column.refuses
 
-Each place declares its column in `COLUMNS` of the module that implements it. `treetune list --matrix` prints the
-tables, and a test tries every cell.
+`treetune list --matrix` prints the tables, and a test tries every cell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from importlib import import_module
 from typing import NamedTuple
+
+from treetune.target import NEEDS_TASKS
 
 
 class Target(StrEnum):
@@ -47,26 +47,32 @@ class Column(NamedTuple):
         return what not in self.refuses
 
 
-MODULES = (
-    "treetune.cli.show",
-    "treetune.cli.validate",
-    "treetune.cli.evaluate",
-    "treetune.cli.build",
-    "treetune.cli.convert",
-    "treetune.cli.serve",
-    "treetune.trainers",
+_NO_SERVER: dict[str, str] = {Target.SERVER: NEEDS_TASKS}
+
+COLUMNS = (
+    Column(name="show", of=Target),
+    Column(name="validate", of=Target, refuses=_NO_SERVER),
+    Column(name="eval", of=Target),
+    Column(name="eval", of=Kind),
+    Column(name="build verl", of=Target, refuses=_NO_SERVER),
+    Column(name="build skyrl", of=Target, refuses=_NO_SERVER),
+    Column(name="build trl", of=Target, refuses=_NO_SERVER),
+    Column(name="convert", of=Target, refuses=_NO_SERVER),
+    Column(name="serve --zmq", of=Target, refuses=_NO_SERVER),
+    Column(name="serve --http", of=Target, refuses=_NO_SERVER),
+    Column(name="serve --zmq", of=Kind),
+    Column(name="serve --http", of=Kind),
+    Column(name="verl", of=Kind, refuses={Kind.MULTI_TURN: "has episodes of several turns, and verl plays one"}),
+    Column(name="SkyRL", of=Kind),
+    Column(name="AReaL", of=Kind),
+    Column(name="TRL", of=Kind),
 )
-"""Where columns are declared, in their order."""
 
 TABLES: dict[str, type[Target] | type[Kind]] = {"target": Target, "task": Kind}
 
-NEEDS_TASKS = "needs the tasks themselves"
-"""What a verb says of a server whose tasks it would need."""
-
 
 def columns(of: type[Target] | type[Kind]) -> Iterator[Column]:
-    for module in MODULES:
-        yield from (column for column in import_module(module).COLUMNS if column.of is of)
+    return (column for column in COLUMNS if column.of is of)
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:

@@ -1,6 +1,7 @@
-"""Calling user code without letting it block the event loop.
+"""Threads beside the event loop: user code that would block it, and a loop for callers that have none.
 
-    result = await call(environment.step, action)
+    result = await call(environment.step, action)       # from async code
+    trace = run_in_background(play(task))                # from code that is not async
 
 An `async def` runs on the loop; anything else runs in a thread. A caller that gives up (a timeout, a cancellation)
 leaves its thread behind: the thread no longer counts, so calls that never return cannot keep others from running.
@@ -13,7 +14,7 @@ import contextvars
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import lru_cache
 from queue import SimpleQueue
@@ -147,3 +148,47 @@ _threads = _DaemonThreads(most=256)
 
 # A forked child has no threads, also where its parent had idle ones.
 os.register_at_fork(after_in_child=_threads.forget)
+
+
+BACKGROUND = "treetune-background"
+
+
+def run_in_background(work: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives; waits for it. Who stops waiting (Ctrl-C) cancels it."""
+    under_way = submit_in_background(work)
+    try:
+        return under_way.result()
+    except BaseException:
+        under_way.cancel()
+        raise
+
+
+def submit_in_background(work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    """A coroutine under way."""
+    return asyncio.run_coroutine_threadsafe(work, _loop.get())
+
+
+class _Loop:
+    """Made when it is first asked for, once, however many threads ask."""
+
+    _running: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._lock, self._running = threading.Lock(), None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._running is None:
+                self._running = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._running.run_forever, name=BACKGROUND, daemon=True)
+                thread.start()
+            return self._running
+
+
+_loop = _Loop()
+
+# A forked child has no threads: it begins with a loop of its own.
+os.register_at_fork(after_in_child=_loop.forget)
