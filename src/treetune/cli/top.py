@@ -74,17 +74,12 @@ async def _open_stats(
 
 
 async def _read_stats(transport: HttpTransport, deadline: float) -> dict[str, Any]:
-    """What `EnvClient.stats` gives, from the `/metrics` of a task server."""
     from treetune.serve.errors import ServeError
-    from treetune.serve.metrics import parse_stats
 
-    info = (await transport.ask("GET", "/api/task/info", None, deadline)).read(dict[str, Any])
     reply = await transport.ask("GET", "/metrics", None, deadline)
     if reply.status == 404:
         raise ServeError(f"{transport.url} shows no /metrics", remedy="`treetune serve TARGET --http :PORT` does")
-    if not reply.good:
-        raise reply.error()
-    return {"name": str(info.get("name", transport.url)), **parse_stats(reply.body.decode())}
+    return reply.read(dict[str, Any])
 
 
 def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:

@@ -161,39 +161,3 @@ async def serve_metrics(metrics: Metrics, address: str) -> Listener:
     listener = Listener(make_asgi_app(metrics.registry()), host, port)
     await listener.start()
     return listener
-
-
-_COUNTED = {"requests": "requests", "errors": "errors", "rollouts": "outcomes", "tasks": "tasks"}
-"""Counters by label: their names for Prometheus, and those in `Metrics.stats`."""
-
-
-def parse_stats(text: str) -> dict[str, Any]:
-    """What `Metrics.stats` gives, from the text for Prometheus."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    counts: dict[str, dict[str, Any]] = {name: {} for name in [*_COUNTED.values(), "seconds", "sums", "scored"]}
-    gauges: dict[str, Any] = {"malformed": 0}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            name = sample.name.removeprefix("treetune_").removesuffix("_total")
-            label = next(iter(sample.labels.values()), None)
-            if name in _COUNTED and label is not None:
-                counts[_COUNTED[name]][label] = int(sample.value)
-            elif name == "seconds_sum" and label is not None:
-                counts["seconds"][label] = sample.value
-            elif name in ("reward_sum", "reward_count") and label is not None:
-                counts["sums" if name == "reward_sum" else "scored"][label] = sample.value
-            elif name == "cursor":
-                gauges[f"cursor:{label}"] = int(sample.value)
-            elif label is None:
-                gauges[name] = sample.value if name == "uptime" else int(sample.value)
-    tasks, sums, scored = counts.pop("tasks"), counts.pop("sums"), counts.pop("scored")
-    sources = {
-        name: {
-            "tasks": count,
-            "share": count / sum(tasks.values()),
-            "mean_reward": sums[name] / scored[name] if scored.get(name) else None,
-        }
-        for name, count in tasks.items()
-    }
-    return {**counts, "sources": sources, **gauges}

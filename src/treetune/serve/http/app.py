@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 
@@ -20,7 +21,7 @@ from treetune.errors import UsageError
 from treetune.host import info_of
 from treetune.order import checked_index
 from treetune.serve.http import wire
-from treetune.serve.http.asgi import Events, JsonApp, Receive, Request, Route, Scope, Send
+from treetune.serve.http.asgi import JSON, Events, JsonApp, Receive, Request, Route, Scope, Send
 from treetune.serve.http.episodes import Episodes
 from treetune.serve.http.openapi import openapi
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, step_events
@@ -74,8 +75,8 @@ class EpisodeApp(JsonApp):
 
     async def _start(self, request: Request) -> bytes:
         body = read_body(_start_body, request.body)
-        with _Caller(request.receive) as caller:
-            return await self._episodes.start(body, caller.has_left)
+        with _watch_caller(request) as has_left:
+            return await self._episodes.start(body, has_left)
 
     async def _step(self, request: Request) -> bytes | Events:
         body = read_body(_step_body, request.body)
@@ -90,8 +91,8 @@ class EpisodeApp(JsonApp):
     async def _start_batch(self, request: Request) -> bytes:
         bodies = read_body(_start_batch_body, request.body).episodes
         _refuse_indices(bodies)
-        with _Caller(request.receive) as caller:
-            answers = await _answer_each(self._episodes.start(body, caller.has_left) for body in bodies)
+        with _watch_caller(request) as has_left:
+            answers = await _answer_each(self._episodes.start(body, has_left) for body in bodies)
         return encode(wire.StartBatchAnswer(answers))
 
     async def _step_batch(self, request: Request) -> bytes:
@@ -124,27 +125,23 @@ class EpisodeApp(JsonApp):
         return openapi(needs_token=self._server.config.access.token is not None)
 
     async def _metrics(self, request: Request) -> bytes:
+        if JSON in request.accept:  # `treetune top`
+            request.content_type = JSON
+            return encode({"name": self._server.taskset.name, **self._server.metrics.stats()})
         return self._server.metrics.render()
 
     async def _page(self, request: Request) -> bytes:
         return page()
 
 
-class _Caller:
-    """Within it, `has_left` tells whether the connection of a request has ended meanwhile."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-
-    def __enter__(self) -> _Caller:
-        self._end = asyncio.ensure_future(self._receive())
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._end.cancel()
-
-    def has_left(self) -> bool:
-        return self._end.done()
+@contextmanager
+def _watch_caller(request: Request) -> Iterator[Callable[[], bool]]:
+    """Gives what tells whether the caller of a request has left meanwhile."""
+    end = asyncio.ensure_future(request.receive())
+    try:
+        yield end.done
+    finally:
+        end.cancel()
 
 
 def _refuse_indices(bodies: list[wire.StartBody]) -> None:

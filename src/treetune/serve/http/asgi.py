@@ -42,7 +42,7 @@ _CHECK_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 75
 _LAST_SECONDS = 2
 """For answers that are being sent when the listener closes."""
-_JSON = b"application/json"
+JSON = b"application/json"
 
 
 # Requests and answers
@@ -51,13 +51,15 @@ _JSON = b"application/json"
 class Request:
     """One request, as its handler sees it."""
 
-    __slots__ = ("accept", "body", "name", "path", "receive")
+    __slots__ = ("accept", "body", "content_type", "name", "path", "receive")
 
     def __init__(self, path: str, receive: Receive) -> None:
         self.path, self.receive = path, receive
         self.name = "http.other"
         """What it is counted as."""
         self.accept = self.body = b""
+        self.content_type = JSON
+        """Of the answer."""
 
 
 Events = AsyncGenerator[bytes]
@@ -71,7 +73,7 @@ class Route(NamedTuple):
     """A last part `*` stands for any."""
     handler: Handler
     name: str = "http.other"
-    content_type: bytes = _JSON
+    content_type: bytes = JSON
     needs_token: bool = True
 
 
@@ -104,10 +106,10 @@ class JsonApp:
             await self.serve_websocket(scope, receive, send)
             return
         began, request, kind = time.perf_counter(), Request(scope["path"], receive), None
-        status, headers = 200, [(b"content-type", _JSON)]
+        status, headers = 200, [(b"content-type", JSON)]
         try:
             route = self._find_route(request.path, scope["method"])
-            request.name = route.name
+            request.name, request.content_type = route.name, route.content_type
             request.accept = self.admit(scope["headers"], route.needs_token)
             if route.method == "POST":
                 request.body = await self._read_body(receive)
@@ -116,7 +118,7 @@ class JsonApp:
                 await _send_events(body, send)
                 self._count(request.name, time.perf_counter() - began, None)
                 return
-            headers = [(b"content-type", route.content_type)]
+            headers = [(b"content-type", request.content_type)]
         except HttpError as error:
             status, kind, body = error.status, error.kind, error.body
             headers += _error_headers(error)

@@ -34,17 +34,9 @@ _decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Dec
 class Refusal(ServeError):
     """A reply that says no."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int,
-        reason: str = "",
-        remedy: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
+    def __init__(self, message: str, reply: HttpReply, reason: str = "", remedy: str | None = None) -> None:
         super().__init__(message, remedy=remedy)
-        self.status, self.reason, self.retry_after = status, reason, retry_after
+        self.status, self.reason, self.retry_after = reply.status, reason, reply.retry_after
 
 
 class _ErrorBody(msgspec.Struct):
@@ -89,7 +81,7 @@ class HttpReply(NamedTuple):
             return Denied(message, remedy=remedy or "give the server's token")
         if 300 <= self.status < 400:
             remedy = "redirects are not followed: give the address that it leads to"
-        return Refusal(message, status=self.status, reason=reason, remedy=remedy, retry_after=self.retry_after)
+        return Refusal(message, self, reason, remedy)
 
 
 class HttpTransport:
@@ -98,7 +90,8 @@ class HttpTransport:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a task server", remedy="write http://127.0.0.1:5000")
         self.url = url.rstrip("/")
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        json = "application/json"
+        self._headers = {"Accept": json, "Content-Type": json, "Accept-Encoding": "identity"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._max_connections = max_connections
