@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -87,7 +88,8 @@ def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = 
     """Connects, encrypted where the server's key is given; nobody need be there yet."""
     try:
         if server_key is not None:
-            curve_client(socket, server_key)
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.curve_serverkey = server_key
         socket.connect(address)
     except (zmq.ZMQError, ValueError) as error:
         socket.close(0)
@@ -96,36 +98,22 @@ def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = 
         ) from None
 
 
-def curve_client(socket: zmq.Socket[bytes], server_key: bytes) -> None:
-    public, secret = zmq.curve_keypair()
-    socket.curve_serverkey = server_key
-    socket.curve_publickey, socket.curve_secretkey = public, secret
-
-
 def secret_key(path: Path) -> bytes:
-    """The key in a file that only its owner can read, made where there is none."""
+    """The secret CURVE key in a file, made where there is none."""
     try:
-        if not path.exists():
-            _write_secret(path, zmq.curve_keypair()[1])
-        key = path.read_bytes().strip()
+        key = _load_key(path, lambda: zmq.curve_keypair()[1])
         zmq.curve_public(key)
         return key
-    except OSError as error:
-        raise StorageError(f"cannot use the key file {path}: {error.strerror or error}") from error
     except (zmq.ZMQError, ValueError):
         raise UsageError(f"{path} holds no CURVE key", remedy="remove it, and one is made") from None
 
 
 def seal_key(path: Path) -> bytes:
-    """The key of the seals in a file, made where there is none; servers that share it take each other's tasks."""
+    """The key that signs tasks in a file, made where there is none; servers that share it take each other's tasks."""
     from treetune.serve.task_signer import new_key
 
     try:
-        if not path.exists():
-            _write_secret(path, new_key().hex().encode())
-        key = bytes.fromhex(path.read_text().strip())
-    except OSError as error:
-        raise StorageError(f"cannot use the key file {path}: {error.strerror or error}") from error
+        key = bytes.fromhex(_load_key(path, lambda: new_key().hex().encode()).decode())
     except ValueError:
         key = b""
     if len(key) < 16:
@@ -133,7 +121,13 @@ def seal_key(path: Path) -> bytes:
     return key
 
 
-def _write_secret(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content + b"\n")
+def _load_key(path: Path, make: Callable[[], bytes]) -> bytes:
+    """What is in a file that only its owner can read, made where there is none."""
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(make() + b"\n")
+        return path.read_bytes().strip()
+    except OSError as error:
+        raise StorageError(f"cannot use the key file {path}: {error.strerror or error}") from error
