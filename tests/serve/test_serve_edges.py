@@ -12,9 +12,9 @@ from test_serve import Raw, run
 from treetune import Environment, Step, Task
 from treetune.episode import Limits
 from treetune.errors import TasksetError, UsageError
-from treetune.evaluation.served import Served, ServedConfig
 from treetune.serve import BlockingEnvClient
 from treetune.serve.errors import Misused, ServeError, Unreachable
+from treetune.serve.served import Served, ServedConfig
 from treetune.serve.store import KEPT_DRAWS, Store
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.reply_cache import Answers

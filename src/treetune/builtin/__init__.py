@@ -40,10 +40,10 @@ FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"
 """Prefixes of names that belong to another library, each with the function that gives its classes."""
 
 SERVERS = {
-    "tcp": "treetune.evaluation.served:Served",
-    "ipc": "treetune.evaluation.served:Served",
-    "http": "treetune.serve.http.taskset:ServedEpisodes",
-    "https": "treetune.serve.http.taskset:ServedEpisodes",
+    "tcp": "treetune.serve.served:Served",
+    "ipc": "treetune.serve.served:Served",
+    "http": "treetune.serve.served:ServedEpisodes",
+    "https": "treetune.serve.served:ServedEpisodes",
 }
 """The taskset that stands for a server, by how its address begins."""
 

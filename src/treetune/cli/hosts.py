@@ -49,7 +49,7 @@ def _access() -> dict[str, Any]:
 def describe(evaluation: Evaluation, info: Info) -> None:
     """Tells the evaluation what the server serves; a model that it does not serve is refused now."""
     from treetune.errors import UsageError
-    from treetune.evaluation.served import Served
+    from treetune.serve.served import Served
 
     assert isinstance(evaluation.taskset, Served)
     evaluation.taskset.describe_as(info)
@@ -108,7 +108,7 @@ async def drawn_there(taskset: Any, num_tasks: int) -> list[Any]:
     import msgspec
 
     from treetune.errors import UsageError
-    from treetune.serve.http.taskset import ServedEpisodes
+    from treetune.serve.served import ServedEpisodes
     from treetune.serve.zmq.client import EnvClient
 
     if isinstance(taskset, ServedEpisodes):

@@ -1,10 +1,11 @@
 """A server in figures: counted as plain numbers on the hot path, shown to Prometheus and `treetune top` when asked.
 
-metrics.request("sample", seconds)
-metrics.stats()                                       # for `treetune top`
-metrics.render()                                      # for Prometheus
-parse_stats(text)                                     # back from there
-listener = await serve_metrics(metrics, ":9100")      # at an address of their own
+    metrics.request("sample", seconds)
+    metrics.stats()                                   # for `treetune top`
+    metrics.render()                                  # for Prometheus
+    listener = await serve_metrics(metrics, ":9100")  # for Prometheus, at an address of their own
+
+Objects of prometheus_client are made only when it asks: they cost more to count with.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""A taskset that lives on a task server: its episodes are played over HTTP, and the policy is here.
+"""Tasksets that live on a server, as they are known here.
 
-    taskset = ServedEpisodes(ServedEpisodesConfig(address="http://127.0.0.1:5000"))
+    taskset = Served(ServedConfig(address="tcp://127.0.0.1:5555"))
+    taskset.describe_as(await host.info())
+
+    taskset = ServedEpisodes(ServedConfig(address="http://127.0.0.1:5000"))
     await taskset.learn()               # its name and how many tasks it has
     taskset.environment(taskset[3])     # an environment whose start and steps are requests
 
-A task is known by its index only: the server shows its prompt when an episode of it starts.
+A pull server also runs the rollouts; over HTTP only the environment is there, and the policy here.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import os
 from typing import Any
 
 from treetune.environment import Action, Environment, Observation, Step
-from treetune.errors import UsageError
+from treetune.errors import TasksetError, UsageError
+from treetune.host import Info
 from treetune.serve.http.client import RemoteEpisode, TaskServerClient
 from treetune.task import Task
 from treetune.taskset import Taskset, TasksetConfig
@@ -22,13 +26,45 @@ from treetune.taskset import Taskset, TasksetConfig
 INDEX = "task_index"
 
 
-class ServedEpisodesConfig(TasksetConfig, frozen=True, kw_only=True):
+class ServedConfig(TasksetConfig, frozen=True, kw_only=True):
     address: str
-    """Where the task server listens: http://HOST:PORT. TREETUNE_TOKEN has its token."""
+    """Where the server listens: tcp://HOST:PORT, http://HOST:PORT. TREETUNE_TOKEN has its token."""
 
 
-class ServedEpisodes(Taskset[Task, ServedEpisodesConfig]):
-    def __init__(self, config: ServedEpisodesConfig | None = None) -> None:
+class Served(Taskset[Task, ServedConfig]):
+    """A taskset behind a pull server, which runs the rollouts."""
+
+    def __init__(self, config: ServedConfig | None = None) -> None:
+        super().__init__(config)
+        self._info = Info()
+
+    def describe_as(self, info: Info) -> None:
+        self._info = info
+        self.name = info.name
+        self.INFINITE = info.num_tasks is None  # type: ignore[misc]
+
+    def count(self) -> int | None:
+        return self._info.num_tasks
+
+    def task_at(self, index: int) -> Task:
+        raise TasksetError(
+            f"the tasks of {self.name} are on the server at {self.config.address}",
+            remedy="evaluate with --server; to score again here, name the taskset itself",
+        )
+
+    @property
+    def scores_groups(self) -> bool:
+        return self._info.requires_group_scoring
+
+    def source(self) -> str | None:
+        return self._info.fingerprint
+
+
+class ServedEpisodes(Taskset[Task, ServedConfig]):
+    """A taskset behind a task server. A task is known by its index only: the server shows its prompt when an episode
+    of it starts."""
+
+    def __init__(self, config: ServedConfig | None = None) -> None:
         super().__init__(config)
         self.name = self.config.address
         self._info: dict[str, Any] = {}
