@@ -1,4 +1,4 @@
-"""What a server can answer other than what was asked for. Each has a `kind` that travels, so that programs can tell."""
+"""Why a server did not do what was asked. Each error has a `kind` that travels, so that programs can tell."""
 
 from __future__ import annotations
 
@@ -6,66 +6,54 @@ from typing import ClassVar
 
 from treetune.errors import TreetuneError
 
+KINDS: dict[str, type[ServeError]] = {}
+
 
 class ServeError(TreetuneError):
     """A request that a server did not do."""
 
     kind: ClassVar[str] = "failed"
 
+    def __init_subclass__(cls, kind: str | None = None) -> None:
+        if kind is not None:
+            cls.kind = kind
+            KINDS[kind] = cls
 
-class BadRequest(ServeError):
+
+KINDS[ServeError.kind] = ServeError
+
+
+class BadRequest(ServeError, kind="bad_request"):
     """A message that is none: wrong frames, wrong types, an unknown method."""
 
-    kind = "bad_request"
 
-
-class Denied(ServeError):
+class Denied(ServeError, kind="denied"):
     """No token, or a wrong one; a model or an endpoint that is not on the list."""
 
-    kind = "denied"
 
-
-class Refused(ServeError):
+class Refused(ServeError, kind="refused"):
     """A task that this server did not give, or that was changed since."""
 
-    kind = "refused"
 
-
-class Busy(ServeError):
+class Busy(ServeError, kind="busy"):
     """As much work under way as the server takes."""
 
-    kind = "busy"
 
-
-class Stopping(ServeError):
+class Stopping(ServeError, kind="stopping"):
     """The server is about to end."""
 
-    kind = "stopping"
 
-
-class Cancelled(ServeError):
+class Cancelled(ServeError, kind="cancelled"):
     """Somebody cancelled the request."""
 
-    kind = "cancelled"
 
-
-class WorkerLost(ServeError):
+class WorkerLost(ServeError, kind="worker_lost"):
     """The worker that ran it died, and died again where it was tried again."""
 
-    kind = "worker_lost"
 
-
-class Unreachable(ServeError):
+class Unreachable(ServeError, kind="unreachable"):
     """No answer before the deadline."""
 
-    kind = "unreachable"
 
-
-class Misused(ServeError):
+class Misused(ServeError, kind="usage"):
     """The request makes no sense here: a rollout where groups are scored, a turn that is not next."""
-
-    kind = "usage"
-
-
-_ALL = (ServeError, BadRequest, Denied, Refused, Busy, Stopping, Cancelled, WorkerLost, Unreachable, Misused)
-KINDS: dict[str, type[ServeError]] = {error.kind: error for error in _ALL}
