@@ -19,7 +19,7 @@ import msgspec
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import find_clashes, json_fields_of, schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash
-from treetune.rows.round_trip import RULE
+from treetune.rows.rule import RULE
 
 if TYPE_CHECKING:
     import pyarrow as pa

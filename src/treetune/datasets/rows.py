@@ -35,7 +35,8 @@ from treetune.rows.arrow_values import (
 )
 from treetune.rows.layouts import reward_spec
 from treetune.rows.loading import SourceBatch
-from treetune.rows.round_trip import ADDED, MARK, ROW, RULE, encode_unseen, encode_unseen_prompts
+from treetune.rows.round_trip import ADDED, MARK, ROW, encode_unseen, encode_unseen_prompts
+from treetune.rows.rule import RULE
 from treetune.task import uid_of, uids_of_texts
 
 if TYPE_CHECKING:

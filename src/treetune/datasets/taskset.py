@@ -19,8 +19,7 @@ from treetune.datasets.config import DatasetConfig, FormatName, filter_file
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.content import check_loading, content_hash, local_sources
-from treetune.rows.round_trip import RULE
-from treetune.rows.rule import RuleTaskset
+from treetune.rows.rule import RULE, RuleTaskset
 from treetune.task import Task, digest
 
 if TYPE_CHECKING:

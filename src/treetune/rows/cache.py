@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +61,8 @@ def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_vers
     count by their bytes alone, so a moved file is the same code, and a process that knows it under another module name
     agrees."""
     own = [_source_file(base, cls) for base in cls.__mro__ if base not in stop.__mro__]
-    files = _as_they_run(file for file in own if file is not None and not file.resolve().is_relative_to(_PACKAGE))
-    further = _as_they_run(further_files)
-    parts = {"classes": _hashes(dict.fromkeys(files)), "further": _hashes(further), "builder": builder_version}
+    files = [file for file in own if file is not None and not file.resolve().is_relative_to(_PACKAGE)]
+    parts = {"classes": _code_hashes(files), "further": _code_hashes(further_files), "builder": builder_version}
     return hashlib.sha256(canonical(parts)).hexdigest()[:20]
 
 
@@ -90,26 +89,18 @@ def _source_file(base: type, cls: type) -> Path | None:
     )
 
 
-def _as_they_run(files: Iterable[Path]) -> list[bytes]:
-    found: list[bytes] = []
-    for file in files:
-        from treetune.files import with_imports  # only a class of a user's own has files
+def _code_hashes(files: Sequence[Path]) -> list[str]:
+    """Of the bytes that this process runs: those on disk, unless a file was loaded and has changed since."""
+    if not files:
+        return []
+    from treetune.files import executed, with_imports
 
-        found += [_as_run(part) for part in with_imports(file.expanduser().resolve())]
-    return found
-
-
-def _as_run(file: Path) -> bytes:
-    """The bytes that this process runs: those on disk, unless the file was loaded and has changed since."""
-    executed: dict[str, bytes] = getattr(sys.modules.get("treetune.files"), "executed", {})
     try:
-        return executed.get(str(file.resolve())) or file.read_bytes()
+        parts = [part for file in files for part in with_imports(file.expanduser().resolve())]
+        contents = [executed.get(str(part.resolve())) or part.read_bytes() for part in parts]
     except OSError as error:
-        raise TreetuneError(f"cannot read {file}: {error.strerror}") from None
-
-
-def _hashes(files: Iterable[bytes]) -> list[str]:
-    return [hashlib.sha256(content).hexdigest() for content in files]
+        raise TreetuneError(f"cannot read {error.filename}: {error.strerror}") from None
+    return [hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)]
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,18 +152,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     last_used: float
     """Seconds since 1970."""
     sidecar: Sidecar | None
-
-    @property
-    def rows(self) -> int | None:
-        return self.sidecar.rows if self.sidecar else None
-
-    @property
-    def source(self) -> str:
-        return self.sidecar.source if self.sidecar else ""
-
-    @property
-    def created(self) -> str:
-        return self.sidecar.created if self.sidecar else ""
+    rows: int | None
+    source: str
+    created: str
 
 
 class _Damaged(Exception):
@@ -245,10 +227,8 @@ class Cache:
                 entry = self._entry(candidate.key) if held else None
                 if entry is None or not selected(entry):  # a build ended meanwhile, or goes on
                     continue
-                # The sidecar goes first: without it the rest counts for nothing.
-                for file in [self._sidecar(entry.key), self.path(entry.key), *self._leftovers(entry.key)]:
+                for file in [*self._files(entry.key), self.folder / f".{entry.key}.lock"]:
                     file.unlink(missing_ok=True)
-                self._lock_file(entry.key).unlink(missing_ok=True)
                 removed.append(entry)
         return removed
 
@@ -328,7 +308,7 @@ class Cache:
             with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
                 sidecar = msgspec.json.decode(self._sidecar(key).read_bytes(), type=Sidecar)
         statuses = []
-        for file in [self._sidecar(key), self.path(key), *self._leftovers(key)]:
+        for file in self._files(key):
             with contextlib.suppress(OSError):
                 statuses.append(file.stat())
         if not statuses:  # removed since it was listed
@@ -341,6 +321,9 @@ class Cache:
             # A hit touches the sidecar, whose own time says nothing else; reading one, as `list` does, does not.
             last_used=statuses[0].st_mtime,
             sidecar=sidecar,
+            rows=sidecar.rows if sidecar else None,
+            source=sidecar.source if sidecar else "",
+            created=sidecar.created if sidecar else "",
         )
 
     @contextlib.contextmanager
@@ -348,7 +331,7 @@ class Cache:
         """Holds the key's lock; without `wait`, says whether it could be had."""
         from filelock import FileLock, Timeout
 
-        lock = FileLock(str(self._lock_file(key)))
+        lock = FileLock(str(self.folder / f".{key}.lock"))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -376,8 +359,9 @@ class Cache:
     def _sidecar(self, key: str) -> Path:
         return self.folder / f"{key}.json"
 
-    def _lock_file(self, key: str) -> Path:
-        return self.folder / f".{key}.lock"
+    def _files(self, key: str) -> list[Path]:
+        """Everything that belongs to a key: without its sidecar, which comes first, the rest counts for nothing."""
+        return [self._sidecar(key), self.path(key), *self._leftovers(key)]
 
     def _leftovers(self, key: str) -> list[Path]:
         return list(self.folder.glob(f".{key}.*tmp*"))

@@ -30,9 +30,6 @@ REMEMBERED_FROM = 1 << 20
 SETTLED_NS = 2_000_000_000
 """How long a file must have been left alone: within one tick of the clock two versions can carry one time."""
 
-FILE_FORMATS = ("json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder")
-"""Names that `load_dataset` takes for kinds of files rather than for a dataset, in every release."""
-
 FORMATS = frozenset(
     "arrow audiofolder conll csv eval fasta fastq genbank harbor hdf5 iceberg imagefolder json lance meshfolder mmcif "
     "niftifolder pandas parquet pdb pdffolder text tsfile videofolder vortex webdataset xml".split()
@@ -54,12 +51,14 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _Memory(msgspec.Struct, frozen=True):
+    """The hash of a file in the state that it was in."""
+
     path: str
     size: int
     mtime_ns: int
     ctime_ns: int
     inode: int
-    hash: str
+    hash: str = ""
 
 
 def content_hash(path: Path, memory: Path | None) -> str:
@@ -84,20 +83,16 @@ def local_sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path]:
 
     Where `data_files` names files, the folder is only where they lie and is not read as a whole.
     """
-    given = {**dict(zip(("path", "name", "data_dir", "data_files"), args, strict=False)), **kwargs}
+    given = _named(args, kwargs)
     path, data_dir, data_files = str(given.get("path") or ""), given.get("data_dir"), given.get("data_files")
     place = Path(path).expanduser()
-    # A name that is neither known nor here is a format of a newer release, or a hub name that gives nothing.
-    is_format = path in FORMATS or not path or ("/" not in path and not place.exists())
-    is_folder = not is_format and place.is_dir()
-    base = Path(data_dir or "").expanduser() if is_format else place / (data_dir or "") if is_folder else None
-
+    is_format, base = _is_format(path), _folder(path, data_dir)
     found: list[Path] = []
     if data_files is not None:
         found += [file for pattern in _patterns(data_files) for file in _matches(pattern, base)]
-    elif base is not None and (is_folder or data_dir):
+    elif base is not None and (data_dir or not is_format):
         found.append(base)
-    if is_folder:
+    if not is_format and place.is_dir():
         # A folder that is hashed as a whole covers all of these but the hidden one.
         found += [place / card for card in _CARDS if place not in found or card.startswith(".")]
     elif not is_format and place.is_file():
@@ -111,7 +106,7 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     if not isinstance(kind, str) or not kind:
         problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
         return [("loading_params.args", problem)]
-    if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
+    if kind in FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
         return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
     try:
         patterns = file_patterns(params.args, params.kwargs)
@@ -128,17 +123,34 @@ def names_hub(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def file_patterns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """The names and globs in `data_files`."""
-    given = {**dict(zip(("path", "name", "data_dir", "data_files"), args, strict=False)), **kwargs}
-    return list(_patterns(given["data_files"])) if given.get("data_files") is not None else []
+    data_files = _named(args, kwargs).get("data_files")
+    return [] if data_files is None else list(_patterns(data_files))
 
 
 def expand_pattern(pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path] | None:
     """The files here that one of the `file_patterns` means; None where it does not lie here."""
     if "://" in pattern or names_hub(args, kwargs):
         return None
-    path = str(args[0]) if args else ""
-    folder = Path(kwargs.get("data_dir") or "").expanduser()
-    return _matches(pattern, folder if path in FORMATS else Path(path).expanduser() / folder)
+    given = _named(args, kwargs)
+    return _matches(pattern, _folder(str(given.get("path") or ""), given.get("data_dir")))
+
+
+def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `load_dataset` by their names."""
+    return {**dict(zip(("path", "name", "data_dir", "data_files"), args, strict=False)), **kwargs}
+
+
+def _is_format(path: str) -> bool:
+    # A name that is neither known nor here is a format of a newer release, or a hub name that gives nothing.
+    return path in FORMATS or not path or ("/" not in path and not Path(path).expanduser().exists())
+
+
+def _folder(path: str, data_dir: str | None) -> Path | None:
+    """Where the files lie that `load_dataset` looks for; None where it is not here."""
+    if _is_format(path):
+        return Path(data_dir or "").expanduser()
+    place = Path(path).expanduser()
+    return place / (data_dir or "") if place.is_dir() else None
 
 
 def _names_in(folder: Path) -> Iterator[str]:
@@ -161,22 +173,19 @@ def _names_in(folder: Path) -> Iterator[str]:
 def _remembered_hash(path: Path, memory: Path | None) -> str:
     now = time.time_ns()
     with open(path, "rb") as file:
-        before = _state(file)
-        if memory is None or before.st_size < REMEMBERED_FROM:
+        state = _state(path, file)
+        if memory is None or state.size < REMEMBERED_FROM:
             return file_hash(file)
-        name = os.path.abspath(path)
-        note = memory / f"{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}.json"
-        known = _Memory(name, before.st_size, before.st_mtime_ns, before.st_ctime_ns, before.st_ino, "")
+        note = memory / f"{hashlib.blake2b(os.fsencode(state.path), digest_size=16).hexdigest()}.json"
         with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # absent, or damaged
             remembered = msgspec.json.decode(note.read_bytes(), type=_Memory)
-            if msgspec.structs.replace(remembered, hash="") == known:
+            if msgspec.structs.replace(remembered, hash="") == state:
                 return remembered.hash
         found = file_hash(file)
-        settled = now - max(before.st_mtime_ns, before.st_ctime_ns) >= SETTLED_NS
-        if settled and _unchanged(before, _state(file)):
+        if now - max(state.mtime_ns, state.ctime_ns) >= SETTLED_NS and _state(path, file) == state:
             with contextlib.suppress(OSError):
                 memory.mkdir(parents=True, exist_ok=True)
-                write_atomically(note, msgspec.json.encode(msgspec.structs.replace(known, hash=found)))
+                write_atomically(note, msgspec.json.encode(msgspec.structs.replace(state, hash=found)))
         return found
 
 
@@ -190,16 +199,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _state(file: BufferedReader) -> os.stat_result:
-    return os.fstat(file.fileno())
-
-
-def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:
-    return (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
-        after.st_size,
-        after.st_mtime_ns,
-        after.st_ctime_ns,
-    )
+def _state(path: Path, file: BufferedReader) -> _Memory:
+    status = os.fstat(file.fileno())
+    return _Memory(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def _patterns(data_files: Any) -> Iterator[str]:

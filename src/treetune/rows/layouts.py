@@ -37,7 +37,6 @@ from treetune.rows.round_trip import (
     COLUMNS,
     KEY,
     ROW,
-    RULE,
     SCORED,
     SHARED,
     build_task,
@@ -49,6 +48,7 @@ from treetune.rows.round_trip import (
     spec_of,
     truth_text,
 )
+from treetune.rows.rule import RULE
 from treetune.task import ForeignTask, Message, Task, digest, uid_of
 
 if TYPE_CHECKING:

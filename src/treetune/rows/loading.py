@@ -10,6 +10,7 @@ cache, as Arrow, and never removes any; `prune_copies` does.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -53,7 +54,7 @@ class Source:
     def columns(self) -> dict[str, pa.DataType]:
         features = self._dataset.features
         if features is None:  # a stream does not know its columns before its first rows
-            first = next(self._told(self._dataset.with_format("arrow").iter(batch_size=1)), None)
+            first = next(self._explained(self._dataset.with_format("arrow").iter(batch_size=1)), None)
             schema = [] if first is None else first.schema
         else:
             schema = features.arrow_schema
@@ -82,18 +83,18 @@ class Source:
 
     def first(self) -> dict[str, Any] | None:
         """The first row, or None where there is none."""
-        return next(self._told(iter(self._dataset)), None)
+        return next(self._explained(iter(self._dataset)), None)
 
     def batches(self) -> Iterator[SourceBatch]:
         """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
         ones (the library keeps columns of mixed types as JSON)."""
         if self._decodes:
-            return self._told(self._rows())
+            return self._explained(self._rows())
         files = self._whole_files()
         batches = _rechunked(_streamed(files)) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
-        return self._told(batches)
+        return self._explained(batches)
 
-    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _explained(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same, with what fails on the way said as `open_source` says it."""
         try:
             yield from batches
@@ -121,10 +122,8 @@ class Source:
     def _whole_files(self) -> list[str]:
         """The library's Arrow files, where the dataset is exactly their rows: reading them as a stream keeps the
         memory flat, where the library's memory map counts every page it touched."""
-        files = self._cache_files
-        if not self._fresh or not files:
-            return []
-        return files if sum(map(_count, files)) == self._dataset.num_rows else []
+        files = self._cache_files if self._fresh else []
+        return files if files and sum(map(_count, files)) == self._dataset.num_rows else []
 
 
 def wrap_dataset(dataset: Any, whose: str) -> Source:
@@ -258,12 +257,6 @@ def _problem(endpoint: str) -> str | None:
     return found[0] if found else f"{endpoint} does not answer"
 
 
-try:
-    import fcntl
-except ImportError:  # not on every system
-    fcntl = None  # type: ignore[assignment]
-
-
 class Copy(msgspec.Struct, frozen=True):
     path: Path
     size: int
@@ -295,8 +288,7 @@ class Hold:
             folder.mkdir(parents=True, exist_ok=True)
             os.utime(folder)
             self._file = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-            if fcntl is not None:
-                fcntl.flock(self._file, fcntl.LOCK_SH)
+            fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -318,8 +310,7 @@ def prune_copies(cache_dir: Path, *, older_than_days: float | None, all: bool) -
         if not (all or old):
             continue
         with contextlib.suppress(OSError), open(_lock_of(copy.path), "wb") as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError where it is held
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError where it is held
             shutil.rmtree(copy.path)
             _lock_of(copy.path).unlink(missing_ok=True)
             removed.append(copy)

@@ -16,6 +16,7 @@ import msgspec
 
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import decode_json, drop_nulls, to_json_text
+from treetune.rows.rule import RULE
 from treetune.task import ForeignTask, Message, Task, own_values
 
 KEY = "treetune"
@@ -30,9 +31,6 @@ metadata says."""
 
 ADDED = ("num_turns", "rollout_reward_scores")
 """Keys that verl's reward managers put into `extra_info`, whatever stands there."""
-
-RULE = "rule"
-"""The scorer that compares the answer with the ground truth."""
 
 SCORED = "scored"
 """The environment of rows that have none: one answer, which the row's scorer scores. No task names it."""

@@ -13,6 +13,9 @@ from typing import Any
 from treetune.score import UNCHECKED, VALID, Score, Verdict
 from treetune.taskset import ConfigT, Taskset, TaskT
 
+RULE = "rule"
+"""How a row says that it is scored so: its `scorer`."""
+
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?\$?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 
 

@@ -16,8 +16,7 @@ import msgspec
 
 from treetune.errors import TasksetError, UsageError
 from treetune.rows.kept_code import check_module, keep_files, locate_files, spec_of
-from treetune.rows.round_trip import RULE
-from treetune.rows.rule import RuleTaskset
+from treetune.rows.rule import RULE, RuleTaskset
 from treetune.task import Task, own_fields, own_values
 from treetune.taskset import ByEnvironment, Taskset
 

@@ -25,7 +25,8 @@ from treetune.rows.layouts import FormatDetector
 from treetune.rows.loading import open_source
 from treetune.rows.parquet_rows import PackedRows, ParquetRows, write_packed
 from treetune.rows.reading import batches_of, read_tasks
-from treetune.rows.round_trip import RULE, scorer_of
+from treetune.rows.round_trip import scorer_of
+from treetune.rows.rule import RULE
 from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
 from treetune.rows.sources import File, HubName, Kind, ReadError, find
 from treetune.task import ForeignTask, Task, digest

@@ -22,7 +22,8 @@ from treetune.errors import EmptyTasksetError, StorageError, TasksetError
 from treetune.rows.arrow_values import encode_json
 from treetune.rows.layouts import Format, format_named
 from treetune.rows.reading import RowTasks, read_rows
-from treetune.rows.round_trip import RULE, with_opening
+from treetune.rows.round_trip import with_opening
+from treetune.rows.rule import RULE
 from treetune.rows.sources import Kind, kind_of, refuse_unwritable
 from treetune.task import Message, Task
 from treetune.taskset import Taskset

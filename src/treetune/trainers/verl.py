@@ -16,7 +16,7 @@ from treetune.datasets.resolve import build_into_config, declared_tasks
 from treetune.datasets.scoring import problems, score_by_tasks
 from treetune.errors import MissingExtraError, TasksetError, UsageError
 from treetune.rows.layouts import task_to_score as _task
-from treetune.rows.round_trip import RULE
+from treetune.rows.rule import RULE
 from treetune.trainers.one_answer import play_row, scorer_in
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from treetune.environment import Contract, contract_of
 from treetune.errors import did_you_mean
 from treetune.plugins import environments
-from treetune.rows.round_trip import RULE
+from treetune.rows.rule import RULE
 from treetune.validate.rules import LESS_KNOWN_ROLES, ROLES
 from treetune.validate.truths import stored_fault
 
