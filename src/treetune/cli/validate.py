@@ -123,9 +123,7 @@ def _validate_taskset(
     from treetune.errors import UsageError
     from treetune.evaluation.config import ValidateConfig, own_keys
     from treetune.evaluation.run_folder import RunFolder, unused
-    from treetune.fingerprint import taskset_fingerprint
-    from treetune.target import build_taskset, describe, read_target
-    from treetune.validate.tasksets import (
+    from treetune.evaluation.validation import (
         CHECKS,
         RETRIED,
         Check,
@@ -133,6 +131,8 @@ def _validate_taskset(
         summarise_checks,
         validate_taskset,
     )
+    from treetune.fingerprint import taskset_fingerprint
+    from treetune.target import build_taskset, describe, read_target
 
     overrides = read_overrides(context, (*TASKS, "limits"))
     if resume and output is None:
