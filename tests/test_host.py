@@ -13,6 +13,7 @@ from treetune.builtin.math.arithmetic import Arithmetic
 from treetune.episode import Limits
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.host import LocalHost, always
+from treetune.host.episode_book import Terms
 from treetune.policies import load_policy
 from treetune.streams import KEPT, State
 
@@ -325,9 +326,7 @@ def test_a_curriculum_shifts_what_comes_next_and_its_state_goes_on():
     assert restored == expected
 
 
-def test_an_episode_is_not_idle_while_a_step_runs(monkeypatch):
-    from treetune import host as module
-
+def test_an_episode_is_not_idle_while_a_step_runs():
     class Patient(Environment):
         closed = False
 
@@ -343,13 +342,12 @@ def test_an_episode_is_not_idle_while_a_step_runs(monkeypatch):
             return Patient(task)
 
     async def play():
-        monkeypatch.setattr(module, "EPISODE_IDLE_SECONDS", 0.6)
-        monkeypatch.setattr(module, "EPISODE_ENDED_SECONDS", 0.1)
         host = await LocalHost.open(Patience(), always(None))
-        episode = (await host.start(await host.sample())).episode
-        seen = [(await host.step(episode, word)).observation.content for word in ("go", "stop")]
-        while host._episodes:  # noqa: ASYNC110
+        terms = Terms(idle_seconds=0.6)
+        episode = (await host.start(await host.sample(), terms=terms)).episode
+        seen = [(await host.step(episode, word, terms=terms)).observation.content for word in ("go", "on")]
+        while not Patient.closed:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        return seen
+        return seen, list(host.episodes.live)
 
-    assert run(play()) == ["open", "open"]
+    assert run(play()) == (["open", "open"], [])

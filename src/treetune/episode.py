@@ -1,14 +1,12 @@
 """An Episode is one live run of a task's environment, and the only code that touches an environment.
 
     episode = await Episode.start(taskset, task)
-    step = await episode.step("an answer", turn=0)
+    step = await episode.step("an answer")
     episode.result.reward                               # what all steps earned so far
     await episode.close()
 
 It makes, starts, steps, checks, limits, times and closes the environment. Whoever plays (a rollout, a trainer, a
 server) goes through it, so that every one of them sees the same reward for the same answers.
-
-Steps are idempotent by turn number: asking again for the turn that was answered last repeats its answer.
 """
 
 from __future__ import annotations
@@ -103,7 +101,6 @@ class Episode:
         asked for."""
         self._lock = asyncio.Lock()
         self._turn = 0
-        self._last: Step | None = None
         self.observation = Observation()
         """What it showed first."""
         self.result = Result()
@@ -114,8 +111,6 @@ class Episode:
         self.start_seconds = self.step_seconds = self.close_seconds = 0.0
         self.close_failure: str | None = None
         """What went wrong when the environment was closed. What the episode earned stands all the same."""
-        self.heard = time.monotonic()
-        """When it was last stepped."""
 
     @classmethod
     async def start(cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None) -> Self:
@@ -151,16 +146,12 @@ class Episode:
         # Where no author wrote it, there is nothing that could block.
         return Observation.of(await call(start) if _is_own(start) else start())
 
-    async def step(self, action: Any, turn: int | None = None) -> Step:
-        """The answer to an action. `turn` counts from 0; without it a step cannot safely be repeated."""
+    async def step(self, action: Any) -> Step:
+        """The answer to an action."""
         async with self._lock:
-            if turn is not None and turn == self._turn - 1 and self._last is not None:
-                return self._last
-            if turn is not None and turn != self._turn:
-                raise UsageError(f"this episode is at turn {self._turn}, not {turn}", remedy="send the next turn")
             if self._environment is None:
                 raise UsageError("this episode is over", remedy="start another")
-            self._last = step = await self._play(self._environment, Action.of(action))
+            step = await self._play(self._environment, Action.of(action))
             self._turn += 1
             if step.done:
                 self.finished = True
@@ -226,11 +217,6 @@ class Episode:
     @property
     def over(self) -> bool:
         return self._environment is None
-
-    @property
-    def busy(self) -> bool:
-        """A step is under way."""
-        return self._lock.locked()
 
 
 async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limits: Limits | None = None) -> Episode:

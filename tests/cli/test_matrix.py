@@ -17,8 +17,8 @@ from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.episodes import HttpConfig
 from treetune.serve.http.server import HttpServer
 from treetune.serve.models import ModelsConfig
+from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.server import EnvServer, ServerConfig
 from treetune.target import load_taskset
 
 VERBS = {"show", "validate", "eval", "build verl", "build skyrl", "build trl", "convert"}

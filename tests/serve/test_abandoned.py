@@ -50,7 +50,7 @@ def test_a_start_that_is_cancelled_leaves_no_episode(workers, after):
             start = asyncio.create_task(client._run("start", request, wire.StartResponse, "mine"))
             await asyncio.sleep(after)
             found = await client.cancel("mine")
-            await until(lambda: server._in_flight == 0 and not server._episodes)
+            await until(lambda: server.in_flight == 0 and not server.host.episodes.live)
             start.cancel()
             return found, (await client.health()).in_flight
 

@@ -13,9 +13,8 @@ from serving import Numbers, Talks, until
 from test_http_server import BOTH, playing, run
 
 from treetune import Observation, Step
+from treetune.host.episode_book import EndedEpisodes, EpisodeEnded, ending
 from treetune.serve.http import asgi
-from treetune.serve.http import ended_episodes as http_past
-from treetune.serve.http.ended_episodes import Past, gone
 
 
 class Odd(Talks):
@@ -370,35 +369,41 @@ def test_of_abandoned_episodes_nothing_is_left():
                 most = counted()
                 await until(lambda: not client.http.episodes.live and Odd.alive == 0)
                 await asyncio.sleep(0)
-                left.append((most > 0, counted(), len(client.server.host._episodes)))
+                left.append((most > 0, counted(), len(client.server.host.episodes.live)))
             return left
 
     assert run(play()) == [(True, 0, 0)] * 2
 
 
 def test_last_answers_of_finished_episodes_are_kept_within_bounds():
-    past = Past(most_answer_bytes=1000)
+    ended = EndedEpisodes(most_bytes=1000)
+
+    def kept(id, turn):
+        try:
+            return ended.reply(id, turn)
+        except EpisodeEnded:
+            return None
+
     for number in range(50):
-        past.keep_answer(f"e{number}", 3, b"x" * 100)
-    assert past.answer("e49", 3) == b"x" * 100
-    assert past.answer("e49", 2) is None
-    assert sum(past.answer(f"e{number}", 3) is not None for number in range(50)) == 10
-    past.keep_answer("large", 0, b"y" * 5000)
-    assert past.answer("large", 0) is not None
-    assert past.answer("e49", 3) is None
+        ended.keep_reply(f"e{number}", 3, b"x" * 100)
+    assert kept("e49", 3) == b"x" * 100
+    assert kept("e49", 2) is None
+    assert sum(kept(f"e{number}", 3) is not None for number in range(50)) == 10
+    ended.keep_reply("large", 0, b"y" * 5000)
+    assert kept("large", 0) is not None
+    assert kept("e49", 3) is None
 
 
-def test_the_latest_ended_episodes_are_told_apart_from_those_that_never_were(monkeypatch):
-    monkeypatch.setattr(http_past, "_MOST", 100)
-    past = Past()
+def test_the_latest_ended_episodes_are_told_apart_from_those_that_never_were():
+    ended = EndedEpisodes(most=100)
     for number in range(1000):
-        past.add(f"e-{number}", gone("expired" if number % 2 else "cancelled", "why"), name=f"n-{number}")
-        assert past.of(f"e-{number + 1}") is None
+        ended.add(f"e-{number}", ending("expired" if number % 2 else "cancelled", "why"), name=f"n-{number}")
+        assert ended.why(f"e-{number + 1}") is None
     for number in range(1000):
-        found = past.of(f"e-{number}")
+        found = ended.why(f"e-{number}")
         assert (found and found.kind) == (None if number < 900 else "expired" if number % 2 else "cancelled")
-        assert past.of_name(f"n-{number}") == found
-    assert past.of("\ud800") is None
+        assert ended.why_named(f"n-{number}") == found
+    assert ended.why("\ud800") is None
 
 
 def test_a_name_whose_episode_is_over_is_told_so():

@@ -244,6 +244,51 @@ def test_too_many_episodes_are_told_to_wait(workers):
     assert (full[0], full[1]["kind"], after, again) == (429, "busy", "1", 200)
 
 
+@BOTH
+def test_the_capacity_counts_the_episodes_of_both_doors_together(workers):
+    from treetune.serve.errors import Busy
+    from treetune.serve.zmq.client import EnvClient
+
+    async def ask():
+        options = {"address": "tcp://127.0.0.1:0", "capacity": 2, "workers": workers}
+        async with (
+            playing(Numbers(), **options) as client,
+            EnvClient(client.server.address, run_deadline=2) as puller,
+        ):
+            task = await puller.sample()
+            one, two = await client.begun(), await puller.start(task)
+            in_flight = (await puller.health()).in_flight, (await client.get("/api/health"))[1]["episodes"]
+            full = await client.post("start")
+            for refused in (puller.start(task), puller.run_rollout(task)):
+                with pytest.raises(Busy, match="2 rollouts are under way, of 2 at most"):
+                    await refused
+            await client.good("cancel", {"episode_id": one})
+            reward = (await puller.run_rollout(task)).reward
+            again = await client.begun()
+            crossed = await client.step(two.episode, "x"), await puller.cancel(again)
+            await puller.cancel(two.episode)
+            return in_flight, full, reward, crossed, (await puller.health()).in_flight
+
+    in_flight, full, reward, crossed, left = run(ask())
+    assert in_flight == (2, 1)
+    assert (full[0], full[1]["kind"]) == (429, "busy")
+    assert "--capacity" in full[1]["remedy"]
+    assert reward == 1.0
+    assert (crossed[0][0], crossed[1]) == (404, False), "each door knows its own episodes"
+    assert left == 1
+
+
+def test_without_a_capacity_there_is_room_for_as_many_episodes_as_the_door_allows():
+    async def ask():
+        async with playing(Numbers(), http={"max_episodes": 600}) as client:
+            begun = await client.good("start_batch", {"episodes": [{}] * 601})
+            return [answer.get("kind") for answer in begun["episodes"]]
+
+    kinds = run(ask())
+    assert kinds.count("busy") == 1
+    assert kinds.count(None) == 600
+
+
 def test_a_cancelled_episode_is_closed_and_gone():
     async def ask():
         async with playing(Recording()) as client:
@@ -273,7 +318,7 @@ def test_episodes_that_nobody_steps_expire(workers):
         async with playing(Talking(), workers=workers, http={"idle_seconds": 0.3}) as client:
             ids = [await client.begun() for _ in range(20)]
             await until(lambda: not client.http.episodes.live)
-            await until(lambda: client.server.crew.stats().get("loads", [0]) == [0])
+            await until(lambda: client.server.executor.stats().get("loads", [0]) == [0])
             return await client.step(ids[0], "x")
 
     status, answer = run(ask())
@@ -419,13 +464,13 @@ def test_a_killed_worker_is_told_of_at_once_and_replaced():
     async def ask():
         async with playing(Talking(), workers=2) as client:
             ids = [await client.begun() for _ in range(200)]
-            members = client.server.crew._members.values()
+            members = client.server.executor._members.values()
             victim = next(iter(members))
             lost = set(victim.episodes)
             under_way = asyncio.create_task(client.step(next(iter(lost)), "die"))
             told = await under_way
             after = await asyncio.gather(*(client.step(id, "hello", 0) for id in ids))
-            await until(lambda: sum(member.ready for member in client.server.crew._members.values()) == 2)
+            await until(lambda: sum(member.ready for member in client.server.executor._members.values()) == 2)
             return ids, lost, told, after, len(client.http.episodes.live), (await client.post("start"))[0]
 
     ids, lost, told, after, live, start = run(ask())

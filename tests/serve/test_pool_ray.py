@@ -18,9 +18,10 @@ import ray
 sys.path.insert(0, sys.argv[1])
 from serving import GOLD, Slow
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.pool.broker import EnvServerPool, PoolConfig
-from treetune.serve.pool.ray_engine import RayEngine
-from treetune.serve.zmq.server import ServerConfig
+from treetune.serve.pool.broker import EnvServerPool
+from treetune.serve.pool.workers import PoolConfig
+from treetune.serve.pool.engines import RayEngine
+from treetune.serve.server import ServerConfig
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
 nodes = [cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)]  # three workers: some on each
@@ -44,13 +45,13 @@ async def main():
         traces = await runs
         answered = time.monotonic() - began
         cluster.add_node(num_cpus=2)
-        while server.crew.stats()["workers"] < 3:
+        while server.executor.stats()["workers"] < 3:
             await asyncio.sleep(0.1)
         whole = time.monotonic() - began
         more = await client.run_rollout(tasks[0])
     await server.close()
     return {"ready": ready, "first": len(first), "traces": sorted(trace.task.idx for trace in traces),
-            "answered": answered, "whole": whole, "replaced": server.crew.replaced,
+            "answered": answered, "whole": whole, "replaced": server.executor.replaced,
             "more": more.reward}
 
 try:

@@ -33,8 +33,7 @@ from treetune.host import PROTOCOL
 from treetune.serve.access import Access
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, Refused, ServeError, Unreachable
 from treetune.serve.models import ModelsConfig
-from treetune.serve.zmq.blocking import BlockingEnvClient
-from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
 from treetune.serve.zmq.codec import pack, unpack, unpack_plain
 from treetune.serve.zmq.wire import WireTask
 from treetune.trace import Trace
@@ -269,7 +268,7 @@ def test_without_the_token_only_health_answers():
         async with serving(Numbers(), access=Access(token="s3cret")) as server:
             answers = {}
             with Raw(server.address) as raw:
-                methods = [name.decode() for name in server._handlers]
+                methods = [name.decode() for name in server.door.methods]
                 for number, method in enumerate(methods):
                     for token in (None, "wrong", "s3cre", "é"):
                         id = f"{number}{token}".encode()
@@ -457,9 +456,9 @@ def test_a_server_goes_on_where_it_was_killed(tmp_path):
         async with serving(taskset, state=folder) as server:
             with Raw(server.address) as raw:
                 before = [await raw.ask(f"a{number}".encode(), "sample") for number in range(7)]
-            server._store._db.close()  # as a kill would leave it
-            server._store._lock.release()
-            server._store = None
+            server.order.store._db.close()  # as a kill would leave it
+            server.order.store._lock.release()
+            server.order.store = None
         async with serving(taskset, state=folder) as server:
             with Raw(server.address) as raw:
                 again = await raw.ask(b"a5", "sample")  # its reply had got lost
@@ -514,14 +513,14 @@ def test_a_full_disk_loses_no_task(tmp_path):
         async with served(Numbers(), state=tmp_path) as client:
             pass
         async with serving(Numbers(), state=tmp_path) as server, EnvClient(server.address) as client:
-            commit, server._store.commit = server._store.commit, _fails
+            commit, server.order.store.commit = server.order.store.commit, _fails
             with pytest.raises(ServeError, match="disk is full"):
                 await client.sample()
             state = await client.state(stream="")
             earlier = msgspec.structs.replace(state, streams={"": msgspec.structs.replace(state.streams[""], index=9)})
             with pytest.raises(ServeError, match="disk is full"):
                 await client.restore(earlier)
-            server._store.commit = commit
+            server.order.store.commit = commit
             return (await client.sample()).idx
 
     def _fails(*arguments):

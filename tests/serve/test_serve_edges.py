@@ -17,7 +17,7 @@ from treetune.serve.errors import Misused, ServeError, Unreachable
 from treetune.serve.served import Served, ServedConfig
 from treetune.serve.store import KEPT_DRAWS, Store
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.reply_cache import Answers
+from treetune.serve.zmq.reply_cache import ReplyCache
 from treetune.streams import MOST_STREAMS, Draw, Streams, StreamState
 
 
@@ -199,18 +199,17 @@ def test_a_step_that_its_caller_gave_up_ends_its_episode(workers):
     run(play())
 
 
-def test_episodes_that_nobody_steps_are_forgotten_by_the_pool_too(monkeypatch):
-    from treetune.serve.zmq import server as module
-
+def test_episodes_that_nobody_steps_are_forgotten_by_the_pool_too():
     async def idle():
         async with serving(Talking(), workers=1) as server, EnvClient(server.address) as client:
             await client.start(await client.sample())
-            before = server.crew.stats()["loads"]
-            monkeypatch.setattr(module, "EPISODE_IDLE_SECONDS", -1.0)
-            await until(lambda: not server._episodes)
-            return before, server.crew.stats()["loads"], (await client.health()).in_flight
+            before = server.executor.stats()["loads"]
+            server.door._terms.idle_seconds = 0.1
+            await until(lambda: not server.host.episodes.live)
+            await until(lambda: server.executor.stats()["loads"] == [0])
+            return before, (await client.health()).in_flight
 
-    assert run(idle()) == ([1], [0], 0)
+    assert run(idle()) == ([1], 0)
 
 
 # What is kept
@@ -221,13 +220,13 @@ def test_only_ids_of_an_ids_length_are_acknowledged():
         async with serving(Numbers()) as server:
             with Raw(server.address) as raw:
                 await raw.ask(b"1", "info", ack=[b"x" * 1_000_000, b"y" * 64])
-            return list(server.answers._settled)
+            return list(server.door.replies._settled)
 
     assert run(acknowledge()) == [b"y" * 64]
 
 
 def test_old_answers_are_forgotten_also_where_no_new_ones_come():
-    answers = Answers(seconds=0.0)
+    answers = ReplyCache(seconds=0.0)
     answers.keep(b"1", b"data")
     time.sleep(0.001)
     answers.shrink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -20,12 +21,13 @@ from treetune.policies.endpoint import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
 from treetune.serve.errors import Denied, Refused
 from treetune.serve.models import Models, ModelsConfig
-from treetune.serve.pool.broker import EnvServerPool, PoolConfig, Workers
-from treetune.serve.task_signer import Seals
+from treetune.serve.pool.broker import EnvServerPool
+from treetune.serve.pool.workers import PoolConfig, Workers
+from treetune.serve.server import EnvServer, ServerConfig
+from treetune.serve.task_signer import TaskSigner
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.codec import pack, unpack_plain
-from treetune.serve.zmq.reply_cache import Answers
-from treetune.serve.zmq.server import EnvServer, ServerConfig
+from treetune.serve.zmq.reply_cache import ReplyCache
 from treetune.streams import Draw
 
 Start = Callable[..., Awaitable[EnvServer]]
@@ -71,9 +73,10 @@ async def check_infinite_pool(start: Start, folder) -> None:
 class OwnCursors(EnvServerPool):
     """Each worker draws from a stream of its own."""
 
-    def _draw(self, id, request):
-        self.turn = getattr(self, "turn", 0) + 1
-        return Draw("", self.streams.advance(f"worker {self.turn % 2}").index)
+    async def _start(self):
+        await super()._start()
+        turns = itertools.count()
+        self.order.draw = lambda *_: Draw("", self.streams.advance(f"worker {next(turns) % 2}").index)
 
 
 # 2. Epoch 0 differed from the order in process.
@@ -124,10 +127,10 @@ async def check_tampering(start: Start, folder) -> None:
 class Trusting(EnvServer):
     async def _start(self):
         await super()._start()
-        self.work._seals = Lenient(b"k" * 32)
+        self.executor._signer = Lenient(b"k" * 32)
 
 
-class Lenient(Seals):
+class Lenient(TaskSigner):
     def check(self, data):
         return None
 
@@ -154,8 +157,9 @@ async def check_malformed(start: Start, folder) -> None:
 
 
 class Fragile(EnvServerPool):
-    def _malformed(self, frames):
-        asyncio.get_running_loop().create_task(self.close())
+    async def _start(self):
+        await super()._start()
+        self.door.refuse_malformed = lambda frames: asyncio.get_running_loop().create_task(self.close())
 
 
 # 5. A killed worker left callers waiting for ever, and was never replaced.
@@ -168,23 +172,21 @@ async def check_killed_worker(start: Start, folder) -> None:
             tasks = [await client.sample() for _ in range(30)]
             runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
             await asyncio.sleep(0.05)
-            members = server.crew._members
+            members = server.executor._members
             os.kill(next(iter(members.values())).handle._process.pid, signal.SIGKILL)
             await soon(runs, "every rollout is answered")
-            await soon(until(lambda: server.crew.stats()["workers"] == 2), "the pool is whole again")
+            await soon(until(lambda: server.executor.stats()["workers"] == 2), "the pool is whole again")
     finally:
         await server.close()
 
 
 class Forgetful(Workers):
-    def _gone(self, member, how):
+    def _remove(self, member, how):
         self._members.pop(member.identity, None)
 
 
 class ForgetfulPool(EnvServerPool):
-    def _make_crew(self, key):
-        crew = super()._make_crew(key)
-        return Forgetful(crew._spec, crew._config, crew._engine, crew._on_episode_lost)
+    WORKERS = Forgetful
 
 
 # 6. "Healthy" came long before the first answer.
@@ -195,7 +197,7 @@ async def check_readiness(start: Start, folder) -> None:
     try:
         async with EnvClient(server.address) as client:
             await client.health()
-            assert server.crew.stats()["workers"] == 2, "healthy, but nobody is there to work"
+            assert server.executor.stats()["workers"] == 2, "healthy, but nobody is there to work"
     finally:
         await server.close()
 
@@ -208,9 +210,7 @@ class Hasty(Workers):
 
 
 class HastyPool(EnvServerPool):
-    def _make_crew(self, key):
-        crew = super()._make_crew(key)
-        return Hasty(crew._spec, crew._config, crew._engine, crew._on_episode_lost)
+    WORKERS = Hasty
 
 
 # 7. A lost reply lost the task.
@@ -235,8 +235,8 @@ async def check_lost_reply(start: Start, folder) -> None:
 class NoMemory(EnvServer):
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.answers = Answers(most=0)
-        self.answers.keep = lambda id, data: None
+        self.door.replies = ReplyCache(most=0)
+        self.door.replies.keep = lambda id, data: None
 
 
 # 8. The cursor was lost on a restart.
@@ -255,10 +255,9 @@ async def check_restart(start: Start, folder) -> None:
 
 
 class Amnesiac(EnvServer):
-    def _open_store(self):
-        key = super()._open_store()
-        self._store.commit = lambda *arguments: None
-        return key
+    async def _start(self):
+        await super()._start()
+        self.order.store.commit = lambda *arguments: None
 
 
 # 9. Cancelled rollouts ran on.
@@ -278,10 +277,11 @@ async def check_cancelled(start: Start, folder) -> None:
 
 
 class Deaf(EnvServerPool):
-    def _make_crew(self, key):
-        crew = super()._make_crew(key)
-        crew.stop = lambda id: True
-        return crew
+    async def _start(self):
+        await super()._start()
+        for member in self.executor._members.values():
+            put = member.messages.put
+            member.messages.put = lambda *said, put=put: put(*said) if said[0] != b"stop" else None
 
 
 # 10. A client could make the server send one of its environment variables to any URL.
@@ -349,9 +349,7 @@ class Offset(Workers):
 
 
 class OffsetPool(EnvServerPool):
-    def _make_crew(self, key):
-        crew = super()._make_crew(key)
-        return Offset(crew._spec, crew._config, crew._engine, crew._on_episode_lost)
+    WORKERS = Offset
 
 
 FAULTS = {

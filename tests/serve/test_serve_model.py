@@ -19,10 +19,11 @@ from serving import GOLD, Colours, Numbers, Stream, shuffled
 
 from treetune import Mixture, Task
 from treetune.host import PROTOCOL
-from treetune.serve.pool.broker import EnvServerPool, PoolConfig
+from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.worker import Worker
+from treetune.serve.pool.workers import PoolConfig
+from treetune.serve.server import ServerConfig
 from treetune.serve.zmq.codec import pack, unpack_plain
-from treetune.serve.zmq.server import ServerConfig
 from treetune.serve.zmq.wire import unpack_task
 
 STEPS = 10_000
@@ -68,7 +69,7 @@ class Handle:
         self.task.cancel()
 
     def _ended(self, task):
-        for one in list(self.worker._tasks):
+        for one in list(self.worker._tasks.values()):
             one.cancel()
         if hasattr(self.worker, "_socket") and not self.worker._socket._socket.closed:
             self.worker._socket.close(0)
@@ -101,12 +102,12 @@ class World:
             self.engine,
         )
         await self.server.start()
-        self.server._send = lambda reply: self.to_client.append((reply[1], reply[2]))
+        self.server.door.send = lambda reply: self.to_client.append((reply[1], reply[2]))
 
     async def kill(self):
         self.counts["kills"] += 1
-        self.server._send = lambda reply: None
-        self.server._store.commit = lambda *arguments: None
+        self.server.door.send = lambda reply: None
+        self.server.order.store.commit = lambda *arguments: None
         await self.server.close()
         self.to_server = [message for message in self.to_server if self.random.random() < 0.5]
         await self.start()
@@ -115,11 +116,11 @@ class World:
         """The server takes a batch, and may die before its commit or before its replies are out."""
         server = self.server
         if dies == "before the commit":
-            server._store.commit = _die
+            server.order.store.commit = _die
         elif dies == "before the replies":
-            server._send = _die
+            server.door.send = _die
         with contextlib.suppress(Killed):
-            server._on_batch([[b"client", *message] for message in batch])
+            server.door.take_batch([[b"client", *message] for message in batch])
         if dies:
             await self.kill()
 
@@ -301,14 +302,14 @@ class Careless(World):
     async def start(self):
         await super().start()
         if self.fault == "keeps no cursor":
-            self.server._store.commit = lambda *arguments: None
+            self.server.order.store.commit = lambda *arguments: None
         elif self.fault == "keeps no draws":
-            commit = self.server._store.commit
-            self.server._store.commit = lambda streams, draws=(): commit(streams)
+            commit = self.server.order.store.commit
+            self.server.order.store.commit = lambda streams, draws=(): commit(streams)
         elif self.fault == "keeps no answers":
-            self.server.answers.keep = lambda id, data: None
+            self.server.door.replies.keep = lambda id, data: None
         elif self.fault == "takes late repetitions for new":
-            self.server.answers.is_settled = lambda id: False
+            self.server.door.replies.is_settled = lambda id: False
 
 
 FAULTS = ["keeps no cursor", "keeps no draws", "keeps no answers", "takes late repetitions for new"]

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator
 
 from treetune import Environment, Score, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.serve.models import ModelsConfig
-from treetune.serve.pool.broker import EnvServerPool, PoolConfig
+from treetune.serve.pool.broker import EnvServerPool
+from treetune.serve.pool.workers import PoolConfig
+from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.server import EnvServer, ServerConfig
 
 GOLD = ModelsConfig(model="scripted:gold")
 

@@ -85,8 +85,9 @@ async def host_for(
         return
     assert workers is not None
     from treetune.serve.models import ModelsConfig
-    from treetune.serve.pool.broker import EnvServerPool, PoolConfig
-    from treetune.serve.zmq.server import ServerConfig
+    from treetune.serve.pool.broker import EnvServerPool
+    from treetune.serve.pool.workers import PoolConfig
+    from treetune.serve.server import ServerConfig
     from treetune.serve.zmq.sockets import socket_folder
 
     config, taskset = evaluation.config, evaluation.taskset

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from treetune.host import Info
     from treetune.serve.register import Register, RegisteredServer, ServerHealth
-    from treetune.serve.zmq.server import EnvServer
+    from treetune.serve.server import EnvServer
 
 _COLOURS = {"ok": "green", "stopping": "yellow", "elsewhere": "yellow", "no answer": "red", "gone": "dim"}
 

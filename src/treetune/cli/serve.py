@@ -12,7 +12,7 @@ from treetune.cli.target import TASKS_TARGET, TRUST
 if TYPE_CHECKING:
     from treetune.cli.register import Registration
     from treetune.serve.http.server import HttpServer
-    from treetune.serve.zmq.server import EnvServer
+    from treetune.serve.server import EnvServer
 
 _REPORT_SECONDS = 10.0
 
@@ -47,7 +47,13 @@ def serve_command(
     ] = 0,
     max_workers: Annotated[int | None, typer.Option(help="Up to how many when there is much to do.")] = None,
     engine: Annotated[str, typer.Option(help="Where workers run: processes, or ray.")] = "processes",
-    capacity: Annotated[int, typer.Option(help="Rollouts under way at once; beyond it the answer is `busy`.")] = 512,
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            help="Rollouts and episodes under way at once; beyond it the answer is `busy`. Absent: 512, or "
+            "--max-episodes where that is more."
+        ),
+    ] = None,
     state: Annotated[
         Path | None, typer.Option(help="A folder that keeps cursors and the key: the server goes on after a crash.")
     ] = None,
@@ -100,7 +106,7 @@ def serve_command(
     from treetune.policies.endpoint import EndpointConfig
     from treetune.serve.access import Access
     from treetune.serve.models import ModelsConfig
-    from treetune.serve.zmq.server import EnvServer, ServerConfig
+    from treetune.serve.server import EnvServer, ServerConfig
     from treetune.target import build_taskset, read_target, refuse_server
 
     refuse_server(target, "serve")
@@ -174,8 +180,9 @@ def _with(config: Any, **changes: Any) -> Any:
 def _pool(taskset: Any, config: Any, models: Any, workers: int, max_workers: int | None, engine: str) -> EnvServer:
     from treetune.config import convert
     from treetune.errors import UsageError
-    from treetune.serve.pool.broker import EnvServerPool, PoolConfig
+    from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.engines import load_engine
+    from treetune.serve.pool.workers import PoolConfig
 
     if max_workers is not None and max_workers < workers:
         raise UsageError(f"--max-workers {max_workers} is less than --workers {workers}")

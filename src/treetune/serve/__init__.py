@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treetune.serve.models import ModelsConfig
-    from treetune.serve.pool.broker import EnvServerPool, PoolConfig
-    from treetune.serve.zmq.blocking import BlockingEnvClient
-    from treetune.serve.zmq.client import EnvClient
-    from treetune.serve.zmq.server import EnvServer, ServerConfig
+    from treetune.serve.pool.broker import EnvServerPool
+    from treetune.serve.pool.workers import PoolConfig
+    from treetune.serve.server import EnvServer, ServerConfig
+    from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
 
 __all__ = [
     "BlockingEnvClient",
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BlockingEnvClient": "zmq.blocking",
+    "BlockingEnvClient": "zmq.client",
     "EnvClient": "zmq.client",
-    "EnvServer": "zmq.server",
+    "EnvServer": "server",
     "EnvServerPool": "pool.broker",
     "ModelsConfig": "models",
-    "PoolConfig": "pool.broker",
-    "ServerConfig": "zmq.server",
+    "PoolConfig": "pool.workers",
+    "ServerConfig": "server",
 }
 
 

@@ -1,47 +1,38 @@
-"""A Crew does the jobs of a server: in this process, or (`pool.py`) in many workers.
+"""An Executor runs rollouts and groups for a server: in this process, or (`pool/workers.py`) in many workers.
 
-A job is one request. Its crew calls `done` exactly once, whatever happens.
+data = await executor.run("run_rollout", payload)      # a request as it came; the response as it will be sent
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
-from treetune.serve.work import Done, Work
+from treetune.host import LocalHost
+from treetune.serve.models import checked_sampling
+from treetune.serve.task_signer import TaskSigner
+from treetune.serve.zmq.codec import pack, unpack
+from treetune.serve.zmq.wire import RunGroupRequest, RunGroupResponse, RunRolloutRequest, RunRolloutResponse
+from treetune.trace import Trace
 
 
-class Job(msgspec.Struct):
-    id: bytes
-    method: str
-    payload: bytes
-    done: Callable[[Done], None]
-    size: int = 1
-    """How many rollouts it counts as."""
-    episode: str | None = None
-    """Where that episode lives, the job must go."""
-    attempts: int = 0
-    stopped: bool = False
-    show: Callable[[str], object] | None = None
-    """Is given what the environment shows while a step is under way."""
+class Scored(msgspec.Struct, array_like=True):
+    """What the figures of a server keep of a trace."""
+
+    source: str
+    outcome: str
+    reward: float | None
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     async def start(self) -> None:
         """Returns when it is ready to work."""
         ...
 
-    def submit(self, job: Job) -> None: ...
-
-    def stop(self, id: bytes) -> bool:
-        """Stops the job with this id; it is done with an error. Whether there was one."""
-        ...
-
-    def forget(self, episode: str) -> None:
-        """An episode that nobody steps any more is not counted as work."""
+    async def run(self, method: str, payload: bytes, size: int = 1) -> bytes:
+        """`size` is how many rollouts it counts as."""
         ...
 
     def stats(self) -> dict[str, Any]: ...
@@ -49,34 +40,58 @@ class Crew(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalCrew:
-    """Does every job in this process."""
+class LocalExecutor:
+    """Runs everything on the host of this process."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(
+        self, host: LocalHost, signer: TaskSigner, capacity: int, on_scored: Callable[[list[Scored]], None]
+    ) -> None:
+        self._host, self._signer, self._capacity = host, signer, capacity
+        self._on_scored = on_scored
 
     async def start(self) -> None:
         return None
 
-    def submit(self, job: Job) -> None:
-        task = asyncio.get_running_loop().create_task(self._do(job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def run(self, method: str, payload: bytes, size: int = 1) -> bytes:
+        return await (self._run_group(payload) if method == "run_group" else self._run_rollout(payload))
 
-    def stop(self, id: bytes) -> bool:
-        return self._work.stop(id)
+    async def _run_rollout(self, payload: bytes) -> bytes:
+        request = unpack(payload, RunRolloutRequest)
+        trace = await self._host.run_rollout(
+            self._signer.read_task(request.task, self._host.taskset),
+            model=request.model,
+            endpoint=request.endpoint,
+            sampling=checked_sampling(request.sampling),
+            limits=request.limits,
+            occurrence=request.occurrence,
+            rollout=request.rollout,
+        )
+        self._report([trace])
+        return pack(RunRolloutResponse(trace=cast(msgspec.Raw, trace)))
 
-    def forget(self, episode: str) -> None:
-        return None
+    async def _run_group(self, payload: bytes) -> bytes:
+        request = unpack(payload, RunGroupRequest)
+        traces = await self._host.run_group(
+            self._signer.read_task(request.task, self._host.taskset),
+            request.n,
+            model=request.model,
+            endpoint=request.endpoint,
+            sampling=checked_sampling(request.sampling),
+            limits=request.limits,
+            occurrence=request.occurrence,
+            rollouts=request.rollouts,
+        )
+        self._report(traces)
+        warnings = []
+        if request.n > self._capacity:
+            warnings.append(f"a group of {request.n} is larger than the server's capacity of {self._capacity}")
+        return pack(RunGroupResponse(traces=cast(list[msgspec.Raw], traces), warnings=warnings))
+
+    def _report(self, traces: list[Trace]) -> None:
+        self._on_scored([Scored(trace.task.data_source, trace.outcome.value, trace.reward) for trace in traces])
 
     def stats(self) -> dict[str, Any]:
         return {"workers": 0, "queue": 0}
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _do(self, job: Job) -> None:
-        job.done(await self._work.do(job.method, job.id, job.payload))
+        return None

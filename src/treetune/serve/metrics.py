@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from treetune.serve.access import Access, parse_http_address
-from treetune.serve.work import Scored
+from treetune.serve.executor import Scored
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

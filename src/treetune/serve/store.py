@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
-from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.errors import ResumeError, StorageError, TreetuneError, UsageError
 from treetune.serve.task_signer import new_key
 from treetune.serve.zmq.codec import pack, unpack_plain
-from treetune.streams import Draw, Identity, StreamState
+from treetune.streams import Draw, Identity, Streams, StreamState
 
 KEPT_DRAWS = 20_000
 """How many of the latest answers can be given again after a crash."""
@@ -94,11 +94,7 @@ class Store:
         """All of it or nothing, and on disk when this returns."""
         rows = [(request, draw.stream, draw.index, draw.position) for request, draw in draws]
         states = [
-            (
-                stream,
-                state.index,
-                None if state.curriculum is None else pack(state.curriculum),
-            )
+            (stream, state.index, None if state.curriculum is None else pack(state.curriculum))
             for stream, state in streams.items()
         ]
         db = self._db
@@ -133,3 +129,51 @@ class Store:
 
     def _set(self, name: str, value: bytes) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+class StoredStreams:
+    """The streams of a server, with their place on disk: nobody is told of a draw before it is kept.
+
+    draw = order.draw(request_id, stream="")
+    order.commit()                      # once for a batch of requests; where it fails, no cursor has moved
+    """
+
+    def __init__(self, streams: Streams, store: Store | None = None) -> None:
+        self.streams, self.store = streams, store
+        self._recovered = store.draws() if store is not None else {}
+        self._drawn: list[tuple[bytes, Draw]] = []
+        self._before: dict[str, StreamState] = {}
+        self.unsaved: set[bytes] = set()
+        """Requests that changed a stream since the last commit."""
+
+    def draw(self, id: bytes = b"", index: int | None = None, stream: str = "") -> Draw:
+        """The next of a stream; with an index that one, and no cursor moves."""
+        if index is not None:
+            self.streams.check_index(index)
+            return Draw("", index)
+        if self._recovered and (before := self._recovered.pop(id, None)) is not None:
+            return before  # drawn by a server that died before its reply arrived
+        self.change(id, stream)
+        draw = self.streams.advance(stream)
+        if id and self.store is not None:
+            self._drawn.append((id, draw))
+        return draw
+
+    def change(self, id: bytes, stream: str) -> None:
+        """Remembers how a stream was before this request."""
+        self.streams.open(stream)
+        if self.store is not None:
+            self.unsaved.add(id)
+            if stream not in self._before:
+                self._before[stream] = self.streams.stream_state(stream)
+
+    def commit(self) -> None:
+        if self.store is None or not self._before:
+            return
+        drawn, before = self._drawn, self._before
+        self._drawn, self._before, self.unsaved = [], {}, set()
+        try:
+            self.store.commit({name: self.streams.stream_state(name) for name in before}, drawn)
+        except TreetuneError:  # a full disk, a curriculum whose state cannot be kept
+            self.streams.place(before)
+            raise

@@ -1,7 +1,7 @@
-"""Seals: a keyed hash by which a server knows its own tasks when they come back.
+"""TaskSigner: seals tasks with a keyed hash, by which a server knows its own when they come back.
 
-    seals = Seals(key, scope=fingerprint)
-    seals.check(data)          # raises Refused where a task was changed, or made up
+    seal = signer.sign(task)
+    task = signer.read_task(data, taskset)      # raises Refused where a task was changed, or made up
 
 The hash is over the task's content with sorted keys, so a client in any language may decode and encode it again. It is
 checked before anything of a task is interpreted: no class is looked up, no file opened, for a task that is not ours.
@@ -12,13 +12,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from typing import Any
 
 import msgspec
 
 from treetune.serve.errors import Refused
-from treetune.serve.zmq.codec import pack_sorted
+from treetune.serve.zmq.codec import pack_sorted, unpack
 from treetune.serve.zmq.wire import fields_and_seal
 from treetune.task import Task
+from treetune.taskset import Taskset
 
 SEAL_BYTES = 16
 
@@ -27,12 +29,12 @@ def new_key() -> bytes:
     return secrets.token_bytes(32)
 
 
-class Seals:
+class TaskSigner:
     def __init__(self, key: bytes, scope: str = "") -> None:
         # The scope is the tasks' fingerprint: a seal is worth nothing on another taskset.
         self._key = hashlib.blake2b(scope.encode(), key=key[:64], digest_size=32).digest()
 
-    def of(self, task: Task) -> bytes:
+    def sign(self, task: Task) -> bytes:
         return self._hash(pack_sorted(task))
 
     def check(self, data: bytes | msgspec.Raw) -> None:
@@ -44,5 +46,14 @@ class Seals:
                 remedy="sample again; to keep tasks valid over a restart, serve with --state DIR or --key-file FILE",
             )
 
+    def read_task(self, data: bytes | msgspec.Raw, taskset: Taskset[Any, Any]) -> Task:
+        """The task in a request, as its concrete type."""
+        self.check(data)
+        return concrete_task(data, taskset)
+
     def _hash(self, content: bytes) -> bytes:
         return hashlib.blake2b(content, key=self._key, digest_size=SEAL_BYTES).digest()
+
+
+def concrete_task(data: bytes | msgspec.Raw, taskset: Taskset[Any, Any]) -> Task:
+    return unpack(data, taskset.type_of(unpack(data, Task)))

@@ -26,7 +26,7 @@ from treetune.serve.http.episodes import Episodes
 from treetune.serve.http.openapi import openapi
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, step_events
 from treetune.serve.http.wire import HttpError, encode, http_error, read_body
-from treetune.serve.zmq.server import EnvServer
+from treetune.serve.server import EnvServer
 
 log = logging.getLogger("treetune.serve")
 
@@ -118,8 +118,8 @@ class EpisodeApp(JsonApp):
     async def _health(self, request: Request) -> bytes:
         if self._episodes.stopping:
             raise HttpError(503, "stopping", "the server is stopping", retry_after=1)
-        workers = self._server.crew.stats().get("workers", 0)
-        return encode(wire.HealthAnswer(episodes=len(self._episodes.live), workers=workers))
+        workers = self._server.executor.stats().get("workers", 0)
+        return encode(wire.HealthAnswer(episodes=self._episodes.count, workers=workers))
 
     async def _openapi(self, request: Request) -> bytes:
         return openapi(needs_token=self._server.config.access.token is not None)

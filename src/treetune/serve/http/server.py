@@ -14,7 +14,7 @@ from treetune.serve.access import parse_http_address
 from treetune.serve.http.app import EpisodeApp
 from treetune.serve.http.asgi import Listener
 from treetune.serve.http.episodes import Episodes, HttpConfig
-from treetune.serve.zmq.server import EnvServer
+from treetune.serve.server import EnvServer
 
 
 class HttpServer:
@@ -25,6 +25,8 @@ class HttpServer:
         self.url = ""
         # A wrong address is refused before anything is loaded.
         self._host, self._port = parse_http_address(self.config.address, server.config.access)
+        if server.config.capacity is None:
+            server.capacity = max(server.capacity, self.config.max_episodes)
 
     async def start(self) -> None:
         """Listens. The server behind it has been started."""
@@ -33,9 +35,8 @@ class HttpServer:
         listener = Listener(app, self._host, self._port, websocket_bytes=self.config.max_bytes)
         await listener.start()
         self.url, self._listener = listener.url, listener
-        self.episodes.open()
         gauges = self._server.metrics.gauges
-        self._server.metrics.gauges = lambda: {**gauges(), "http_episodes": len(self.episodes.live)}
+        self._server.metrics.gauges = lambda: {**gauges(), "http_episodes": self.episodes.count}
 
     async def stop(self) -> None:
         """Starts no more episodes, lets those that live end, and closes. Before the server behind it stops."""

@@ -1,23 +1,23 @@
-"""What a pool's workers run on: processes of this machine, or (`ray_engine.py`) actors of a Ray cluster.
+"""What a pool's workers run on: processes of this machine, or actors of a Ray cluster.
 
     handle = engine.start(spec, on_exit)
     handle.kill()
 
-An engine only starts and kills. Jobs and beats go over ZMQ, so the pool itself notices a worker that is gone or stuck.
+An engine only starts and kills. Calls and beats go over ZMQ, so the pool itself notices a worker that is gone or stuck.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import pickle
 import shutil
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
-from treetune.errors import UsageError
-from treetune.serve.pool.worker import WorkerSpec, run_worker
+from treetune.errors import MissingExtraError, TreetuneError, UsageError
+from treetune.serve.pool.worker import Worker, WorkerSpec, run_worker
 from treetune.serve.zmq.sockets import socket_folder
 
 OnExit = Callable[[str], None]
@@ -92,8 +92,62 @@ class _ProcessHandle:
         self._on_exit(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
 
 
-def this_process() -> int:
-    return os.getpid()
+class RayEngine:
+    """Workers as actors of the Ray cluster that this process is connected to, or the one that RAY_ADDRESS names. The
+    pool's own heartbeat tells that a worker's node is gone, long before Ray lists it as dead."""
+
+    encrypted = True
+
+    def __init__(self, silent_seconds: float = 8.0, num_cpus: float = 1.0) -> None:
+        """`num_cpus` is what Ray sets aside for each worker."""
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtraError.of("Ray", "ray") from None
+        self.silent_seconds = silent_seconds
+        self._ray: Any = ray
+        if not ray.is_initialized():
+            try:
+                ray.init(address="auto", log_to_driver=True, logging_level="ERROR")
+            except ConnectionError as error:
+                raise TreetuneError(
+                    f"no Ray cluster: {error}",
+                    remedy="start one with `ray start --head`, or set RAY_ADDRESS",
+                ) from error
+        self._actor = ray.remote(num_cpus=num_cpus, max_restarts=0)(_Actor)
+
+    def address(self) -> str:
+        return f"tcp://{self._ray.util.get_node_ip_address()}:0"
+
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle:
+        loop = asyncio.get_running_loop()
+        actor = self._actor.remote()
+        ended: Future[Any] = actor.run.remote(pickle.dumps(spec)).future()
+
+        def report(future: Future[Any]) -> None:
+            error = future.exception()
+            how = f"{type(error).__name__}: {error}".splitlines()[0] if error is not None else "ended"
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(on_exit, how)
+
+        ended.add_done_callback(report)
+        return _RayHandle(self._ray, actor)
+
+    def close(self) -> None:
+        return None
+
+
+class _RayHandle:
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+
+    def kill(self) -> None:
+        self._ray.kill(self._actor, no_restart=True)
+
+
+class _Actor:
+    def run(self, pickled: bytes) -> None:
+        asyncio.run(Worker(pickle.loads(pickled)).run())
 
 
 def load_engine(name: str) -> Engine:
@@ -101,7 +155,5 @@ def load_engine(name: str) -> Engine:
     if name == "processes":
         return ProcessEngine()
     if name == "ray":
-        from treetune.serve.pool.ray_engine import RayEngine
-
         return RayEngine()
     raise UsageError(f"unknown engine {name!r}", remedy="use processes or ray")

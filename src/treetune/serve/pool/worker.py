@@ -1,8 +1,8 @@
-"""A worker of a pool: a process, or a Ray actor, that does jobs for a broker.
+"""A worker of a pool: a process, or a Ray actor, that runs rollouts and environments for a broker.
 
-It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. What it says
-(see `mail.py`): `ready`, `beat`, `part ID TEXT`, `done ID DONE`; what it is told: `do ID METHOD PAYLOAD`, `stop ID`,
-`alive`, `end`.
+It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. It says
+`ready`, `beat`, `part ID TEXT`, `scored TRACES`, `done ID DATA` and `failed ID RESPONSE`; the broker says
+`do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ import logging
 import os
 import signal
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
 import msgspec
 import uvloop
 import zmq
 
-from treetune.environment import shown_to
-from treetune.episode import Limits
+from treetune.environment import Action, shown_to
+from treetune.episode import DeadlinePassed, Episode, Limits
+from treetune.errors import TreetuneError
 from treetune.host import LocalHost
+from treetune.host.episode_book import EpisodeEnded, MemoryTrimmer
 from treetune.serve.access import connect
+from treetune.serve.errors import Cancelled
+from treetune.serve.executor import LocalExecutor, Scored
 from treetune.serve.models import Models, ModelsConfig
-from treetune.serve.pool.message_batch import Mail, opened
-from treetune.serve.task_signer import Seals
-from treetune.serve.work import Work
+from treetune.serve.task_signer import TaskSigner, concrete_task
+from treetune.serve.zmq.codec import pack, unpack
 from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
-from treetune.streams import Streams
+from treetune.serve.zmq.wire import failure, pack_step
+from treetune.streams import Draw, Streams
 from treetune.taskset import Taskset
 
 BEAT_SECONDS = 1.0
@@ -37,6 +42,42 @@ ORPHANED_SECONDS = 60.0
 """A worker that has not heard of its broker for so long ends."""
 
 log = logging.getLogger("treetune.serve")
+
+
+class MessageBatch:
+    """Messages between a broker and a worker: those of one round of the event loop go as one message of ZMQ, which
+    costs more than what is in it."""
+
+    def __init__(self, socket: LoopSocket, *to: bytes) -> None:
+        self._socket, self._to = socket, to
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[bytes, ...]] = []
+
+    def put(self, *message: bytes) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self.send)
+        self._waiting.append(message)
+
+    def send(self) -> None:
+        """Now, where there is anything."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._socket.send([*self._to, _encode_batch(waiting)])
+
+
+_encode_batch = msgspec.msgpack.Encoder().encode
+read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(min_length=1)]]).decode
+"""Raises `msgspec.MsgspecError` where the other side speaks another language, as a Treetune of another version may."""
+
+
+class OpenPayload(msgspec.Struct, array_like=True):
+    episode: str
+    task: msgspec.Raw
+
+
+class StepPayload(msgspec.Struct, array_like=True):
+    episode: str
+    action: Action
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,21 +103,17 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def counts_of(taskset: Taskset[Any, Any]) -> list[int | None]:
     """How many tasks each part has, so that no worker need load them to know."""
-    return [None if _knows_count(part) else part.count() for part in _parts(taskset)]
+    return [None if part.INFINITE or part.overrides("count") else part.count() for part in _parts_of(taskset)]
 
 
-def _tell_counts(taskset: Taskset[Any, Any], counts: list[int | None]) -> None:
-    for part, count in zip(_parts(taskset), counts, strict=True):
+def _set_counts(taskset: Taskset[Any, Any], counts: list[int | None]) -> None:
+    for part, count in zip(_parts_of(taskset), counts, strict=True):
         if count is not None:
             part.count = functools.partial(int, count)  # type: ignore[method-assign]
 
 
-def _knows_count(taskset: Taskset[Any, Any]) -> bool:
-    return taskset.INFINITE or taskset.overrides("count")
-
-
-def _parts(taskset: Taskset[Any, Any]) -> list[Taskset[Any, Any]]:
-    return [taskset, *(inner for part in getattr(taskset, "sources", []) for inner in _parts(part))]
+def _parts_of(taskset: Taskset[Any, Any]) -> list[Taskset[Any, Any]]:
+    return [taskset, *(inner for part in getattr(taskset, "sources", []) for inner in _parts_of(part))]
 
 
 def run_worker(spec: WorkerSpec) -> None:
@@ -84,47 +121,61 @@ def run_worker(spec: WorkerSpec) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
-    uvloop.run(_lived(spec))
+    uvloop.run(_run(spec))
     # Threads of user code that hang must not keep the process.
     os._exit(0)
 
 
-async def _lived(spec: WorkerSpec) -> None:
+async def _run(spec: WorkerSpec) -> None:
     await Worker(spec).run()
 
 
 class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        _tell_counts(spec.taskset, spec.counts)
+        _set_counts(spec.taskset, spec.counts)
         streams = Streams(spec.taskset)
         streams.count = spec.count
         streams.cheap = False  # tasks are made here only where that takes long
         self._models = Models(spec.models, spec.taskset)
         self._host = LocalHost(streams, self._models.policy_of, spec.limits)
-        self._work = Work(self._host, Seals(spec.key, spec.scope), spec.capacity)
-        self._tasks: set[asyncio.Task[None]] = set()
+        signer = TaskSigner(spec.key, spec.scope)
+        self._executor = LocalExecutor(self._host, signer, spec.capacity, self._report)
+        self._episodes: dict[str, Episode] = {}
+        """The broker keeps their book."""
+        self._trimmer = MemoryTrimmer()
+        self._methods: dict[bytes, Callable[[bytes], Awaitable[bytes]]] = {
+            b"run_rollout": functools.partial(self._executor.run, "run_rollout"),
+            b"run_group": functools.partial(self._executor.run, "run_group"),
+            b"make": self._make,
+            b"open": self._open,
+            b"step": self._step,
+            b"close": self._close,
+        }
+        self._tasks: dict[bytes, asyncio.Task[bytes]] = {}
         self._ended = asyncio.Event()
         self._heard = time.monotonic()
 
     async def run(self) -> None:
         socket = new_socket(zmq.DEALER, identity=self._spec.identity)
         connect(socket, self._spec.address, self._spec.server_key)
-        self._socket = LoopSocket(socket, self._on_batch)
-        self._mail = Mail(self._socket)
-        self._mail.put(b"ready")
+        self._socket = LoopSocket(socket, self._take_batch)
+        self._messages = MessageBatch(self._socket)
+        self._messages.put(b"ready")
         while not self._ended.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), BEAT_SECONDS)
-            self._mail.put(b"beat")
+            self._messages.put(b"beat")
             if self._is_orphan():
                 break
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*(episode.close() for episode in self._episodes.values()))
         await self._host.close()
         await self._models.close()
-        self._mail.send()
+        self._trimmer.close()
+        self._messages.send()
         self._socket.close()
 
     def _is_orphan(self) -> bool:
@@ -132,26 +183,75 @@ class Worker:
             return True
         return time.monotonic() - self._heard > ORPHANED_SECONDS
 
-    def _on_batch(self, batch: list[Frames]) -> None:
+    # What the broker says
+
+    def _take_batch(self, batch: list[Frames]) -> None:
         self._heard = time.monotonic()
         for frames in batch:
             try:
-                heard = opened(frames[-1])
+                messages = read_batch(frames[-1])
             except msgspec.MsgspecError:
                 log.error("what the broker says cannot be read: is it of another version?")
                 self._ended.set()
                 return
-            for said in heard:
-                if said[0] == b"do":
-                    task = asyncio.get_running_loop().create_task(self._do(said[1], said[2].decode(), said[3]))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-                elif said[0] == b"stop":
-                    self._work.stop(said[1])
-                elif said[0] == b"end":
-                    self._ended.set()
+            for message in messages:
+                match message:
+                    case [b"do", id, method, payload]:
+                        self._begin(id, method, payload)
+                    case [b"stop", id]:
+                        if (running := self._tasks.get(id)) is not None:
+                            running.cancel()
+                    case [b"end"]:
+                        self._ended.set()
 
-    async def _do(self, id: bytes, method: str, payload: bytes) -> None:
-        with shown_to(lambda text: self._mail.put(b"part", id, text.encode("utf-8", "replace"))):
-            done = await self._work.do(method, id, payload)
-        self._mail.put(b"done", id, msgspec.msgpack.encode(done))
+    def _begin(self, id: bytes, method: bytes, payload: bytes) -> None:
+        self._tasks[id] = task = asyncio.get_running_loop().create_task(self._do(id, method, payload))
+        task.add_done_callback(functools.partial(self._finish, id, method))
+
+    async def _do(self, id: bytes, method: bytes, payload: bytes) -> bytes:
+        with shown_to(lambda text: self._messages.put(b"part", id, text.encode("utf-8", "replace"))):
+            return await self._methods[method](payload)
+
+    def _finish(self, id: bytes, method: bytes, task: asyncio.Task[bytes]) -> None:
+        self._tasks.pop(id, None)
+        error = Cancelled("cancelled") if task.cancelled() else task.exception()
+        if error is None:
+            self._messages.put(b"done", id, task.result())
+            return
+        if not isinstance(error, TreetuneError | DeadlinePassed):
+            log.error("%s failed", method.decode(), exc_info=error)
+        self._messages.put(b"failed", id, pack(failure(error)))
+
+    def _report(self, traces: list[Scored]) -> None:
+        self._messages.put(b"scored", msgspec.msgpack.encode(traces))
+
+    # What it does beside rollouts
+
+    async def _make(self, payload: bytes) -> bytes:
+        return pack(await self._host.fetch(unpack(payload, Draw)))
+
+    async def _open(self, payload: bytes) -> bytes:
+        request = unpack(payload, OpenPayload)
+        task = concrete_task(request.task, self._spec.taskset)
+        episode = self._episodes[request.episode] = await Episode.start(self._spec.taskset, task, self._spec.limits)
+        return pack(episode.observation)
+
+    async def _step(self, payload: bytes) -> bytes:
+        request = unpack(payload, StepPayload)
+        episode = self._episodes.get(request.episode)
+        if episode is None:
+            raise EpisodeEnded(request.episode, None)
+        try:
+            return pack_step(episode.with_ending(await episode.step(request.action)))
+        finally:
+            if episode.over:
+                self._forget(request.episode)
+
+    async def _close(self, payload: bytes) -> bytes:
+        if (episode := self._forget(payload.decode())) is not None:
+            await episode.close()
+        return b""
+
+    def _forget(self, id: str) -> Episode | None:
+        self._trimmer.count(len(self._episodes))
+        return self._episodes.pop(id, None)

@@ -5,7 +5,7 @@
         trace = await client.run_rollout(task)
 
 A request keeps its id when it is sent again, so the server repeats its answer rather than the work. `BlockingEnvClient`
-(`blocking.py`) is the same for programs without an event loop.
+is the same for programs without an event loop.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import hashlib
 import logging
 import random
 import secrets
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -248,8 +249,7 @@ class EnvClient:
             raise UsageError("this client is closed", remedy="open another")
         request.token, request.protocol = self._token, PROTOCOL
         request.ack, self._received = self._received[:_ACKS], self._received[_ACKS:]
-        now = time.monotonic()
-        until, pause = now + seconds, 0.05
+        until, pause = time.monotonic() + seconds, 0.05
         frames = [id, method.encode(), pack(request)]
         while True:
             call = _Call(asyncio.get_running_loop().create_future(), frames, until, time.monotonic() + _FIRST_RESEND)
@@ -261,16 +261,14 @@ class EnvClient:
             finally:
                 self._calls.pop(id, None)
             response = unpack(data, answer)
-            try:
-                wire.raise_failure(response)  # type: ignore[arg-type]
-            except (Busy, Stopping):
-                pause = min(5.0, pause * 2)
-                if time.monotonic() + pause > until:
-                    raise
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                continue
-            self._received.append(id)
-            return response
+            if response.success:  # type: ignore[attr-defined]
+                self._received.append(id)
+                return response
+            error = wire.error_of(response)  # type: ignore[arg-type]
+            pause = min(5.0, pause * 2)
+            if not isinstance(error, Busy | Stopping) or time.monotonic() + pause > until:
+                raise error
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     def _new_id(self) -> bytes:
         self._number += 1
@@ -323,6 +321,81 @@ class EnvClient:
                 remedy="sample it here; to run it elsewhere, pass on client.portable(task)",
             )
         return msgspec.Raw(wire.pack_task(task, seal))
+
+
+class BlockingEnvClient:
+    """The client for programs without an event loop: one runs in a thread of its own; calls may come from any thread.
+
+    with BlockingEnvClient("tcp://127.0.0.1:5555") as client:
+        trace = client.run_rollout(client.sample())
+    """
+
+    def __init__(self, address: str, **options: Any) -> None:
+        """The options are those of `EnvClient`."""
+        self._client = EnvClient(address, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="treetune-client", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def info(self) -> Info:
+        return self._wait(self._client.info())
+
+    def health(self, deadline: float | None = None) -> Health:
+        return self._wait(self._client.health(deadline))
+
+    def sample(self, index: int | None = None, *, stream: str = "") -> Task:
+        return self._wait(self._client.sample(index, stream=stream))
+
+    def run_rollout(self, task: Task, **options: Any) -> Trace:
+        return self._wait(self._client.run_rollout(task, **options))
+
+    def run_group(self, task: Task, n: int, **options: Any) -> list[Trace]:
+        return self._wait(self._client.run_group(task, n, **options))
+
+    def start(self, task: Task) -> Started:
+        return self._wait(self._client.start(task))
+
+    def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
+        return self._wait(self._client.step(episode, action, turn))
+
+    def cancel(self, id: str) -> bool:
+        return self._wait(self._client.cancel(id))
+
+    def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
+        self._wait(self._client.observe(task, reward, stream=stream))
+
+    def state(self, stream: str | None = None) -> State:
+        return self._wait(self._client.state(stream))
+
+    def restore(self, state: State) -> None:
+        self._wait(self._client.restore(state))
+
+    def portable(self, task: Task) -> wire.WireTask:
+        return self._client.portable(task)
+
+    def stats(self) -> dict[str, Any]:
+        return self._wait(self._client.stats())
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._wait(self._client.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
+
+    def _wait(self, call: Coroutine[Any, Any, R]) -> R:
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
 
 
 def types_in(taskset: Taskset[Any, Any] | None) -> list[type[Task]]:

@@ -1,8 +1,8 @@
-"""Answers are kept by the id that the client gave its request: repeating the id repeats the answer, not the work.
+"""ReplyCache: replies by the id that the client gave its request. Repeating the id repeats the reply, not the work.
 
-    answers.begin(id, identity)
-    answers.join(id, other)         # True: it is under way, and will be answered to that identity too
-    answers.finish(id, data)        # the identities that wait for it
+    replies.begin(id, identity)
+    replies.join(id, other)         # True: it is under way, and that identity gets the reply too
+    replies.finish(id, data)        # the identities that wait for it
 
 Kept until acknowledged, or for a bounded time and size.
 """
@@ -13,14 +13,13 @@ import time
 from collections import OrderedDict
 
 MOST_BYTES = 256 << 20
-MOST_ANSWERS = 100_000
+MOST_REPLIES = 100_000
 SECONDS = 900.0
-_LOOKED_AT = 64
-"""After so many more answers it is looked whether some are old."""
+_SHRINK_EVERY = 64
 
 
-class Answers:
-    def __init__(self, most_bytes: int = MOST_BYTES, most: int = MOST_ANSWERS, seconds: float = SECONDS) -> None:
+class ReplyCache:
+    def __init__(self, most_bytes: int = MOST_BYTES, most: int = MOST_REPLIES, seconds: float = SECONDS) -> None:
         self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
         self._waiting: dict[bytes, list[bytes]] = {}
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
@@ -32,7 +31,7 @@ class Answers:
         self._waiting[id] = [identity]
 
     def join(self, id: bytes, identity: bytes) -> bool:
-        """Whether the request is under way already; it will then be answered to this identity too."""
+        """Whether the request is under way already; this identity then gets its reply too."""
         waiting = self._waiting.get(id)
         if waiting is None:
             return False
@@ -45,23 +44,23 @@ class Answers:
         return found[1] if found is not None else None
 
     def keep(self, id: bytes, data: bytes) -> None:
-        """Keeps an answer that was given at once."""
+        """Keeps a reply that is given at once."""
         self._kept[id] = (time.monotonic(), data)
         self._bytes += len(data)
         self._since += 1
-        if self._since >= _LOOKED_AT or self._bytes > self._most_bytes:
+        if self._since >= _SHRINK_EVERY or self._bytes > self._most_bytes:
             self._since = 0
             self.shrink()
 
     def finish(self, id: bytes, data: bytes, keep: bool = True) -> list[bytes]:
-        """Who waits for the answer; nobody where it was given already."""
+        """Who waits for the reply; nobody where it was given already."""
         waiting = self._waiting.pop(id, [])
         if keep and waiting:
             self.keep(id, data)
         return waiting
 
     def acknowledge(self, ids: list[bytes]) -> None:
-        """Forgets the answers, but not that they were given: a late repetition must not begin anew."""
+        """Forgets the replies, but not that they were given: a late repetition must not begin anew."""
         for id in ids:
             self.drop(id)
             self._settled[id] = None
@@ -72,7 +71,7 @@ class Answers:
         return id in self._settled
 
     def drop(self, id: bytes) -> None:
-        """Forgets an answer that was not given after all."""
+        """Forgets a reply that was not given after all."""
         if (found := self._kept.pop(id, None)) is not None:
             self._bytes -= len(found[1])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.environment import Observation
+from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed, Limits
 from treetune.errors import TasksetError, TreetuneError, UsageError
 from treetune.host import Health, Info
@@ -160,6 +160,13 @@ class StatsResponse(Response, kw_only=True):
     stats: dict[str, Any] = {}
 
 
+def pack_step(step: Step) -> bytes:
+    response = StepResponse(
+        observation=step.observation, reward=step.reward, done=step.done, truncated=step.truncated, info=step.info
+    )
+    return pack(response)
+
+
 def failure(error: BaseException) -> Response:
     """The response that says what went wrong."""
     kind = "usage" if isinstance(error, UsageError) else "failed"
@@ -172,9 +179,9 @@ def failure(error: BaseException) -> Response:
     return Response(success=False, error=f"{type(error).__name__}: {error}", kind=kind)
 
 
-def raise_failure(response: Response | HealthResponse | InfoResponse) -> None:
-    if not response.success:
-        raise KINDS.get(response.kind or "", ServeError)(response.error or "failed", remedy=response.remedy)
+def error_of(response: Response | HealthResponse | InfoResponse) -> ServeError:
+    """What a response that is no success says."""
+    return KINDS.get(response.kind or "", ServeError)(response.error or "failed", remedy=response.remedy)
 
 
 # Tasks and traces, which keep what a subclass adds
@@ -202,7 +209,7 @@ def pack_task(task: Task, seal: bytes = b"") -> bytes:
     if isinstance(task, WireTask):
         base = {name: getattr(task, name) for name in Task.__struct_fields__}
         return pack({**base, **task.own, KIND: task.kind, SEAL: seal or task.seal})
-    return joined(pack(task), _marks_of(type(task).__name__) + pack(seal), 2)
+    return _extend(pack(task), _marks_of(type(task).__name__) + pack(seal), 2)
 
 
 def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> tuple[Task, bytes]:
@@ -218,10 +225,6 @@ def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> t
     return WireTask(**known, kind=marks.kind, seal=marks.seal, own=own), marks.seal
 
 
-def pack_trace(trace: Trace) -> bytes:
-    return pack(trace)
-
-
 def unpack_trace(data: bytes | msgspec.Raw, task: Task) -> Trace:
     """A trace, with its task of the same type as the one that was sent."""
     wire = unpack(data, WireTrace)
@@ -230,7 +233,7 @@ def unpack_trace(data: bytes | msgspec.Raw, task: Task) -> Trace:
     return Trace(**fields)
 
 
-def joined(map_bytes: bytes, pairs: bytes, count: int) -> bytes:
+def _extend(map_bytes: bytes, pairs: bytes, count: int) -> bytes:
     """A msgpack map with `count` more pairs at its end."""
     first = map_bytes[0] if map_bytes else 0
     if first & 0xF0 == 0x80:

@@ -11,33 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import secrets
-import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from treetune import streams
-from treetune.environment import Step
+from treetune.environment import Action, Observation, Sink, Step, shown_to
 from treetune.episode import Episode, Limits, Started
 from treetune.errors import InfiniteTasksetError, TreetuneError, UsageError
+from treetune.host.episode_book import EpisodeBook, Home, Terms
 from treetune.policy import Policy, Sampling
 from treetune.rollout import run_rollout, score_together
-from treetune.streams import State, Streams, StreamState
+from treetune.streams import Draw, State, Streams, StreamState
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trace import Trace
 
 PROTOCOL = 2
 """The version of what hosts and clients say to each other. 2: a failed rollout has no reward."""
-EPISODE_IDLE_SECONDS = 900.0
-"""An episode that nobody steps for so long is closed."""
-EPISODE_ENDED_SECONDS = 60.0
-"""How long the last answer of an episode that is over can be asked for again."""
 MOST_IN_GROUP = 4096
 _AHEAD = 32
 """Tasks that are asked of a remote host before they are needed."""
@@ -131,10 +126,8 @@ class LocalHost:
         self._capacity = capacity
         self._free = asyncio.Semaphore(capacity) if capacity is not None else nullcontext()
         self._requests: dict[str, asyncio.Task[Any]] = {}
-        self._episodes: dict[str, Episode] = {}
-        self._looking: asyncio.TimerHandle | None = None
-        self._ending: set[asyncio.Future[bool]] = set()
-        self._trimmer = MemoryTrimmer()
+        self.episodes = EpisodeBook()
+        self._terms = Terms()
 
     @classmethod
     async def open(cls, taskset: Taskset[Any, Any], policy_of: PolicyOf, limits: Limits | None = None) -> Self:
@@ -146,13 +139,18 @@ class LocalHost:
         return info
 
     async def health(self) -> Health:
-        return Health(in_flight=len(self._requests) + len(self._episodes))
+        return Health(in_flight=len(self._requests) + len(self.episodes.live))
 
     async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
         """The next task of a stream; with an index that task, and no cursor moves."""
         if index is not None:
-            return await self.streams.task_at(index)
-        return await self.streams.fetch(self.streams.advance(stream))
+            self.streams.check_index(index)
+            return await self.fetch(Draw("", index))
+        return await self.fetch(self.streams.advance(stream))
+
+    async def fetch(self, draw: Draw) -> Task:
+        """Makes the task of a draw."""
+        return await self.streams.fetch(draw)
 
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
         return streams.draw_tasks(self.taskset, num_tasks)
@@ -175,8 +173,8 @@ class LocalHost:
                 remedy="call run_group(task, n) instead of run_rollout(task)",
             )
         policy = self._policy_of(model, endpoint)
-        run = self._rollout(task, policy, sampling, self._narrowed(limits), occurrence, rollout)
-        return await self._named(request, run)
+        run = self._rollout(task, policy, sampling, self._narrow(limits), occurrence, rollout)
+        return await self._run_named(request, run)
 
     async def _rollout(
         self,
@@ -209,7 +207,7 @@ class LocalHost:
         numbers = list(rollouts) if rollouts is not None else list(range(n))
         if not 1 <= n <= MOST_IN_GROUP or len(numbers) != n:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, each with a number; got {n}")
-        policy, limits = self._policy_of(model, endpoint), self._narrowed(limits)
+        policy, limits = self._policy_of(model, endpoint), self._narrow(limits)
 
         async def run() -> list[Trace]:
             play = [self._rollout(task, policy, sampling, limits, occurrence, number) for number in numbers]
@@ -218,30 +216,34 @@ class LocalHost:
                 await score_together(self.taskset, task, traces, limits)
             return traces
 
-        return await self._named(request, run())
+        return await self._run_named(request, run())
 
-    async def start(self, task: Task) -> Started:
-        episode = await Episode.start(self.taskset, task, self._limits)
+    async def start(self, task: Task, *, terms: Terms | None = None, name: Hashable | None = None) -> Started:
+        """A door of a server has terms of its own; `name` is that of its request."""
         id = f"e-{secrets.token_hex(12)}"
-        self._episodes[id] = episode
-        self._look_later()
-        return Started(id, episode.observation)
+        home, observation = await self._open(id, task)
+        running = asyncio.current_task()
+        if running is not None and running.cancelling():  # the environment did not mind
+            await home.close()
+            raise asyncio.CancelledError
+        self.episodes.add(id, home, terms or self._terms, name)
+        return Started(id, observation)
 
-    async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
-        live = self._episodes.get(episode)
-        if live is None:
-            raise UsageError(f"no episode {episode!r} is live", remedy="start one; idle and ended ones are closed")
-        try:
-            return live.with_ending(await live.step(action, turn))
-        finally:
-            live.heard = time.monotonic()
+    async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
+        """Starts the environment of a task."""
+        episode = await Episode.start(self.taskset, task, self._limits)
+        return _HomeHere(episode), episode.observation
+
+    async def step(self, episode: str, action: Any, turn: int | None = None, *, terms: Terms | None = None) -> Any:
+        """A `Step`, or what the terms make of it."""
+        return await self.episodes.step(episode, action, turn, terms or self._terms)
 
     async def cancel(self, id: str) -> bool:
         """Stops a named request or ends an episode; says whether there was one."""
         if (running := self._requests.get(id)) is not None:
             running.cancel()
             return True
-        return await self._end(id)
+        return await self.episodes.cancel(id)
 
     async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
         self.streams.observe(task, reward, stream)
@@ -255,18 +257,9 @@ class LocalHost:
     async def close(self) -> None:
         for running in list(self._requests.values()):
             running.cancel()
-        for id in list(self._episodes):
-            await self._end(id)
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-        self._trimmer.close()
+        await self.episodes.close()
 
-    def episode_over(self, id: str) -> bool:
-        episode = self._episodes.get(id)
-        return episode is None or episode.over
-
-    async def _named(self, request: str | None, run: Awaitable[T]) -> T:
+    async def _run_named(self, request: str | None, run: Awaitable[T]) -> T:
         if request is None:
             return await run
         work = asyncio.ensure_future(run)
@@ -279,35 +272,28 @@ class LocalHost:
         finally:
             del self._requests[request]
 
-    def _narrowed(self, asked: Limits | None) -> Limits:
+    def _narrow(self, asked: Limits | None) -> Limits:
         """What was asked for, within the host's own limits."""
         own = self._limits
         if asked is None:
             return own
         return Limits(max_turns=_least(own.max_turns, asked.max_turns), timeout=_least(own.timeout, asked.timeout))
 
-    def _look_later(self) -> None:
-        """One look at all episodes now and then: cheaper than a timer for each."""
-        if self._looking is None and self._episodes:
-            pause = min(EPISODE_IDLE_SECONDS, EPISODE_ENDED_SECONDS) / 4
-            self._looking = asyncio.get_running_loop().call_later(pause, self._look)
 
-    def _look(self) -> None:
-        """Closes the episodes that nobody steps any more."""
-        self._looking, now = None, time.monotonic()
-        for id, episode in self._episodes.items():
-            most = EPISODE_ENDED_SECONDS if episode.over else EPISODE_IDLE_SECONDS
-            if not episode.busy and now - episode.heard >= most:
-                self._ending.add(ending := asyncio.ensure_future(self._end(id)))
-                ending.add_done_callback(self._ending.discard)
-        self._look_later()
+class _HomeHere:
+    """The environment of an episode in this process."""
 
-    async def _end(self, id: str) -> bool:
-        episode = self._episodes.pop(id, None)
-        if episode is not None:
-            await episode.close()
-            self._trimmer.count_end(len(self._episodes))
-        return episode is not None
+    __slots__ = ("_episode",)
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+
+    async def step(self, action: Action, show: Sink) -> Step:
+        with shown_to(show):
+            return self._episode.with_ending(await self._episode.step(action))
+
+    async def close(self) -> None:
+        await self._episode.close()
 
 
 def always(policy: Policy) -> PolicyOf:
@@ -363,50 +349,3 @@ async def draw_by_index(host: Host, num_tasks: int | None) -> AsyncIterator[tupl
 def _least(own: Any, asked: Any) -> Any:
     known = [value for value in (own, asked) if value is not None]
     return min(known) if known else None
-
-
-TRIM_FROM = 1000
-"""Below that, it is not worth a look."""
-PAUSE_SECONDS = 2.0
-"""More may be about to end."""
-
-
-class MemoryTrimmer:
-    """Gives freed memory back to the system: glibc keeps that of many small things for itself. Ten thousand episodes of
-    30 KB that expired would otherwise stay 300 MB of the process."""
-
-    def __init__(self) -> None:
-        self._ended = 0
-        self._due: asyncio.TimerHandle | None = None
-
-    def count_end(self, live: int) -> None:
-        """One has ended, and so many are left. Looking costs most where much is alive, so then it happens rarely."""
-        self._ended += 1
-        if self._ended >= max(TRIM_FROM, live) and self._due is None:
-            self._due = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._trim_now)
-
-    def close(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-
-    def _trim_now(self) -> None:
-        self._ended, self._due = 0, None
-        trim_memory()
-
-
-def trim_memory() -> None:
-    """70 ms where 300 MB are free; nothing where the C library has no such call."""
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    import ctypes
-
-    try:
-        found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except (OSError, TypeError):
-        return None
-    return found

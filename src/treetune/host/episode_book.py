@@ -1,0 +1,413 @@
+"""The book of a host's episodes: each is in it once, with its turn, its replies, its lifetime and how it ended.
+
+    book.add("e-1", home, terms)
+    reply = await book.step("e-1", "42", turn=0, terms=terms)
+    await book.cancel("e-1")
+
+A home is where the environment lives, in this process or in a worker. A turn that was played gets its first reply
+again and is never played twice. Episodes that nobody steps are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from treetune.environment import Action, Sink, Step
+from treetune.episode import DeadlinePassed
+from treetune.errors import TreetuneError, UsageError, described
+
+EPISODE_IDLE_SECONDS = 900.0
+"""An episode that nobody steps for so long is closed."""
+_SWEEP_SECONDS = 0.5
+_CLOSED_AT_ONCE = 128
+_MOST_ENDED = 20_000
+"""Ended episodes that are still told apart from those that never were."""
+_MOST_REPLY_BYTES = 64 << 20
+_MANY_ENDED = 1000
+"""Below that, memory is not worth giving back."""
+_TRIM_SECONDS = 2.0
+"""More may be about to end."""
+T = TypeVar("T")
+
+
+class Home(Protocol):
+    """Where the environment of an episode lives. It closes itself after a step that failed or was the last."""
+
+    async def step(self, action: Action, show: Sink) -> Step: ...
+    async def close(self) -> None: ...
+
+
+class Terms:
+    """How a door keeps its episodes: for how long, and which form of a step it replies with."""
+
+    def __init__(
+        self,
+        idle_seconds: float = EPISODE_IDLE_SECONDS,
+        deadline_seconds: float = math.inf,
+        render: Callable[[Step], Any] = lambda step: step,
+        kept_bytes: int = 0,
+    ) -> None:
+        """`kept_bytes` bounds the replies that are kept of a live episode; the latest always is."""
+        self.idle_seconds, self.deadline_seconds = idle_seconds, deadline_seconds
+        self.render, self.kept_bytes = render, kept_bytes
+        self.live = 0
+        """How many live on these terms."""
+        self.on_end: Callable[[], object] = lambda: None
+
+
+class Ending(msgspec.Struct, frozen=True, gc=False):
+    """Why an episode is no more."""
+
+    kind: str
+    """finished, cancelled, expired, failed, stopping or worker_lost."""
+    error: str
+
+
+ending = functools.lru_cache(maxsize=64)(Ending)
+"""One for many: thousands may end for one reason."""
+FINISHED = ending("finished", "this episode is over")
+
+
+class EpisodeEnded(UsageError):
+    """There is no such episode, or no longer."""
+
+    def __init__(self, id: str, why: Ending | None) -> None:
+        self.id, self.why = id, why
+        if why is not None and why.kind in ("finished", "failed"):
+            super().__init__("this episode is over", remedy="start another")
+        else:
+            super().__init__(f"no episode {id!r:.80} is live", remedy="start one; idle and ended ones are closed")
+
+
+class WrongTurn(UsageError):
+    def __init__(self, turn: int, asked: int) -> None:
+        super().__init__(f"this episode is at turn {turn}, not {asked}", remedy="send the next turn")
+
+
+class LiveEpisode:
+    __slots__ = (
+        "_free",
+        "_kept_bytes",
+        "heard",
+        "home",
+        "id",
+        "name",
+        "playing",
+        "replies",
+        "started",
+        "terms",
+        "turn",
+        "watchers",
+    )
+
+    def __init__(self, id: str, home: Home, terms: Terms, name: Hashable | None) -> None:
+        self.id, self.home, self.terms = id, home, terms
+        self.name = name
+        """Of the request that started it."""
+        self.started = self.heard = time.monotonic()
+        self.turn = 0
+        """The next one."""
+        self.replies: dict[int, Any] = {}
+        """By turn."""
+        self._kept_bytes = 0
+        self.playing: asyncio.Task[Any] | None = None
+        """The step under way."""
+        self._free: asyncio.Future[None] | None = None
+        self.watchers: list[Sink] = []
+        """Are given what the environment shows while a step is under way."""
+
+    def show(self, text: str) -> None:
+        for watcher in list(self.watchers):
+            watcher(text)
+
+    def keep(self, reply: Any) -> None:
+        self.replies[self.turn] = reply
+        self.turn += 1
+        self._kept_bytes += _size(reply)
+        while self._kept_bytes > self.terms.kept_bytes and len(self.replies) > 1:
+            self._kept_bytes -= _size(self.replies.pop(self.turn - len(self.replies)))
+
+    async def wait_free(self) -> None:
+        if self._free is None:
+            self._free = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._free])
+
+    def rest(self) -> None:
+        """The step is over."""
+        self.playing, self.heard = None, time.monotonic()
+        if self._free is not None:
+            self._free.set_result(None)
+            self._free = None
+
+
+class EpisodeBook:
+    def __init__(self) -> None:
+        self.live: dict[str, LiveEpisode] = {}
+        self.ended = EndedEpisodes()
+        self._names: dict[Hashable, LiveEpisode] = {}
+        self._starts: dict[str, asyncio.Task[Any]] = {}
+        self._closings: dict[str, asyncio.Task[None]] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self._trimmer = MemoryTrimmer()
+
+    # How episodes begin
+
+    def add(self, id: str, home: Home, terms: Terms, name: Hashable | None = None) -> LiveEpisode:
+        """`name` is that of the request which started it."""
+        episode = self.live[id] = LiveEpisode(id, home, terms, name)
+        terms.live += 1
+        if name is not None:
+            self._names[name] = episode
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep())
+        return episode
+
+    async def start_once(self, name: str, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same name gets the same episode: the reply to the first may have been lost."""
+        if (why := self.ended.why_named(name)) is not None:
+            raise EpisodeEnded(name, why)
+        if name not in self._starts:
+            self._starts[name] = asyncio.create_task(start())
+        try:
+            result: T = await asyncio.shield(self._starts[name])
+            return result
+        except Exception:
+            self._starts.pop(name, None)  # what failed may be tried again
+            raise
+
+    def named(self, name: Hashable) -> LiveEpisode | None:
+        """The live episode that a request of this name started."""
+        return self._names.get(name)
+
+    # How they are played
+
+    async def step(self, id: str, action: Any, turn: int | None, terms: Terms) -> Any:
+        """The reply to an action, as the terms have it. `turn` counts from 0; without it a step cannot safely be
+        repeated."""
+        action = Action.of(action)
+        while True:
+            episode = self.live.get(id)
+            if episode is None or episode.terms is not terms:
+                return self.ended.reply(id, turn, terms)
+            if turn is not None and (played := episode.replies.get(turn)) is not None:
+                episode.heard = time.monotonic()
+                return played
+            if turn is not None and turn != episode.turn:
+                raise WrongTurn(episode.turn, turn)
+            if episode.playing is None:
+                return await self._play(episode, action)
+            await episode.wait_free()  # the same turn, asked for twice at once, or a step that must wait
+
+    async def _play(self, episode: LiveEpisode, action: Action) -> Any:
+        """A step that fails ends its episode: what the environment is worth then nobody knows."""
+        playing = episode.playing = asyncio.current_task()
+        assert playing is not None
+        try:
+            step = await episode.home.step(action, episode.show)
+            reply = episode.terms.render(step)
+        except asyncio.CancelledError:
+            if episode.id in self.live:  # its caller gave it up
+                self.end(episode, "cancelled", "this episode was cancelled")
+                raise
+        except Exception as error:
+            if episode.id in self.live:
+                self.end(episode, "failed", f"this episode ended with an error: {_reason(error)}")
+                raise
+        finally:
+            episode.rest()
+        if episode.id not in self.live:  # it was ended meanwhile, whether the environment minded or not
+            if playing.cancelling():
+                playing.uncancel()
+            raise EpisodeEnded(episode.id, self.ended.why(episode.id))
+        episode.keep(reply)
+        if step.done:
+            self.ended.keep_reply(episode.id, episode.turn - 1, reply, episode.terms)
+            self._remove(episode, FINISHED)
+        return reply
+
+    # How they end
+
+    def end(self, episode: LiveEpisode, kind: str, error: str) -> None:
+        """Ends it at once. The step under way is stopped, and the environment closed, in the background."""
+        self._remove(episode, ending(kind, error))
+        if episode.playing is not None and episode.playing is not asyncio.current_task():
+            episode.playing.cancel()
+        self._closings[episode.id] = closing = asyncio.create_task(episode.home.close())
+        closing.add_done_callback(lambda _: self._closings.pop(episode.id, None))
+
+    async def cancel(self, id: str, terms: Terms | None = None) -> bool:
+        """Ends an episode and waits until it is closed; says whether there was one, on these terms."""
+        episode = self.live.get(id)
+        if episode is None or (terms is not None and episode.terms is not terms):
+            return False
+        self.end(episode, "cancelled", "this episode was cancelled")
+        await asyncio.wait([self._closings[id]])
+        return True
+
+    def lose(self, id: str) -> None:
+        """The process of its environment has died."""
+        if (episode := self.live.get(id)) is not None:
+            why = ending("worker_lost", "the worker of this episode died, and the episode with it")
+            self._remove(episode, why)
+
+    def _remove(self, episode: LiveEpisode, why: Ending) -> None:
+        del self.live[episode.id]
+        self.ended.add(episode.id, why, episode.name)
+        if episode.name is not None:
+            self._names.pop(episode.name, None)
+            self._starts.pop(episode.name, None)  # type: ignore[call-overload]
+        episode.terms.live -= 1
+        episode.terms.on_end()
+        self._trimmer.count(len(self.live))
+
+    async def close(self, terms: Terms | None = None) -> None:
+        """Ends all, or all on these terms, and waits until they are closed."""
+        for episode in list(self.live.values()):
+            if terms is None or episode.terms is terms:
+                self.end(episode, "stopping", "the server has stopped")
+        if self._closings:
+            await asyncio.wait(self._closings.values())
+        if terms is None:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+            self._trimmer.close()
+
+    async def _sweep(self) -> None:
+        """Ends those that nobody steps, and those that have reached their deadline."""
+        while self.live:
+            shortest = min(min(one.terms.idle_seconds, one.terms.deadline_seconds) for one in self.live.values())
+            await asyncio.sleep(min(_SWEEP_SECONDS, max(0.0, shortest / 2)))
+            now, ended = time.monotonic(), 0
+            for episode in list(self.live.values()):
+                idle, most = episode.terms.idle_seconds, episode.terms.deadline_seconds
+                if episode.id not in self.live:
+                    continue
+                if now - episode.started > most:
+                    self.end(episode, "expired", f"this episode reached its deadline of {most:g} seconds")
+                elif episode.playing is None and now - episode.heard > idle:
+                    self.end(episode, "expired", f"nobody stepped this episode for {idle:g} seconds")
+                else:
+                    continue
+                ended += 1
+                if ended % _CLOSED_AT_ONCE == 0:
+                    # Thousands at once would need more memory to end than they did to live.
+                    await asyncio.wait(self._closings.values(), timeout=_SWEEP_SECONDS)
+        self._sweeper = None
+
+
+class EndedEpisodes:
+    """What is remembered of episodes that have ended: why, and the last reply. All of it is bounded."""
+
+    def __init__(self, most: int = _MOST_ENDED, most_bytes: int = _MOST_REPLY_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._ids, self._names = _Ring(most), _Ring(most)
+        self._replies: OrderedDict[str, tuple[int, Terms | None, Any]] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, id: str, why: Ending, name: Hashable | None = None) -> None:
+        self._ids.add(id, why)
+        if name is not None:
+            self._names.add(name, why)
+
+    def why(self, id: str) -> Ending | None:
+        return self._ids.get(id)
+
+    def why_named(self, name: Hashable) -> Ending | None:
+        return self._names.get(name)
+
+    def keep_reply(self, id: str, turn: int, reply: Any, terms: Terms | None = None) -> None:
+        """The reply to the step that ended an episode."""
+        self._replies[id] = (turn, terms, reply)
+        self._bytes += _size(reply)
+        while len(self._replies) > 1 and (len(self._replies) > self._most or self._bytes > self._most_bytes):
+            _, (_, _, dropped) = self._replies.popitem(last=False)
+            self._bytes -= _size(dropped)
+
+    def reply(self, id: str, turn: int | None, terms: Terms | None = None) -> Any:
+        """The last reply, where that turn is asked for; else why there is none is raised."""
+        kept = self._replies.get(id)
+        if kept is None or kept[:2] != (turn, terms):
+            raise EpisodeEnded(id, self.why(id))
+        return kept[2]
+
+
+class _Ring:
+    """The latest keys with what is known of each, as hashes in one piece of memory: thousands of small objects would
+    lie among all that the episodes used, and keep it from being given back."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._hashes = bytearray()
+        self._known: list[Ending] = []
+        self._next = 0
+
+    def add(self, key: Hashable, why: Ending) -> None:
+        at = self._next
+        self._hashes[8 * at : 8 * at + 8] = _hashed(key)
+        self._known[at : at + 1] = [why]
+        self._next = (at + 1) % self._most
+
+    def get(self, key: Hashable) -> Ending | None:
+        wanted = _hashed(key)
+        at = self._hashes.find(wanted)
+        while at >= 0 and at % 8:  # across two of them
+            at = self._hashes.find(wanted, at + 1)
+        return self._known[at // 8] if at >= 0 else None
+
+
+def _hashed(key: Hashable) -> bytes:
+    return hash(key).to_bytes(8, "big", signed=True)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TreetuneError):
+        return error.message
+    return str(error) if isinstance(error, DeadlinePassed) else described(error)
+
+
+def _size(reply: Any) -> int:
+    return len(reply) if isinstance(reply, bytes) else 1 << 10
+
+
+class MemoryTrimmer:
+    """Gives memory back to the system after many episodes: glibc keeps that of many small things for itself. Ten
+    thousand episodes of 30 KB that expired would else stay 300 MB of the process for ever."""
+
+    def __init__(self) -> None:
+        self._ended = 0
+        self._due: asyncio.TimerHandle | None = None
+
+    def count(self, live: int) -> None:
+        """One has ended, and so many are left. Looking costs most where much is alive, so then it happens rarely."""
+        self._ended += 1
+        if self._ended >= max(_MANY_ENDED, live) and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
+
+    def close(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _trim(self) -> None:
+        self._ended, self._due = 0, None
+        if (trim := _find_malloc_trim()) is not None:
+            trim(0)  # 70 ms where 300 MB are free
+
+
+@functools.cache
+def _find_malloc_trim() -> Callable[[int], int] | None:
+    import ctypes
+
+    try:
+        found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):
+        return None
+    return found

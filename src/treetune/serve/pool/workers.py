@@ -1,0 +1,415 @@
+"""Workers: the executor of a pool. It starts and replaces worker processes, and gives each call to one of them.
+
+    workers = Workers(spec, PoolConfig(workers=4), engine, on_scored)
+    await workers.start()
+    data = await workers.run("run_rollout", payload)
+
+A worker that dies or hangs is replaced. Its calls are made again, once, to another; where that one dies of them too
+they fail. A call goes to the least busy worker, a step to where its episode lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import zmq
+
+from treetune.environment import Sink
+from treetune.episode import DeadlinePassed
+from treetune.errors import TreetuneError
+from treetune.serve.access import bind_address, curve_server
+from treetune.serve.errors import BadRequest, ServeError, Stopping, WorkerLost
+from treetune.serve.executor import Scored
+from treetune.serve.pool.engines import Engine, Handle
+from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
+from treetune.serve.zmq.codec import unpack
+from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
+from treetune.serve.zmq.wire import Response, error_of
+
+log = logging.getLogger("treetune.serve")
+
+START_SECONDS = 120.0
+_TICK = 0.5
+_TRIES = 2
+_RETRY_SECONDS = 0.1
+"""Workers that die together are all noticed before the calls of one are given to another."""
+_LONGEST_PAUSE = 30.0
+_MOST_FAILURES = 5
+"""Workers in a row that could not start, before the calls that wait for one fail."""
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    workers: Annotated[int, msgspec.Meta(ge=1)] = 2
+    """How many there are at least."""
+    max_workers: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """How many there may be when there is much to do; absent: as many as `workers`."""
+    busy_load: Annotated[int, msgspec.Meta(ge=1)] = 32
+    """Rollouts for each worker from which another one is started."""
+    idle_seconds: float = 30.0
+    """How long there must be little to do before a worker too many is let go."""
+    silent_seconds: float | None = None
+    """A worker that shows no life for so long is replaced; absent: what suits the engine."""
+
+
+class Call(msgspec.Struct, eq=False):
+    """One call of a worker's method."""
+
+    method: str
+    payload: bytes
+    size: int = 0
+    """How many rollouts it counts as."""
+    member: Member | None = None
+    """The worker that it was given to."""
+    pinned: bool = False
+    """Only that worker can do it: the episode lives there."""
+    opens: str | None = None
+    """The episode that lives in the worker from then on."""
+    show: Sink | None = None
+    """Is given what the environment shows while a step is under way."""
+    id: bytes = b""
+    tries: int = 0
+    future: asyncio.Future[bytes] = msgspec.field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Member(msgspec.Struct, eq=False):
+    """A worker as the broker sees it."""
+
+    identity: bytes
+    messages: MessageBatch
+    handle: Handle | None = None
+    ready: bool = False
+    leaving: bool = False
+    heard: float = 0.0
+    calls: dict[bytes, Call] = {}
+    episodes: set[str] = set()
+    load: int = 0
+    """Rollouts under way, live episodes included."""
+
+
+class Workers:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        config: PoolConfig,
+        engine: Engine,
+        on_scored: Callable[[list[Scored]], None],
+    ) -> None:
+        self._spec = spec
+        self._config = config
+        self._engine = engine
+        self._on_scored = on_scored
+        self.on_episode_lost: Callable[[str], None] = lambda episode: None
+        self._silent = config.silent_seconds or engine.silent_seconds
+        self._members: dict[bytes, Member] = {}
+        self._queue: deque[Call] = deque()
+        """Calls that wait for a worker."""
+        self._number = self._call_number = 0
+        self._failures = 0
+        """Workers in a row that ended before they were ready."""
+        self._start_at = 0.0
+        self._quiet_since: float | None = None
+        self._all_ready = asyncio.Event()
+        self._startup_error: str | None = None
+        self._closing = False
+        self.replaced = 0
+        self._ticker: asyncio.Task[None] | None = None
+
+    # Its life
+
+    async def start(self) -> None:
+        socket = new_socket(zmq.ROUTER)
+        server_key = None
+        if self._engine.encrypted:
+            server_key, secret = zmq.curve_keypair()
+            curve_server(socket, secret)
+        address = bind_address(socket, self._engine.address())
+        self._spec = msgspec.structs.replace(self._spec, address=address, server_key=server_key)
+        self._socket = LoopSocket(socket, self._take_batch)
+        try:
+            for _ in range(self._config.workers):
+                self._start_one()
+            await asyncio.wait_for(self._all_ready.wait(), START_SECONDS)
+        except TimeoutError:
+            self._startup_error = f"no answer within {START_SECONDS:g} seconds"
+        except BaseException:
+            await self.close()
+            raise
+        if self._startup_error is not None:
+            await self.close()
+            raise ServeError(f"a worker could not start: {self._startup_error}", remedy="its own messages are above")
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for member in list(self._members.values()):
+            member.messages.put(b"end")
+        for _ in range(40):  # two seconds to end well
+            if not self._members:
+                break
+            await asyncio.sleep(0.05)
+        for member in list(self._members.values()):
+            if member.handle is not None:
+                member.handle.kill()
+        for call in [*self._queue, *(call for member in self._members.values() for call in member.calls.values())]:
+            _fail(call, _stopped())
+        self._socket.close(0)
+        self._engine.close()
+
+    def stats(self) -> dict[str, Any]:
+        members = list(self._members.values())  # at once: figures are also asked for by another thread
+        return {
+            "workers": sum(member.ready for member in members),
+            "replaced_workers": self.replaced,
+            "queue": len(self._queue),
+            "loads": [member.load for member in members],
+        }
+
+    # Calls
+
+    async def run(self, method: str, payload: bytes, size: int = 1) -> bytes:
+        return await self.call(Call(method, payload, size))
+
+    async def call(self, call: Call) -> bytes:
+        """What the worker answers; what it fails with is raised. One whose caller gives it up is stopped there."""
+        if self._closing:
+            raise _stopped()
+        self._call_number += 1
+        call.id = self._call_number.to_bytes(8, "big")
+        self._submit(call)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            if call in self._queue:
+                self._queue.remove(call)
+            elif call.member is not None and call.id in call.member.calls:
+                call.member.messages.put(b"stop", call.id)
+            raise
+
+    def _submit(self, call: Call) -> None:
+        if call.pinned:
+            assert call.member is not None
+            if not self.has(call.member):
+                _fail(call, _episode_lost())
+            else:
+                self._assign(call.member, call)
+            return
+        free = [member for member in self._members.values() if member.ready and not member.leaving]
+        if not free:
+            self._queue.append(call)
+            return
+        least = min(free, key=lambda member: (member.load, len(member.calls)))
+        self._assign(least, call)
+        if least.load >= self._config.busy_load:
+            self._grow()
+
+    def _assign(self, member: Member, call: Call) -> None:
+        call.tries += 1
+        call.member = member
+        member.calls[call.id] = call
+        member.load += call.size
+        member.messages.put(b"do", call.id, call.method.encode(), call.payload)
+
+    def _finish(self, member: Member, id: bytes, data: bytes, failed: bool) -> None:
+        call = member.calls.pop(id, None)
+        if call is None:
+            return  # of a worker that was given up, and spoke after all
+        member.load -= call.size
+        if call.opens is not None and not failed:
+            if call.future.done():  # nobody waits for it any more
+                member.messages.put(b"do", b"", b"close", call.opens.encode())
+                return
+            member.episodes.add(call.opens)
+            member.load += 1
+        if failed:
+            _fail(call, _read_failure(call.method, data))
+        elif not call.future.done():
+            call.future.set_result(data)
+
+    def has(self, member: Member) -> bool:
+        return member.identity in self._members
+
+    def release(self, member: Member, episode: str) -> None:
+        """An episode that has ended is no longer counted as work."""
+        if episode in member.episodes:
+            member.episodes.discard(episode)
+            member.load -= 1
+
+    # Workers
+
+    def _start_one(self) -> None:
+        self._number += 1
+        identity = f"worker-{self._number}".encode()
+        member = Member(identity, MessageBatch(self._socket, identity), heard=time.monotonic() + START_SECONDS)
+        self._members[identity] = member
+        try:
+            member.handle = self._engine.start(
+                msgspec.structs.replace(self._spec, identity=identity), lambda how: self._remove(member, how)
+            )
+        except TreetuneError:
+            del self._members[identity]
+            raise
+
+    def _remove(self, member: Member, how: str) -> None:
+        """A worker has ended: its calls go to others, and another takes its place."""
+        if self._members.pop(member.identity, None) is None:
+            return
+        if not self._closing and not member.leaving:
+            log.warning("%s ended (%s) with %d jobs", member.identity.decode(), how, len(member.calls))
+            self.replaced += 1
+            if not member.ready:
+                self._failures += 1
+                self._startup_error = self._startup_error or how
+                self._all_ready.set()
+            self._start_at = time.monotonic() + min(_LONGEST_PAUSE, 0.1 * 2**self._failures if self._failures else 0.0)
+        for episode in member.episodes:
+            self.on_episode_lost(episode)
+        if not self._closing:
+            self._refill()
+        for call in member.calls.values():
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._retry, call, how)
+
+    def _kill(self, member: Member, why: str) -> None:
+        if member.handle is not None:
+            member.handle.kill()
+        self._remove(member, why)
+
+    def _retry(self, call: Call, how: str) -> None:
+        if call.future.done():
+            return
+        if self._closing:
+            _fail(call, _stopped())
+        elif call.pinned:
+            _fail(call, _episode_lost())
+        elif call.tries >= _TRIES:
+            error = WorkerLost(
+                f"{call.method} was tried {call.tries} times, and each time its worker died ({how})",
+                remedy="look at the task: its environment may crash or exhaust the machine",
+            )
+            _fail(call, error)
+        else:
+            self._submit(call)
+
+    def _refill(self) -> None:
+        if time.monotonic() >= self._start_at:
+            staying = sum(not member.leaving for member in self._members.values())
+            for _ in range(self._config.workers - staying):
+                self._start_one()
+
+    def _grow(self) -> None:
+        most = self._config.max_workers or self._config.workers
+        starting = any(not member.ready for member in self._members.values())
+        if len(self._members) < most and not starting and not self._closing:
+            log.info("much to do: starting worker %d of %d", len(self._members) + 1, most)
+            self._start_one()
+
+    def _shrink(self) -> None:
+        """Lets the least busy worker go where there have been too many for a while."""
+        ready = [member for member in self._members.values() if member.ready and not member.leaving]
+        spare = len(ready) - self._config.workers
+        load = sum(member.load for member in ready)
+        if spare < 1 or load > (len(ready) - 1) * self._config.busy_load / 2:
+            self._quiet_since = None
+            return
+        now = time.monotonic()
+        self._quiet_since = self._quiet_since or now
+        if now - self._quiet_since >= self._config.idle_seconds:
+            self._quiet_since = None
+            leaving = min(ready, key=lambda member: member.load)
+            leaving.leaving = True
+            log.info("little to do: letting %s go", leaving.identity.decode())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            try:
+                self._look_after()
+            except Exception:
+                log.exception("looking after the workers failed")
+
+    def _look_after(self) -> None:
+        now = time.monotonic()
+        for member in list(self._members.values()):
+            member.messages.put(b"alive")
+            if now - member.heard > self._silent:
+                self._kill(member, f"no sign of life for {self._silent:g} seconds")
+            elif member.leaving and not member.calls and not member.episodes:
+                member.messages.put(b"end")
+        loads = [member.load for member in self._members.values() if member.ready and not member.leaving]
+        if loads and min(loads) >= self._config.busy_load:
+            self._grow()  # also where nothing new has come since the last one was ready
+        self._shrink()
+        self._refill()
+        if self._failures >= _MOST_FAILURES and not any(member.ready for member in self._members.values()):
+            while self._queue:
+                error = WorkerLost("no worker can be started", remedy="the server's messages say why")
+                _fail(self._queue.popleft(), error)
+
+    # What workers say
+
+    def _take_batch(self, batch: list[Frames]) -> None:
+        now = time.monotonic()
+        for frames in batch:
+            member = self._members.get(frames[0])
+            if member is None:
+                continue
+            try:
+                messages = read_batch(frames[-1])
+            except msgspec.MsgspecError:
+                # Left out, what it has done would be waited for for ever.
+                self._kill(member, "what it says cannot be read: is it of another version?")
+                continue
+            for message in messages:
+                self._take(member, message)
+            if member.ready:
+                member.heard = now
+
+    def _take(self, member: Member, message: list[bytes]) -> None:
+        match message:
+            case [b"ready"]:
+                self._welcome(member)
+            case [b"done", id, data]:
+                self._finish(member, id, data, failed=False)
+            case [b"failed", id, data]:
+                self._finish(member, id, data, failed=True)
+            case [b"scored", data]:
+                self._on_scored(msgspec.msgpack.decode(data, type=list[Scored]))
+            case [b"part", id, text]:
+                call = member.calls.get(id)
+                if call is not None and call.show is not None:
+                    call.show(text.decode())
+
+    def _welcome(self, member: Member) -> None:
+        member.ready, self._failures = True, 0
+        if sum(other.ready for other in self._members.values()) >= self._config.workers:
+            self._all_ready.set()
+        while self._queue:
+            self._submit(self._queue.popleft())
+
+
+def _fail(call: Call, error: Exception) -> None:
+    if not call.future.done():
+        call.future.set_exception(error)
+
+
+def _read_failure(method: str, data: bytes) -> Exception:
+    try:
+        response = unpack(data, Response)
+    except BadRequest as error:
+        return ServeError(f"the worker's answer to {method} could not be read: {error.message}")
+    return DeadlinePassed(response.error) if response.kind == "timeout" else error_of(response)
+
+
+def _episode_lost() -> ServeError:
+    return WorkerLost("the worker of this episode died", remedy="start another")
+
+
+def _stopped() -> ServeError:
+    return Stopping("the server has stopped", remedy="ask again when it is back")
