@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, Outcome, Task, Taskset, make, run_rollout
-from treetune.builtin.code import lcb
-from treetune.builtin.code.cases import Problem, Stub, stub_in
-from treetune.builtin.code.lcb import reports_in, same_lines, same_value
+from treetune.builtin.code import lcb, runner
+from treetune.builtin.code.lcb import CodingProblem, Stub, find_stub, same_lines, same_value
+from treetune.builtin.code.runner import read_reports
 from treetune.builtin.search.environments import find_tool
 from treetune.cli.requirements import refuse_unservable
 from treetune.datasets.resolve import load_task
@@ -46,8 +46,8 @@ def sandbox() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time for cases that use all of it."""
-    monkeypatch.setattr(lcb, "CPU_SECONDS", 1)
-    monkeypatch.setattr(lcb, "CLOCK_SECONDS", 5.0)
+    monkeypatch.setattr(runner, "CPU_SECONDS", 1)
+    monkeypatch.setattr(runner, "CLOCK_SECONDS", 5.0)
 
 
 def code(text: str) -> str:
@@ -72,16 +72,16 @@ def asked(prompt: str, truth: Any = SQUARES) -> Task:
 
 class TestCases:
     def test_cases_are_programs_unless_they_or_the_prompt_say_otherwise(self):
-        program = Problem.of(SQUARES)
+        program = CodingProblem.of(SQUARES)
         assert (program.function, program.program, program.cases[0].stdin) == (None, True, "5")
-        function = Problem.of(called([("5", "25")], "square"))
+        function = CodingProblem.of(called([("5", "25")], "square"))
         assert (function.function, function.program) == ("square", False)
-        either = Problem.of(SQUARES, asked(STUB).messages)
+        either = CodingProblem.of(SQUARES, asked(STUB).messages)
         assert (either.function, either.program) == ("square", True)
         assert (either.cases[1].arguments, either.cases[1].returns) == ([-3], 9)
 
     def test_a_case_that_says_stdin_is_a_program_whatever_the_prompt_shows(self):
-        assert Problem.of([{**SQUARES[0], "testtype": "stdin"}], asked(STUB).messages).function is None
+        assert CodingProblem.of([{**SQUARES[0], "testtype": "stdin"}], asked(STUB).messages).function is None
 
     @pytest.mark.parametrize(
         ("prompt", "stub"),
@@ -103,7 +103,7 @@ class TestCases:
         ],
     )
     def test_the_stub_of_one_function_is_found(self, prompt, stub):
-        assert stub_in([{"role": "user", "content": prompt}]) == stub
+        assert find_stub([{"role": "user", "content": prompt}]) == stub
 
     @pytest.mark.parametrize(
         ("case", "arguments", "returns"),
@@ -119,7 +119,7 @@ class TestCases:
         ],
     )
     def test_what_people_write_becomes_a_call(self, case, arguments, returns):
-        problem = Problem.of([case], asked("```python\ndef f(a, b):\n    pass\n```").messages)
+        problem = CodingProblem.of([case], asked("```python\ndef f(a, b):\n    pass\n```").messages)
         assert (problem.cases[0].arguments, problem.cases[0].returns) == (arguments, returns)
 
     @pytest.mark.parametrize(
@@ -220,18 +220,18 @@ class TestComparing:
 
     @given(st.binary(max_size=300) | st.text('{}\n:,0123456789"abcdeghiknpstuvxz ', max_size=300).map(str.encode))
     def test_no_report_of_the_runner_makes_the_judge_fail(self, output):
-        list(reports_in(output))
+        list(read_reports(output))
 
     def test_reports_end_where_they_are_broken(self):
         good = b'{"ended":"done","kind":"text","size":2}\n25'
-        assert [content for _, content in reports_in(good * 2)] == [b"25", b"25"]
+        assert [content for _, content in read_reports(good * 2)] == [b"25", b"25"]
         for bad in (
             b'{"ended":"won","kind":"text","size":2}\n25',
             b'{"ended":"done","kind":"text","size":-1}\n',
             b"25\n",
         ):
-            assert len(list(reports_in(good + bad + good))) == 1
-        assert len(list(reports_in(good + good[:-1]))) == 1
+            assert len(list(read_reports(good + bad + good))) == 1
+        assert len(list(read_reports(good + good[:-1]))) == 1
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -578,7 +578,7 @@ class TestWithoutASandbox:
         def unavailable(*_: Any, **__: Any) -> Any:
             raise SandboxUnavailable("bwrap not installed", remedy="apt-get install bubblewrap")
 
-        monkeypatch.setattr("treetune.builtin.code.python.require", unavailable)
+        monkeypatch.setattr("treetune.builtin.code.runner.require", unavailable)
         monkeypatch.setattr("treetune.sandbox.bubblewrap.required", unavailable)
 
     @pytest.mark.parametrize(("name", "truth"), [("lcb", SQUARES), ("searchcode", "42")])

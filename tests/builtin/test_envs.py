@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
 from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortEnvironment
-from treetune.builtin.conversation import find_tagged
 from treetune.builtin.math import verifier as math_verifier
 from treetune.builtin.search.searcher import Index, load_index
+from treetune.builtin.turns import find_tagged
 from treetune.environment import Contract, contract_of
 from treetune.errors import EnvironmentFault, MissingExtraError
 from treetune.plugins import environments

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from treetune.builtin.conversation import Conversation, find_tagged
+from treetune.builtin.turns import TurnEnvironment, find_tagged
 from treetune.environment import Action, Contract, Kind, Step
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.task import Task
@@ -70,7 +70,7 @@ _NO_SQL = (
 )
 
 
-class Text2SqlEnvironment(Conversation):
+class Text2SqlEnvironment(TurnEnvironment):
     CONTRACT = Contract(
         about="Questions to a database, answered with one SQL query after trying others",
         takes=(Kind.TEXT,),

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from treetune.builtin.conversation import max_turns_of
+from treetune.builtin.turns import max_turns_of
 from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError, UsageError
 from treetune.score import VALID, Verdict, invalid

@@ -59,7 +59,7 @@ def main() -> None:
     names = prelude(answer["code"])
     gc.freeze()  # what is here already is nothing for the children to collect
     for line in source:
-        case = Case(answer, json.loads(line))
+        case = CaseProcess(answer, json.loads(line))
         child = os.fork()
         if child == 0:
             case.run(names)
@@ -86,7 +86,7 @@ def prelude(code: str) -> dict[str, Any]:
     return names
 
 
-class Case:
+class CaseProcess:
     """One case: a child process whose streams are files."""
 
     def __init__(self, answer: dict[str, Any], case: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Case:
         self.calls = bool(defined) or not answer["program"]
         """Whether a function is called: where it must be, and where the answer defines it."""
 
-    def wait(self, child: int) -> Ended:
+    def wait(self, child: int) -> CaseResult:
         """Until its end, or the end of its time."""
         deadline = time.monotonic() + self.answer["seconds"]
         reaped = status = 0
@@ -115,13 +115,13 @@ class Case:
             os.waitpid(child, 0)
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if not reaped or killed_by in (signal.SIGXCPU, signal.SIGKILL):
-            return Ended("timeout", self.calls, b"")
+            return CaseResult("timeout", self.calls, b"")
         if killed_by:
-            return Ended("error", self.calls, f"killed by signal {killed_by}".encode())
+            return CaseResult("error", self.calls, f"killed by signal {killed_by}".encode())
         if status:
             full = b"" if os.statvfs(tempfile.gettempdir()).f_bavail else b"its output or its files are too large"
-            return Ended("error", self.calls, contents(self.error.fileno(), ERROR_BYTES) or full)
-        return Ended("done", self.calls, contents(self.output.fileno()))
+            return CaseResult("error", self.calls, contents(self.error.fileno(), ERROR_BYTES) or full)
+        return CaseResult("done", self.calls, contents(self.output.fileno()))
 
     def run(self, names: dict[str, Any]) -> NoReturn:
         """In the child."""
@@ -174,7 +174,7 @@ class Case:
         write(RESULT, json.dumps(plain(list(returned) if isinstance(returned, tuple) else returned)).encode())
 
 
-class Ended:
+class CaseResult:
     """How a case ended, and what to say about it."""
 
     def __init__(self, ended: str, called: bool, content: bytes) -> None:

@@ -3,51 +3,43 @@
     Task(prompt="Print the square of a number.", env_class="lcb",
          reward_spec={"ground_truth": [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}]})
 
-The ground truth is a list of cases or JSON of one. A case is what a program reads and must print, or in LiveCodeBench's
-form the call of a function (`cases`). The answer earns 1 if every case is right. Printed lines are compared without the
-spaces around them, and as numbers where both sides are. Expected outputs never enter the sandbox, and everything is
-compared outside of it.
+The ground truth is a list of cases or JSON of one. A case is what a program reads and must print. The answer earns 1 if
+every case is right. Printed lines are compared without the spaces around them, and as numbers where both sides are.
+Expected outputs never enter the sandbox, and everything is compared outside of it.
 
-Where a list of cases says nothing else and the prompt shows the stub of a function, such as `def square(n):`, that
-function is called with `5`; a program that reads `5` and prints `25` is right too. Rows written for SkyRL then say that
-it is a function, and skyrl-gym rewards only that.
-
-Differences from skyrl-gym 0.4.0:
-- code runs in a sandbox, with limits of memory, disk and output; there in the trainer's own process tree.
-- an answer is a program of its own: `sys.stdin.buffer`, `os.write(1, ...)`, `global` and `from __future__` work;
-  there its lines become the body of a function, and such answers earn 0.
-- every case begins afresh; there one case sees what another left behind.
-- a case may use 6 seconds of processor time, and 12 by the clock, all together five minutes; there each has 6 by the
-  clock, however busy the machine is.
-- a function's result must be what JSON can say; there an object that equals everything is right.
-- numbers and lists as inputs and outputs become text, and a function's texts that are no JSON are taken literally;
-  there such cases earn 0 for ever.
-- numpy and pandas are there where the system's Python has them (`apt-get install python3-numpy`).
+In LiveCodeBench's form a case may say `testtype: functional` and `metadata: {func_name: square}`: then a function is
+called, with one argument a line. Where cases say nothing and the prompt shows the stub of one function, such as
+`def square(n):`, that function is called, or a program is run where the answer does not define it. Rows written for
+SkyRL then say that it is a function, and skyrl-gym rewards only that.
 """
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
-from treetune.builtin.code.cases import Case, CasesContract, Problem, code_in
-from treetune.builtin.code.python import MAIN, run_python, sandbox_required
-from treetune.builtin.conversation import Conversation
-from treetune.environment import Action, Kind, Step, Stored
+from treetune.builtin.code import runner
+from treetune.builtin.code.runner import (
+    CASE_RUNNER,
+    MAIN,
+    Head,
+    encode_request,
+    read_reports,
+    require_sandbox,
+    run_python,
+)
+from treetune.builtin.turns import TurnEnvironment
+from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.sandbox import Ended, Result, SandboxLimits
 from treetune.task import Message, Task
 from treetune.threads import call
 
-CPU_SECONDS = 6
-"""Processor time of one case."""
-CLOCK_SECONDS = 12.0
-"""The most seconds of one case by the clock, on a busy machine."""
 START_SECONDS = 10.0
 MOST_SECONDS = 300.0
 """The most seconds of all cases together, by the clock."""
@@ -58,15 +50,70 @@ OUTPUT_KB = 1024
 SHOWN = 200
 """How many characters of a value an explanation quotes."""
 
-_LONGEST_HEAD = 100
 _ENDED = {
     Ended.TIMEOUT: "no end in time",
     Ended.MEMORY: f"more than {MEMORY_MB} MB of memory",
     Ended.OUTPUT: "far too much output",
 }
+_BLOCK = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
+_DEFINITION = re.compile(r"^([ \t]*)def \w+", re.MULTILINE)
 
 
-class LcbEnvironment(Conversation):
+class Case(msgspec.Struct, frozen=True):
+    stdin: str
+    stdout: str
+    arguments: list[Any]
+    returns: Any
+    """The same as the call of a function, in JSON's types."""
+
+
+class CodingProblem(msgspec.Struct, frozen=True):
+    cases: list[Case]
+    function: str | None = None
+    """The function that is called, if the answer defines it."""
+    program: bool = True
+    """Whether a program that reads standard input may solve it."""
+
+    @classmethod
+    def of(cls, truth: Any, messages: Sequence[Message] = ()) -> CodingProblem:
+        """From a list of cases or JSON of one; ValueError says what is wrong with it."""
+        cases = _decode_cases(truth)
+        if cases[0].get("testtype") == "functional":
+            name = (cases[0].get("metadata") or {}).get("func_name")
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ValueError("has functional cases without metadata.func_name")
+            return cls([Case("", "", *_read_call(case, None)) for case in cases], name, program=False)
+        stub = None if cases[0].get("testtype") else find_stub(messages)
+        texts = [(_write_text(case["input"]), _write_text(case["output"])) for case in cases]
+        if stub is None:
+            return cls([Case(*text, [], None) for text in texts])
+        calls = [_read_call(case, stub.parameters) for case in cases]
+        return cls([Case(*text, *call) for text, call in zip(texts, calls, strict=True)], stub.name)
+
+
+class CasesContract(Contract, frozen=True, kw_only=True):
+    """A contract whose ground truth is test cases, stored as LiveCodeBench has them: JSON, all values text."""
+
+    def problem(self, truth: Any) -> str | None:
+        if (problem := super().problem(truth)) is not None:
+            return problem
+        try:
+            CodingProblem.of(truth)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def encode(self, truth: Any, task: Task | None = None) -> Any:
+        try:
+            problem = CodingProblem.of(truth, task.messages if task is not None else ())
+        except ValueError:
+            return super().encode(truth, task)
+        given = _decode_cases(truth)
+        stored = [_store_case(problem, case, raw) for case, raw in zip(problem.cases, given, strict=True)]
+        return truth if isinstance(truth, str) and stored == given else json.dumps(stored)
+
+
+class LcbEnvironment(TurnEnvironment):
     CONTRACT = CasesContract(
         about="Coding problems: the code block of one answer is run on test cases",
         takes=(Kind.CASES, Kind.TEXT),
@@ -79,101 +126,62 @@ class LcbEnvironment(Conversation):
         """`extra_info.solution` where given, else code that knows the cases by heart."""
         solution = task.extra_info.get("solution")
         if isinstance(solution, str) and solution:
-            return solution if code_in(solution) else fenced(solution)
+            return solution if find_code(solution) else f"```python\n{solution}\n```"
         try:
-            return fenced(by_heart(Problem.of(task.ground_truth, task.messages)))
+            return f"```python\n{memorise(CodingProblem.of(task.ground_truth, task.messages))}\n```"
         except ValueError:
             return None
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._problem = Problem.of(task.ground_truth, task.messages)
+        self._problem = CodingProblem.of(task.ground_truth, task.messages)
 
     async def start(self) -> list[Message]:
-        await sandbox_required()
+        await require_sandbox()
         return self.task.messages
 
     async def step(self, action: Action) -> Step:
-        code = code_in(action.text)
-        total = len(self._problem.cases)
+        code = find_code(action.text)
         if code is None:
             return Step(done=True, info={"explanation": "no code block", "success": False})
-        asked = await call(request, self._problem, code)
-        result = await run_python({MAIN: _runner()}, stdin=asked, limits=limits_of(self._problem))
-        passed, explanation = await call(judged, self._problem, result)
-        right = passed == total
-        return Step(
-            reward=float(right),
-            done=True,
-            info={
-                "answer": code,
-                "explanation": explanation,
-                "success": right,
-                "metrics": {"cases": total, "passed": passed},
-            },
-        )
+        request = await call(make_request, self._problem, code)
+        result = await run_python({MAIN: CASE_RUNNER}, stdin=request, limits=limits_of(self._problem))
+        passed, explanation = await call(judge, self._problem, result)
+        total = len(self._problem.cases)
+        return self.end(float(passed == total), explanation, answer=code, cases=total, passed=passed)
 
 
-class Head(msgspec.Struct, frozen=True):
-    """What the runner says of a case; as untrusted as the answer itself."""
-
-    ended: Literal["done", "error", "timeout"]
-    kind: Literal["text", "value"]
-    size: Annotated[int, msgspec.Meta(ge=0)]
+def make_request(problem: CodingProblem, code: str) -> bytes:
+    """What the case runner is told: never an expected output."""
+    answer = {"code": code, "function": problem.function, "program": problem.program}
+    return encode_request(answer, [{"stdin": case.stdin, "arguments": case.arguments} for case in problem.cases])
 
 
-def request(problem: Problem, code: str) -> bytes:
-    """The answer and the inputs for the runner."""
-    first = {
-        "code": code,
-        "function": problem.function,
-        "program": problem.program,
-        "cpu_seconds": CPU_SECONDS,
-        "seconds": CLOCK_SECONDS,
-    }
-    lines = [first, *({"stdin": case.stdin, "arguments": case.arguments} for case in problem.cases)]
-    return "".join(json.dumps(line) + "\n" for line in lines).encode()
-
-
-def limits_of(problem: Problem) -> SandboxLimits:
+def limits_of(problem: CodingProblem) -> SandboxLimits:
     inputs = max(len(case.stdin) for case in problem.cases)
     outputs = sum(len(case.stdout) + len(json.dumps(case.returns)) for case in problem.cases)
     return SandboxLimits(
-        seconds=min(START_SECONDS + (CLOCK_SECONDS + 1) * len(problem.cases), MOST_SECONDS),
+        seconds=min(START_SECONDS + (runner.CLOCK_SECONDS + 1) * len(problem.cases), MOST_SECONDS),
         memory_mb=MEMORY_MB,
         disk_mb=DISK_MB + (4 * (inputs + outputs) >> 20),
         output_kb=OUTPUT_KB + (8 * outputs >> 10),
     )
 
 
-def judged(problem: Problem, result: Result) -> tuple[int, str]:
+def judge(problem: CodingProblem, result: Result) -> tuple[int, str]:
     """How many cases are right before the first that is not, and why it is not."""
     total = len(problem.cases)
-    reports = reports_in(result.stdout)
+    reports = read_reports(result.stdout)
     for number, case in enumerate(problem.cases, 1):
         head, content = next(reports, (None, b""))
-        wrong = _wrong(problem, case, head, content)
-        if wrong is not None:
+        fault = _find_fault(problem, case, head, content)
+        if fault is not None:
             limit = _ENDED.get(result.ended) if head is None or head.ended != "done" else None
-            return number - 1, f"case {number} of {total}: {limit or wrong}"
+            return number - 1, f"case {number} of {total}: {limit or fault}"
     return total, "right"
 
 
-def reports_in(output: bytes) -> Iterator[tuple[Head, bytes]]:
-    """What the runner wrote, case by case, as far as it is well-formed."""
-    at = 0
-    while (end := output.find(b"\n", at, at + _LONGEST_HEAD)) >= 0:
-        try:
-            head = msgspec.json.decode(output[at:end], type=Head)
-        except msgspec.DecodeError:
-            return
-        at = end + 1 + head.size
-        if at > len(output):
-            return
-        yield head, output[end + 1 : at]
-
-
-def _wrong(problem: Problem, case: Case, head: Head | None, content: bytes) -> str | None:
+def _find_fault(problem: CodingProblem, case: Case, head: Head | None, content: bytes) -> str | None:
     """Why a case is not right; None if it is."""
     if head is None or not (problem.program if head.kind == "text" else problem.function):
         return "it broke off"
@@ -181,12 +189,16 @@ def _wrong(problem: Problem, case: Case, head: Head | None, content: bytes) -> s
     if head.ended == "timeout":
         return _ENDED[Ended.TIMEOUT]
     if head.ended == "error":
-        return _quoted(said.strip().rpartition("\n")[2] or "it failed")
+        return _shorten(said.strip().rpartition("\n")[2] or "it failed")
     if head.kind == "text":
         right, expected = same_lines(said, case.stdout), case.stdout
     else:
         right, expected = same_value(said, case.returns), json.dumps(case.returns)
-    return None if right else f"{_quoted(said.strip()) or 'nothing'} instead of {_quoted(expected.strip())}"
+    return None if right else f"{_shorten(said.strip()) or 'nothing'} instead of {_shorten(expected.strip())}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def same_lines(given: str, expected: str) -> bool:
@@ -211,7 +223,7 @@ def same_value(given: str, expected: Any) -> bool:
         return False
 
 
-def by_heart(problem: Problem) -> str:
+def memorise(problem: CodingProblem) -> str:
     """A program, or a function where one is asked for, that knows every input of the cases."""
     if problem.function is None:
         table = {case.stdin.strip(): case.stdout for case in problem.cases}
@@ -224,18 +236,121 @@ def by_heart(problem: Problem) -> str:
     )
 
 
-def fenced(code: str) -> str:
-    return f"```python\n{code}\n```"
-
-
 def _literal(table: dict[str, str]) -> str:
     return repr(table).replace("`", "\\x60")  # which would end the code block
 
 
-def _quoted(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+def find_code(text: str) -> str | None:
+    """The last code block of an answer."""
+    blocks = _BLOCK.findall(text)
+    return blocks[-1].strip() if blocks else None
 
 
-@cache
-def _runner() -> bytes:
-    return Path(__file__).with_name("case_runner.py").read_bytes()
+class Stub(msgspec.Struct, frozen=True):
+    """A function that the prompt asks to be written."""
+
+    name: str
+    parameters: int
+
+
+def find_stub(messages: Sequence[Message]) -> Stub | None:
+    """The one function that the last message of the user shows without a body."""
+    asked = [message.get("content") for message in messages if message.get("role") == "user"]
+    blocks = _BLOCK.findall(asked[-1]) if asked and isinstance(asked[-1], str) else []
+    return _parse_stub(blocks[0]) if len(blocks) == 1 else None
+
+
+def _parse_stub(code: str) -> Stub | None:
+    lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    definitions = _DEFINITION.findall(code)
+    if len(definitions) != 1:
+        return None
+    tree = None
+    for body in ((), (f"{definitions[0]}    pass",)):  # a comment alone is no body
+        try:
+            tree = ast.parse("\n".join([*lines, *body]))
+            break
+        except (SyntaxError, ValueError):
+            continue
+    found = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)] if tree else []
+    method = len(found) == 1 and isinstance(found[0], ast.ClassDef) and found[0].name == "Solution"
+    if method:
+        found = list(found[0].body)  # type: ignore[attr-defined]
+    if len(found) != 1 or not isinstance(found[0], ast.FunctionDef) or not all(map(_is_empty, found[0].body)):
+        return None
+    arguments = found[0].args
+    return Stub(found[0].name, len(arguments.posonlyargs) + len(arguments.args) - method)
+
+
+def _is_empty(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr | ast.Return):
+        return statement.value is None or isinstance(statement.value, ast.Constant)
+    return isinstance(statement, ast.Pass | ast.Raise)
+
+
+def _decode_cases(truth: Any) -> list[dict[str, Any]]:
+    if isinstance(truth, str):
+        try:
+            truth = json.loads(truth)
+        except (ValueError, RecursionError):
+            raise ValueError("is text, but no JSON of test cases") from None
+    if not isinstance(truth, list) or not truth:
+        raise ValueError("holds no test cases")
+    for number, case in enumerate(truth, 1):
+        if not isinstance(case, dict) or case.get("input") is None or case.get("output") is None:
+            raise ValueError(f"has no input and output in case {number}")
+        if not isinstance(case.get("metadata") or {}, dict):
+            raise ValueError(f"has a metadata that is no mapping in case {number}")
+    return truth
+
+
+def _write_text(value: Any) -> str:
+    """As a program reads or prints it: a list is lines, what has no text is JSON."""
+    lines = value if isinstance(value, list) else [value]
+    return "\n".join(str(line) if isinstance(line, str | int | float) else json.dumps(line) for line in lines)
+
+
+def _read_call(case: dict[str, Any], parameters: int | None) -> tuple[list[Any], Any]:
+    """Arguments and result: text is one argument a line; a list is all of them where there are as many parameters."""
+    given, expected = case["input"], case["output"]
+    if isinstance(given, str):
+        arguments = [_read_value(line) for line in given.removesuffix("\n").split("\n")] if given.strip() else []
+    elif isinstance(given, list) and parameters not in (None, 1) and len(given) == parameters:
+        arguments = given
+    else:
+        arguments = [given]
+    return arguments, _read_value(expected) if isinstance(expected, str) else expected
+
+
+def _read_value(text: str) -> Any:
+    """What a text stands for: JSON, else a Python literal, else itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(json.dumps(ast.literal_eval(text.strip())))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def _store_case(problem: CodingProblem, case: Case, raw: dict[str, Any]) -> dict[str, Any]:
+    """The case as skyrl-gym reads it."""
+    if problem.function is None:
+        return {**raw, "input": case.stdin, "output": case.stdout}
+    keeps = isinstance(raw["input"], str) and all(map(_is_json, raw["input"].split("\n")))
+    return {
+        **raw,
+        "input": raw["input"] if keeps else "\n".join(map(json.dumps, case.arguments)),
+        "output": raw["output"] if _is_json(raw["output"]) else json.dumps(case.returns),
+        "testtype": "functional",
+        "metadata": {**(raw.get("metadata") or {}), "func_name": problem.function},
+    }
+
+
+def _is_json(text: Any) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True

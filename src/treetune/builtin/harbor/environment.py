@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from treetune.builtin.conversation import max_turns_of
 from treetune.builtin.harbor.folder import HarborFolder, filled
+from treetune.builtin.turns import max_turns_of
 from treetune.environment import Action, Environment, Step
 from treetune.errors import EnvironmentFault
 from treetune.sandbox import Bubblewrap, SandboxLimits

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 
-from treetune.builtin.conversation import Conversation, spell_truth
 from treetune.builtin.math.verifier import compare, require_math_verify
+from treetune.builtin.turns import TurnEnvironment, spell_truth
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.task import Task
 from treetune.threads import call
@@ -60,7 +60,7 @@ _REWRITES = tuple(
 )
 
 
-class AimeEnvironment(Conversation):
+class AimeEnvironment(TurnEnvironment):
     CONTRACT = Contract(
         about="Competition math in one answer that ends in `Answer: ...`",
         takes=(Kind.TEXT, Kind.NUMBER),

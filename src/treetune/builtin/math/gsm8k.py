@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from treetune.builtin.conversation import Conversation, spell_truth
+from treetune.builtin.turns import TurnEnvironment, spell_truth
 from treetune.environment import Action, Contract, Kind, Observation, Step, Stored
 from treetune.task import Task
 
@@ -31,7 +31,7 @@ _GO_ON = (
 _LAST = "Now provide only the final numeric answer in the exact format: '#### ANSWER'."
 
 
-class Gsm8kEnvironment(Conversation):
+class Gsm8kEnvironment(TurnEnvironment):
     CONTRACT = Contract(
         about="Grade-school math in one answer that ends in `#### number`",
         takes=(Kind.TEXT, Kind.NUMBER),

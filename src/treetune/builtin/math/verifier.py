@@ -5,22 +5,26 @@ r"""Are two mathematical expressions the same? math-verify says it, in a process
 
 `compare` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept. A
 worker that does not answer in time is ended, and the two expressions count as different.
+
+A worker is this file run as a program: it reads `[truth, answer, seconds]` a line and writes `true` or `false`. After
+so many seconds of processor time the kernel ends it. math-verify's own timeout is off: it is an exception that
+math-verify may catch itself. An expression that explodes meets the memory limit first.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from queue import LifoQueue
-
-from treetune.errors import EnvironmentFault, MissingExtraError
+from typing import Any
 
 SECONDS = 5.0
 """The processor time of one comparison."""
@@ -28,14 +32,16 @@ CLOCK_SECONDS = 30.0
 """The most seconds of one by the clock, on a busy machine."""
 START_SECONDS = 120.0
 """How long the import of sympy may take on a busy machine."""
+MEMORY = 1 << 30
+"""The most bytes of a worker."""
 
 DIED = b""
-"""What a process that has ended says."""
-
-_WORKER = Path(__file__).with_name("worker.py")
+"""What is read from a worker that has ended."""
 
 
 def require_math_verify() -> None:
+    from treetune.errors import MissingExtraError  # here, for a worker needs nothing of Treetune
+
     if find_spec("math_verify") is None:
         raise MissingExtraError.of("math-verify", "math")
 
@@ -53,7 +59,7 @@ def _ask(truth: str, answer: str) -> bytes | None:
     worker = idle.get()
     reply: bytes | None = DIED
     try:
-        worker = worker or Verifier()
+        worker = worker or VerifierProcess()
         reply = worker.ask(truth, answer)
         return reply
     finally:
@@ -63,13 +69,15 @@ def _ask(truth: str, answer: str) -> bytes | None:
         idle.put(worker)
 
 
-class Verifier:
-    """A process that compares."""
+class VerifierProcess:
+    """A worker, seen from outside."""
 
     def __init__(self) -> None:
+        from treetune.errors import EnvironmentFault
+
         require_math_verify()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER)],  # -P: not beside our own modules
+            [sys.executable, "-P", __file__],  # -P: not beside our own modules
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -102,20 +110,15 @@ class Verifier:
         return self._process.stdout.readline() if poll.poll(seconds * 1000) else None
 
 
-def _make_slots() -> LifoQueue[Verifier | None]:
-    """A place for each core, with the worker that was started for it or none yet."""
-    idle: LifoQueue[Verifier | None] = LifoQueue()
-    for _ in range(len(os.sched_getaffinity(0))):
-        idle.put(None)
-    return idle
-
-
-_idle = _make_slots()
+_idle: LifoQueue[VerifierProcess | None]
+"""A place for each core: the worker that was started for it, or None."""
 
 
 def _forget_workers() -> None:
     global _idle
-    _idle = _make_slots()
+    _idle = LifoQueue()
+    for _ in range(len(os.sched_getaffinity(0))):
+        _idle.put(None)
 
 
 def _end_idle() -> None:
@@ -124,6 +127,34 @@ def _end_idle() -> None:
             worker.end()
 
 
-# A forked child must not talk to its parent's workers.
-os.register_at_fork(after_in_child=_forget_workers)
-atexit.register(_end_idle)
+def _serve() -> None:
+    """The worker's own part."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the libraries print is no reply
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    from math_verify import parse, verify
+
+    logging.disable()
+
+    def read(text: str) -> Any:
+        marked = "$" in text or "\\boxed" in text
+        return parse(text if marked else f"${text}$", parsing_timeout=None)
+
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        truth, answer, seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            same = bool(verify(read(truth), read(answer), timeout_seconds=None))
+        except Exception:
+            same = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(same), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
+else:
+    _forget_workers()
+    os.register_at_fork(after_in_child=_forget_workers)  # a forked child must not talk to its parent's workers
+    atexit.register(_end_idle)

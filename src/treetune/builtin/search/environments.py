@@ -21,10 +21,10 @@ import string
 from collections import deque
 from typing import Any
 
-from treetune.builtin.code.python import MAIN, run_python, sandbox_required
-from treetune.builtin.conversation import Conversation, find_tagged
+from treetune.builtin.code.runner import MAIN, require_sandbox, run_python
 from treetune.builtin.math.gsm8k import NUMBER_PATTERN, Gsm8kEnvironment
 from treetune.builtin.search.searcher import Searcher
+from treetune.builtin.turns import TurnEnvironment, find_tagged
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.errors import EnvironmentFault
 from treetune.sandbox import Ended, Result, SandboxLimits
@@ -44,7 +44,7 @@ _OPENING = re.compile(r"<(\w+)>")
 _CLOSING = re.compile(r"</(\w+)>")
 
 
-class SearchEnvironment(Conversation):
+class SearchEnvironment(TurnEnvironment):
     CONTRACT = Contract(
         about="Questions answered after searching a corpus",
         takes=(Kind.TEXT, Kind.LIST, Kind.MAPPING),
@@ -117,7 +117,7 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
         self._programs = self._failures = 0
 
     async def start(self) -> list[Message]:
-        await sandbox_required()
+        await require_sandbox()
         return self.task.messages
 
     async def step(self, action: Action) -> Step:

@@ -1,7 +1,7 @@
 """OS interaction: a question about a Linux machine, or something to do on it; AgentBench's samples.
 
-    parse(Action.of("Think: look.\\n\\nAct: bash\\n\\n```bash\\nls\\n```"))    # Bash("ls")
-    parse(Action.of({"name": "answer_action", "arguments": {"answer": "3"}}))   # Answer("3")
+    parse(Action.of("Think: look.\\n\\nAct: bash\\n\\n```bash\\nls\\n```"))    # BashAction("ls")
+    parse(Action.of({"name": "answer_action", "arguments": {"answer": "3"}}))   # AnswerAction("3")
 
 The policy runs scripts in a shell that lives on, then answers or finishes: in AgentBench's text form, by its function
 calls, or with one block of code alone. The reference answer is taken before its first action: what the policy does to
@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from treetune.builtin.conversation import max_turns_of
 from treetune.builtin.harbor.environment import blocks_of
 from treetune.builtin.shell.sample import MATCHERS, Sample, Script, problem_with_reference
+from treetune.builtin.turns import max_turns_of
 from treetune.environment import Action, Environment, Step, show
 from treetune.errors import EnvironmentFault
 from treetune.sandbox.filesystem import is_passable
@@ -115,13 +115,15 @@ class OSInteractionEnvironment(Environment):
     async def step(self, action: Action) -> Step:
         self._turns += 1
         move = parse(action)
-        if isinstance(move, Answer | Finish):
-            return await self._judge(move.text if isinstance(move, Answer) else "", gave=isinstance(move, Answer))
-        said = f"Nothing was done: {move.why}." if isinstance(move, Nothing) else await self._execute(move)
+        if isinstance(move, AnswerAction | FinishAction):
+            answer = move.text if isinstance(move, AnswerAction) else None
+            right, why = await self._is_right(answer or "")
+            return self._end(float(right), why, answer=answer)
+        said = f"Nothing was done: {move.why}." if isinstance(move, InvalidAction) else await self._execute(move)
         if said is None:
-            return self._over(0.0, "it took more memory than there is, and ended the machine")
+            return self._end(0.0, "it took more memory than there is, and ended the machine")
         if self._turns >= self._max_turns:
-            return self._over(0.0, "no answer within the turns there are", truncated=True, said=said)
+            return self._end(0.0, "no answer within the turns there are", truncated=True, said=said)
         return Step(said, info={"metrics": {"turns": self._turns}})
 
     async def close(self) -> None:
@@ -135,7 +137,7 @@ class OSInteractionEnvironment(Environment):
         example = self.task.sample.evaluation.example
         return (await self._run(example, seconds=SETUP_SECONDS)).text if example is not None else ""
 
-    async def _execute(self, move: Bash) -> str | None:
+    async def _execute(self, move: BashAction) -> str | None:
         """What the script printed, as the policy sees it; None where it ended the machine."""
         assert self._shell is not None
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -166,10 +168,6 @@ class OSInteractionEnvironment(Environment):
                 remedy="leave the sample out; `treetune validate` tells which do not work here",
             )
         return result.text
-
-    async def _judge(self, answer: str, *, gave: bool) -> Step:
-        right, why = await self._is_right(answer)
-        return self._over(float(right), why, answer=answer if gave else None)
 
     async def _is_right(self, answer: str) -> tuple[bool, str]:
         evaluation = self.task.sample.evaluation
@@ -216,7 +214,7 @@ class OSInteractionEnvironment(Environment):
             return []
         return [path for path in await self._shell.broken() if path not in self._made]
 
-    def _over(self, reward: float, why: str, *, truncated: bool = False, said: str = "", answer: Any = None) -> Step:
+    def _end(self, reward: float, why: str, *, truncated: bool = False, said: str = "", answer: Any = None) -> Step:
         info: dict[str, Any] = {
             "explanation": why,
             "success": reward > 0,
@@ -257,43 +255,43 @@ def format_result(result: ShellResult, seconds: float, chars: int) -> str:
     return text + (("\n" if text else "") + f"({'; '.join(notes)})" if notes else "")
 
 
-class Bash(msgspec.Struct, frozen=True):
+class BashAction(msgspec.Struct, frozen=True):
     script: str
 
 
-class Answer(msgspec.Struct, frozen=True):
+class AnswerAction(msgspec.Struct, frozen=True):
     text: str
 
 
-class Finish(msgspec.Struct, frozen=True):
+class FinishAction(msgspec.Struct, frozen=True):
     pass
 
 
-class Nothing(msgspec.Struct, frozen=True):
+class InvalidAction(msgspec.Struct, frozen=True):
     """Nothing that could be done."""
 
     why: str
 
 
-Move = Bash | Answer | Finish | Nothing
+Move = BashAction | AnswerAction | FinishAction | InvalidAction
 
 
 def parse(action: Action) -> Move:
     move = _parse_text(action.content) if isinstance(action.content, str) else _parse_call(action.content)
-    said = move.script if isinstance(move, Bash) else move.text if isinstance(move, Answer) else ""
-    return move if is_passable(said) else Nothing("it has a character that no command can have")
+    said = move.script if isinstance(move, BashAction) else move.text if isinstance(move, AnswerAction) else ""
+    return move if is_passable(said) else InvalidAction("it has a character that no command can have")
 
 
 def _parse_call(content: Any) -> Move:
     if isinstance(content, list) and content:
         return _parse_call(content[-1])
     if not isinstance(content, dict):
-        return Nothing("an action is text, or a function call with a name and arguments")
+        return InvalidAction("an action is text, or a function call with a name and arguments")
     if calls := content.get("tool_calls"):
         return (
             _parse_call(calls[0])
             if isinstance(calls, list) and len(calls) == 1
-            else Nothing("call one function a turn")
+            else InvalidAction("call one function a turn")
         )
     if isinstance(content.get("function"), dict):
         return _parse_call(content["function"])
@@ -306,31 +304,33 @@ def _parse_call(content: Any) -> Move:
         except msgspec.DecodeError:
             arguments = None
     if not isinstance(arguments, dict):
-        return Nothing("the arguments of a call are a JSON object")
+        return InvalidAction("the arguments of a call are a JSON object")
     match str(content.get("name", "")).removesuffix("_action"):
         case "bash" if isinstance(arguments.get("script"), str):
-            return Bash(arguments["script"])
+            return BashAction(arguments["script"])
         case "answer" if "answer" in arguments:
-            return Answer(str(arguments["answer"]))
+            return AnswerAction(str(arguments["answer"]))
         case "finish":
-            return Finish()
-    return Nothing("the functions are bash_action(script), answer_action(answer) and finish_action()")
+            return FinishAction()
+    return InvalidAction("the functions are bash_action(script), answer_action(answer) and finish_action()")
 
 
 def _parse_text(text: str) -> Move:
     acts = ACT.findall(text)
     blocks = blocks_of(text)
     if len(acts) > 1 or len(blocks) > 1:
-        return Nothing("do one thing a turn")
+        return InvalidAction("do one thing a turn")
     act = acts[0].strip() if acts else ""
     kind = re.sub(r"\W.*", "", act, flags=re.S).casefold()
     if kind == "answer":
         # An answer may have several lines.
         whole = text[text.index(acts[0]) :].strip()
         found = ANSWER.fullmatch(whole) or ANSWER.fullmatch(act)
-        return Answer(found[1].strip().strip("\"'")) if found else Nothing("write the answer as Act: answer(...)")
+        if found is None:
+            return InvalidAction("write the answer as Act: answer(...)")
+        return AnswerAction(found[1].strip().strip("\"'"))
     if kind == "finish":
-        return Finish()
+        return FinishAction()
     if blocks and kind in ("", "bash"):
-        return Bash(blocks[0])
-    return Nothing("say Act: bash with a block that begins with ```bash, Act: answer(...), or Act: finish")
+        return BashAction(blocks[0])
+    return InvalidAction("say Act: bash with a block that begins with ```bash, Act: answer(...), or Act: finish")

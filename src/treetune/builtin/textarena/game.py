@@ -1,6 +1,6 @@
 """One game of textarena, with random numbers of its own, and the moves that win it.
 
-    game = Game("TicTacToe-v0", seed=7, players=2)
+    game = TextArenaGame("TicTacToe-v0", seed=7, players=2)
     game.player, game.read(0)    # whose turn it is; what player 0 has not seen yet
     game.act("[4]")              # True when the game is over
     game.rewards
@@ -44,7 +44,7 @@ class InvalidMove(Exception):
     """Raised by a copy of a game that is used to try a move."""
 
 
-class Game:
+class TextArenaGame:
     def __init__(self, name: str, *, seed: int, players: int = 1, params: dict[str, Any] | None = None) -> None:
         self._name = name
         self._random = _Random(seed)
@@ -167,7 +167,7 @@ def count_players(name: str, params: dict[str, Any], players: int | None) -> int
     refusal: Exception | None = None
     for number in range(1, MOST_PLAYERS + 1) if players is None else [players]:
         try:
-            game = Game(name, seed=0, players=number, params=params)
+            game = TextArenaGame(name, seed=0, players=number, params=params)
         except TreetuneError:
             raise
         except Exception as error:

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.builtin.conversation import max_turns_of
-from treetune.builtin.textarena.game import MOST_PLAYERS, Game, count_players
+from treetune.builtin.textarena.game import MOST_PLAYERS, TextArenaGame, count_players
+from treetune.builtin.turns import max_turns_of
 from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError, described
 from treetune.plugins import absolute_spec, load_object
@@ -169,14 +169,14 @@ def first_observation(task: TextArenaTask) -> str:
     return game.read(POLICY)
 
 
-def _make_game(task: TextArenaTask) -> Game:
-    return Game(task.game, seed=task.seed, players=task.players, params=task.params)
+def _make_game(task: TextArenaTask) -> TextArenaGame:
+    return TextArenaGame(task.game, seed=task.seed, players=task.players, params=task.params)
 
 
 class Opponent:
     """Plays everybody but the policy."""
 
-    def __init__(self, game: Game, task: TextArenaTask) -> None:
+    def __init__(self, game: TextArenaGame, task: TextArenaTask) -> None:
         self._game, self._spec = game, task.opponent
         self._rng = random.Random(f"opponent {task.seed}")
         self._seen: dict[int, list[str]] = {}

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
-from treetune.builtin.conversation import max_turns_of
+from treetune.builtin.turns import max_turns_of
 from treetune.environment import Environment
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.errors import EnvironmentFault, UsageError, described

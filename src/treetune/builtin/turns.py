@@ -1,6 +1,6 @@
 """What the built-in environments share: a checked ground truth, a count of turns, and how an episode ends.
 
-    class Echo(Conversation):
+    class Echo(TurnEnvironment):
         CONTRACT = Contract(about="Repeat it", takes=(Kind.TEXT,), max_turns=3)
 
         async def step(self, action):
@@ -21,7 +21,7 @@ from treetune.errors import EnvironmentFault
 from treetune.task import Message, Task
 
 
-class Conversation(Environment):
+class TurnEnvironment(Environment):
     """The task's prompt, then one answer a turn, `max_turns` of them at the most."""
 
     CONTRACT: ClassVar[Contract]
