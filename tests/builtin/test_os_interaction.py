@@ -8,7 +8,14 @@ import json
 import pytest
 
 from treetune import Action
-from treetune.builtin.shell.environment import Answer, Bash, Finish, Nothing, OSInteractionEnvironment, parse
+from treetune.builtin.shell.environment import (
+    AnswerAction,
+    BashAction,
+    FinishAction,
+    InvalidAction,
+    OSInteractionEnvironment,
+    parse,
+)
 from treetune.builtin.shell.sample import MATCHERS
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import ConfigError, EnvironmentFault
@@ -63,17 +70,17 @@ def bash(script):
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        (bash("ls\npwd"), Bash("ls\npwd")),
-        ("```bash\nls\n```", Bash("ls")),
-        ("Think: done.\nAct: answer(42)", Answer("42")),
-        ("Act: answer(a (b) c)", Answer("a (b) c")),
-        ("Act: answer(two\nlines)", Answer("two\nlines")),
-        ('**Act:** answer("x").', Answer("x")),
-        ("Act: finish", Finish()),
-        ({"name": "bash_action", "arguments": {"script": "ls"}}, Bash("ls")),
-        ({"tool_calls": [{"function": {"name": "answer_action", "arguments": '{"answer": 3}'}}]}, Answer("3")),
-        ([{"role": "assistant", "content": "Act: finish"}], Finish()),
-        ({"name": "finish_action"}, Finish()),
+        (bash("ls\npwd"), BashAction("ls\npwd")),
+        ("```bash\nls\n```", BashAction("ls")),
+        ("Think: done.\nAct: answer(42)", AnswerAction("42")),
+        ("Act: answer(a (b) c)", AnswerAction("a (b) c")),
+        ("Act: answer(two\nlines)", AnswerAction("two\nlines")),
+        ('**Act:** answer("x").', AnswerAction("x")),
+        ("Act: finish", FinishAction()),
+        ({"name": "bash_action", "arguments": {"script": "ls"}}, BashAction("ls")),
+        ({"tool_calls": [{"function": {"name": "answer_action", "arguments": '{"answer": 3}'}}]}, AnswerAction("3")),
+        ([{"role": "assistant", "content": "Act: finish"}], FinishAction()),
+        ({"name": "finish_action"}, FinishAction()),
     ],
 )
 def test_what_a_policy_says_is_understood(said, meant):
@@ -102,7 +109,7 @@ def test_what_a_policy_says_is_understood(said, meant):
     ],
 )
 def test_what_is_no_action_is_said_to_be_none(said):
-    assert isinstance(parse(Action.of(said)), Nothing)
+    assert isinstance(parse(Action.of(said)), InvalidAction)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Script(msgspec.Struct, frozen=True):
         return ["bash", "-c", self.code, *(["--", *parameters] if parameters else [])]
 
 
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two: what the answer must be, or scripts that must all end with 0."""
 
     match: str | None = None
@@ -67,7 +67,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Run before the episode, each by itself."""
     start: Script | None = None
     """Run in the shell of the episode."""
-    evaluation: Evaluation
+    evaluation: SampleEvaluation
     image: str | None = None
     """The image it names, for machines that are containers."""
     refusal: str | None = None
@@ -98,7 +98,7 @@ def read_sample(raw: dict[str, Any], find_script: FindScript, *, containers: boo
             description=str(raw["description"]),
             init=[_read_script(init, find_script) for init in (inits if isinstance(inits, list) else [inits])],
             start=_read_script(raw["start"], find_script) if raw.get("start") else None,
-            evaluation=Evaluation(
+            evaluation=SampleEvaluation(
                 match=rule.get("answer"),
                 regex=rule.get("regex"),
                 check=[_read_check(check, find_script) for check in checks],
@@ -108,7 +108,7 @@ def read_sample(raw: dict[str, Any], find_script: FindScript, *, containers: boo
             refusal=_find_gap(rule, checks, example),
         )
     except Unservable as error:
-        return Sample(description=str(raw.get("description", "")), evaluation=Evaluation(), refusal=str(error))
+        return Sample(description=str(raw.get("description", "")), evaluation=SampleEvaluation(), refusal=str(error))
 
 
 def script_finder(root: Path | None, data_file: Path) -> FindScript:
