@@ -22,14 +22,12 @@ from treetune.errors import UsageError
 from treetune.plugins import environments
 from treetune.rows import read_tasks
 from treetune.rows.parquet import table_of
-from treetune.validate import RULES, Report, json_types, validate, validate_dataset
-from treetune.validate.gold import emptied
-from treetune.validate.lengths import Lengths
-from treetune.validate.prefilter import Screened
-from treetune.validate.prompts import key_of
-from treetune.validate.repeats import is_validation
+from treetune.validate import RULES, Report, column_types, validate, validate_dataset
+from treetune.validate.column_types import Turns
+from treetune.validate.gold import empty_answer
+from treetune.validate.prefilter import prefilter
+from treetune.validate.prompts import Lengths, is_validation, key_of
 from treetune.validate.row import RowCheck
-from treetune.validate.turns import Turns
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
 """Rules that need a tokenizer or an environment: tested apart."""
@@ -150,7 +148,7 @@ def test_the_same_rows_have_the_same_findings_in_every_kind_of_file(write: Any, 
     assert told(write(tmp_path / "a", data)) == {rule: [row + first for row in rows] for rule, rows in expected.items()}
 
 
-# The screen
+# The prefilter
 
 
 CONTENTS = st.one_of(
@@ -178,11 +176,11 @@ ROWS = st.fixed_dictionaries(
 
 @given(st.lists(ROWS, min_size=1, max_size=8), st.integers(0, 3))
 @settings(max_examples=3 * settings.default.max_examples)
-def test_the_screen_passes_over_no_faulty_row(rows: list[dict[str, Any]], skip: int) -> None:
+def test_the_prefilter_passes_over_no_faulty_row(rows: list[dict[str, Any]], skip: int) -> None:
     batch = pa.RecordBatch.from_pylist([rows[0]] * skip + rows, schema=SCHEMA).slice(skip)
     check = RowCheck("skyrl")
     faulty = [bool(list(check(_without_nulls(row)))) for row in rows]
-    look = Screened(batch, check).look
+    look, _ = prefilter(batch, check)
     assert not [number for number, bad in enumerate(faulty) if bad and not look[number]]
 
 
@@ -216,7 +214,7 @@ TARGETS = st.one_of(st.none(), st.lists(TEXTS, max_size=3))
 
 @given(st.lists(st.tuples(OTHER_ROWS, TARGETS), min_size=1, max_size=6), st.booleans(), st.booleans())
 @settings(max_examples=3 * settings.default.max_examples)
-def test_the_screen_passes_over_no_faulty_row_of_any_environment(
+def test_the_prefilter_passes_over_no_faulty_row_of_any_environment(
     drawn: list[tuple[dict[str, Any], Any]], targets: bool, turns: bool
 ) -> None:
     rows = [copy.deepcopy(row) for row, _ in drawn]
@@ -234,17 +232,17 @@ def test_the_screen_passes_over_no_faulty_row_of_any_environment(
         schema = schema.remove(schema.get_field_index("max_turns"))
     batch = pa.RecordBatch.from_pylist([rows[0], *rows], schema=schema).slice(1)
     check = RowCheck("skyrl")
-    look = Screened(batch, check).look
+    look, _ = prefilter(batch, check)
     pruned = [_without_nulls(row) for row in rows]
     assert not [row for number, row in enumerate(pruned) if list(check(row)) and not look[number]]
     by_row, by_column = Turns(), Turns()
-    by_column.take_batch(batch, range(len(rows)), check)
+    by_column.add_batch(batch, range(len(rows)), check)
     for number, row in enumerate(pruned):
-        by_row.take(row, number, check)
+        by_row.add(row, number, check)
     for column, inside in ((True, True), (False, True)):
         one, other = Report(), Report()
-        by_row.tell(one, "a", "row", column=column, inside=inside)
-        by_column.tell(other, "a", "row", column=column, inside=inside)
+        by_row.report_to(one, "a", "row", column=column, inside=inside)
+        by_column.report_to(other, "a", "row", column=column, inside=inside)
         assert one == other
 
 
@@ -262,9 +260,9 @@ OTHER_SCHEMA = pa.schema(
 )
 
 
-def test_the_screen_points_at_no_sound_row() -> None:
+def test_the_prefilter_points_at_no_sound_row() -> None:
     data = [faults.row(number) for number in range(50)]
-    assert not Screened(pa.RecordBatch.from_pylist(data), RowCheck("skyrl")).look.any()
+    assert not prefilter(pa.RecordBatch.from_pylist(data), RowCheck("skyrl"))[0].any()
 
 
 @given(st.lists(st.lists(st.text(max_size=10), min_size=1, max_size=3), min_size=1, max_size=6), st.booleans())
@@ -274,7 +272,7 @@ def test_prompts_have_the_same_key_in_every_kind_of_file(prompts: list[list[str]
     if large:
         message = pa.struct({"role": pa.string(), "content": pa.large_string()})
         batch = batch.set_column(1, "prompt", batch.column("prompt").cast(pa.list_(message)))
-    keys = Screened(batch, RowCheck("skyrl")).keys
+    _, keys = prefilter(batch, RowCheck("skyrl"))
     assert keys is not None
     assert keys.tolist() == [key_of(row["prompt"]) for row in data]
     assert len(set(keys.tolist())) == len({json.dumps(row["prompt"]) for row in data})
@@ -356,14 +354,14 @@ def test_turns_that_are_null_in_a_file_that_has_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env_class", ["gsm8k_multi_turn", "search", "aime", "text2sql", "searchcode"])
-def test_the_screen_proves_natural_rows_of_an_environment(env_class: str) -> None:
+def test_the_prefilter_proves_natural_rows_of_an_environment(env_class: str) -> None:
     sound = [row for row in SOUND if row["env_class"] == env_class and row.get("max_turns") != "3"]
     for row in sound:
         if row.get("reward_spec") != {"ground_truth": 1}:
-            assert not Screened(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl")).look.any(), row
+            assert not prefilter(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl"))[0].any(), row
     for rule, row in FAULTY:
         if row["env_class"] == env_class:
-            assert Screened(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl")).look.all(), (rule, row)
+            assert prefilter(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl"))[0].all(), (rule, row)
 
 
 @pytest.mark.parametrize("write", [faults.lines, faults.parquet])
@@ -491,7 +489,7 @@ def test_nulls_before_a_mapping_do_not_fit(write: Any, tmp_path: Path) -> None:
 
 
 def test_later_blocks_of_lines_must_fit_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_types, "BLOCK", 1000)
+    monkeypatch.setattr(column_types, "BLOCK", 1000)
     rows = [faults.row(number, extra_info={"index": number, "note": None}) for number in range(20)]
     assert told(faults.lines(tmp_path / "same", rows)) == {}
 
@@ -706,7 +704,7 @@ def test_gold_answers_are_tried_with_wrong_ones(tmp_path: Path, paid: None, caps
     ],
 )
 def test_an_answer_is_emptied_in_its_format(gold: Any, truth: Any, empty: Any) -> None:
-    assert emptied(gold, truth) == empty
+    assert empty_answer(gold, truth) == empty
 
 
 def test_an_environment_that_pays_for_the_format_is_found(tmp_path: Path, capsys: Any) -> None:

@@ -34,7 +34,7 @@ from loguru import logger
 from skyrl.train.dataset import PromptDataset
 from tiny_model import make_tokenizer
 from treetune.validate import validate
-from treetune.validate.lengths import Lengths
+from treetune.validate.prompts import Lengths
 
 logger.remove()
 datasets.disable_progress_bars()

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+MAX_PROMPT_LENGTH = 512
+"""With `--tokenizer`, unless said otherwise."""
+
 
 def validate_command(
     context: typer.Context,
@@ -58,10 +61,13 @@ def validate_command(
     valid, invalid (with the reason) or unchecked. Exit code 1 where something is wrong; warnings are not.
     """
     from treetune.cli.overrides import TASKS, read_overrides
-    from treetune.cli.validate_files import FileOptions, validate_files
     from treetune.errors import UsageError
     from treetune.rows.sources import names_rows
     from treetune.target import refuse_server
+
+    def refuse(why: str, **flags: object) -> None:
+        if wrong := ["-" * (1 + (len(name) > 1)) + name.replace("_", "-") for name, value in flags.items() if value]:
+            raise UsageError(f"{', '.join(wrong)}: {why}")
 
     for target in targets:
         refuse_server(target, "validate")
@@ -69,45 +75,146 @@ def validate_command(
         context.args[:] = unknown  # typer takes them for targets
         read_overrides(context, (*TASKS, "limits"))
     if any(map(names_rows, targets)):
-        flags = [("-n", num_tasks), ("-c", max_concurrent), ("--split", split), ("-o", output), ("--resume", resume)]
-        if wrong := [name for name, value in flags if value]:
-            raise UsageError(f"{', '.join(wrong)}: only tasksets have that, and {targets[0]} is a file of rows")
-        options = FileOptions(
-            val=val or [],
-            env=env or [],
-            format=format,
-            quick=quick,
-            gold=bool(gold),
-            fix=fix,
-            force=force,
-            tokenizer=tokenizer,
-            max_prompt_length=max_prompt_length,
-        )
+        why = f"only tasksets have that, and {targets[0]} is a file of rows"
+        refuse(why, n=num_tasks, c=max_concurrent, split=split, o=output, resume=resume)
         if context.obj:
             raise UsageError(f"{context.obj[0]}: files of rows have no config to override")
-        return validate_files(targets, options, json)
+        if quick and (tokenizer or gold):
+            raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
+        if max_prompt_length is not None and tokenizer is None:
+            raise UsageError("--max-prompt-length counts tokens", remedy="say with which --tokenizer")
+        if force and fix is None:
+            raise UsageError("--force: nothing is written", remedy="say --fix OUT")
+        options = {"format": format, "environments": env or [], "quick": quick}
+        if fix is not None:
+            _refuse_output(fix, force, targets, val or [])
+        lengths = (tokenizer, max_prompt_length or MAX_PROMPT_LENGTH) if tokenizer is not None else None
+        return _validate_files(targets, val or [], options, lengths, bool(gold), fix, json)
     if len(targets) > 1:
         raise UsageError(f"{targets[1]}: only files are checked together", remedy="name one taskset at a time")
-    given: list[tuple[str, object]] = [
-        ("--val", val),
-        ("--env", env),
-        ("--format", format),
-        ("--quick", quick),
-        ("--tokenizer", tokenizer),
-    ]
-    given += [("--max-prompt-length", max_prompt_length), ("--fix", fix), ("--force", force)]
-    if wrong := [name for name, value in given if value]:
-        raise UsageError(f"{', '.join(wrong)}: only files have that, and {targets[0]} is a taskset")
-    return _validate_taskset(context, targets[0], num_tasks, max_concurrent, split, gold, output, resume, json)
+    refuse(
+        f"only files have that, and {targets[0]} is a taskset",
+        val=val,
+        env=env,
+        format=format,
+        quick=quick,
+        tokenizer=tokenizer,
+        max_prompt_length=max_prompt_length,
+        fix=fix,
+        force=force,
+    )
+    if resume and output is None:
+        raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
+    overrides = read_overrides(context, (*TASKS, "limits"))
+    flags = {"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold}
+    return _validate_taskset(targets[0], overrides, flags, split, output, resume, json)
+
+
+# Files
+
+
+def _refuse_output(fix: Path, force: bool, targets: list[str], val: list[str]) -> None:
+    from treetune.errors import UsageError
+    from treetune.rows.sources import find, kind_of, refuse_unwritable
+    from treetune.validate.files import split
+
+    kind_of(fix)
+    refuse_unwritable(fix)
+    if fix.exists() and not force:
+        raise UsageError(f"{fix} exists already", remedy="choose another name, or say --force")
+    training, held_out = split(targets, val)
+    if training and len(held_out) > len(set(find(val))):
+        raise UsageError(
+            "--fix writes one file, and there are training and validation files",
+            remedy="fix the training files with --val for the others, then those alone",
+        )
+
+
+def _validate_files(
+    targets: list[str],
+    val: list[str],
+    options: dict[str, Any],
+    lengths: tuple[str, int] | None,
+    gold: bool,
+    fix: Path | None,
+    json: bool,
+) -> int:
+    import asyncio
+
+    import msgspec
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    from treetune.cli.output import console_for, print_json
+    from treetune.validate.files import name_of, read_batches, split, validate
+    from treetune.validate.gold import check_gold
+    from treetune.validate.prompts import Lengths
+    from treetune.validate.report import print_report
+    from treetune.validate.write import Fixed, write_fixed
+
+    console = console_for(json)
+    bars: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+    counter = Lengths(*lengths) if lengths is not None else None
+    with Progress(TextColumn("checking {task.completed:,} rows"), TimeElapsedColumn(), **bars) as progress:
+        bar = progress.add_task("", total=None)
+
+        def on_rows(done: int) -> None:
+            progress.update(bar, completed=done)
+
+        report = validate(targets, validation=val, lengths=counter, on_rows=on_rows, **options)
+    training, held_out = split(targets, val)
+    if gold:
+        report.gold = True
+        with Progress(**bars) as progress:
+            bar = progress.add_task("trying gold answers", total=report.rows)
+            batches = read_batches([*training, *held_out])
+            asyncio.run(check_gold(batches, options["format"], report, lambda: progress.advance(bar)))
+    fixed: Fixed | None = None
+    if fix is not None:
+        # The rows of the targets, without those of `--val`, in the format of the first file.
+        sources = training or held_out
+        formats = [report.formats[name] for name in map(name_of, sources) if name in report.formats]
+        format = options["format"] or (formats[0] if formats else "skyrl")
+        turns = any(one.rule == "null-max-turns" and one.found.startswith("max_turns") for one in report.findings)
+        environments = options["environments"]
+        fixed = write_fixed(read_batches(sources), fix, format, report.formats, turns=turns, environments=environments)
+    if json:
+        result = {"valid": report.ok, "rows": report.rows, "files": report.files, "gold_checked": report.gold_checked}
+        result["findings"] = report.findings
+        if fixed is not None:
+            result["fixed"] = {**msgspec.to_builtins(fixed), "valid": fixed.ok}
+        print_json(result)
+    else:
+        print_report(report, console)
+        if fixed is not None:
+            _print_fixed(fixed, console)
+    return 0 if report.ok else 1
+
+
+def _print_fixed(fixed: Any, console: Any) -> None:
+    from treetune.validate.report import name_rows, plural
+
+    lines = [f"{fixed.path} was not written: no row is left"]
+    if fixed.rows:
+        verdict = "valid" if fixed.ok else "not valid yet"
+        lines = [f"{fixed.path}: {plural(fixed.rows, 'row')}, {fixed.changed:,} of them fixed; {verdict}"]
+    for left in fixed.left_out:
+        rows = f"{plural(left.count, left.unit)} ({name_rows(left.rows, left.count)})"
+        lines.append(f"  left out, {left.why}: {left.file}, {rows}")
+    for finding in fixed.findings:
+        if finding.severity == "error":
+            lines.append(f"  left as it is, {finding.rule}: {finding.where}: {finding.found}")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+# Tasksets
 
 
 def _validate_taskset(
-    context: typer.Context,
     target: str,
-    num_tasks: int | None,
-    max_concurrent: int | None,
+    overrides: dict[str, str],
+    flags: dict[str, Any],
     split: str | None,
-    gold: bool | None,
     output: Path | None,
     resume: bool,
     json: bool,
@@ -117,10 +224,8 @@ def _validate_taskset(
     import time
 
     from treetune.cli.output import console_for, print_json
-    from treetune.cli.overrides import TASKS, read_overrides
     from treetune.cli.requirements import refuse_unservable
     from treetune.config import convert, to_plain
-    from treetune.errors import UsageError
     from treetune.evaluation.config import ValidateConfig, own_keys
     from treetune.evaluation.run_folder import RunFolder, unused
     from treetune.evaluation.validation import (
@@ -134,13 +239,8 @@ def _validate_taskset(
     from treetune.fingerprint import taskset_fingerprint
     from treetune.target import build_taskset, describe, read_target
 
-    overrides = read_overrides(context, (*TASKS, "limits"))
-    if resume and output is None:
-        raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
     data = read_target(target, overrides, split)
-    own = own_keys(data, ValidateConfig)
-    flags = {"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold}
-    own.update({key: value for key, value in flags.items() if value is not None})
+    own = own_keys(data, ValidateConfig) | {key: value for key, value in flags.items() if value is not None}
     config = convert(own, ValidateConfig, raw=overrides, source=target)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     if config.gold:
@@ -176,7 +276,7 @@ def _validate_taskset(
     if json:
         print_json({**to_plain(summary), "run_dir": str(path), "interrupted": interrupted})
     elif not interrupted:
-        _print(console, summary, path)
+        _print_summary(summary, path, console)
     if interrupted:
         again = f"--resume -o {shlex.quote(str(path))}"
         console.print(f"interrupted; go on with the same command and {again}", markup=False, soft_wrap=True)
@@ -184,7 +284,7 @@ def _validate_taskset(
     return 1 if summary.invalid else 0
 
 
-def _print(console: Any, summary: Any, path: Path) -> None:
+def _print_summary(summary: Any, path: Path, console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -196,9 +296,7 @@ def _print(console: Any, summary: Any, path: Path) -> None:
     if summary.unchecked:
         console.print("unchecked: the taskset has neither validate() nor gold() for them", style="dim")
     if summary.findings:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for heading in ("rule", "tasks", "first", "why"):
-            table.add_column(heading)
+        table = Table("rule", "tasks", "first", "why", box=None, padding=(0, 2, 0, 0))
         for finding in summary.findings:
             rows = ", ".join(map(str, finding.rows))
             table.add_row(finding.rule, str(finding.count), rows, Text(finding.found))

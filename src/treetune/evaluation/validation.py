@@ -22,7 +22,8 @@ from treetune.score import Validity
 from treetune.streams import draw_tasks
 from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.validate.finding import SHOWN, Finding, Severity
+from treetune.validate.report import SHOWN, Finding
+from treetune.validate.rules import Severity
 
 
 class Check(msgspec.Struct):

@@ -7,7 +7,7 @@ from typing import Any
 
 from treetune.rows.sources import Sources
 from treetune.validate.files import validate
-from treetune.validate.report import Report
+from treetune.validate.report import Report, print_report
 from treetune.validate.rules import RULES
 from treetune.validate.write import write_tasks
 
@@ -20,8 +20,6 @@ def validate_dataset(path: Sources, **options: Any) -> Report:
     Options are those of `validate`.
     """
     from rich.console import Console
-
-    from treetune.validate.printed import print_report
 
     report = validate(path, **options)
     print_report(report, Console(highlight=False))

@@ -3,46 +3,52 @@
     report = validate(["train.parquet", "validation.parquet"])
     report.ok, report.findings
 
-One chunk is in memory at a time, and 8 bytes for each prompt to find those that come twice.
+One chunk is in memory at a time, and 8 bytes for each prompt to find those that come twice. Parquet comes as Arrow,
+which can be prefiltered; JSON comes as rows. What cannot be read is a finding, the rest goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from treetune.errors import TreetuneError, UsageError
+from treetune.rows.arrow_values import drop_nulls, json_fields_of, pause_gc, to_rows
 from treetune.rows.layouts import detect, format_named
-from treetune.rows.sources import File, HubName, Kind, Sources, find
-from treetune.validate.chunks import Chunk, chunks_of
-from treetune.validate.fix import helps
-from treetune.validate.json_types import JsonTypes
-from treetune.validate.prefilter import Screened
-from treetune.validate.prompts import key_of
-from treetune.validate.repeats import Repeats, is_validation
+from treetune.rows.reading import hub_batches, text_batches
+from treetune.rows.round_trip import parse_json_fields
+from treetune.rows.sources import Batch, File, HubName, Kind, Row, Sources, find
+from treetune.validate.column_types import (
+    Feature,
+    JsonTypes,
+    Turns,
+    difference,
+    find_unsupported,
+    merge,
+    type_feature,
+)
+from treetune.validate.prompts import Lengths, Repeats, is_validation, key_of
 from treetune.validate.report import Report
 from treetune.validate.row import RowCheck
 from treetune.validate.rules import RULES
-from treetune.validate.shape import (
-    Feature,
-    difference,
-    merged,
-    schema_feature,
-    unsupported,
-)
-from treetune.validate.turns import Turns
+from treetune.validate.write import helps
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from treetune.validate.lengths import Lengths
+Source = File | HubName
 
-OnRows = Callable[[int], None]
 ENDINGS = (".parquet", ".json", ".jsonl")
 """Names of files that SkyRL's loader knows; it takes any other for a dataset of the hub."""
+SIZE = 16_384
+"""Rows of a chunk of parquet: what is fastest and small."""
+BUFFER = 1 << 20
+"""Bytes that are read of a column at a time."""
 
 
 def validate(
@@ -53,49 +59,58 @@ def validate(
     environments: Collection[str] = (),
     quick: bool = False,
     lengths: Lengths | None = None,
-    on_rows: OnRows | None = None,
+    on_rows: Callable[[int], None] = lambda count: None,
 ) -> Report:
     """Check files; those of `validation`, or whose name says so, must share no prompt with the others.
 
     `environments`: ids that are registered elsewhere. `quick`: only what needs no contents. `lengths`: also count each
     prompt's tokens.
     """
-    report = Report(quick=quick)
-    run = _Run(report, format, environments, quick, lengths, on_rows)
-    training, held_out = split(sources, validation)
-    for source in (*training, *held_out):
-        run.file(source)
-    for group in (training, held_out):
-        run.compare([str(source) for source in group])
-    run.repeats.tell(report, [str(source) for source in held_out])
-    return report
+    checker = _Checker(format_named(format).name if format is not None else None, environments, quick, lengths, on_rows)
+    groups = split(sources, validation)
+    for group in groups:
+        for source in group:
+            checker.check_file(source)
+        checker.compare_files([name_of(source) for source in group])
+    checker.repeats.report_to(checker.report, [name_of(source) for source in groups[1]])
+    return checker.report
 
 
-def split(sources: Sources, validation: Sources = ()) -> tuple[list[File | HubName], list[File | HubName]]:
+def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], list[Source]]:
     """The training files and the validation files, each once: a folder may hold both."""
     held_out = dict.fromkeys(find(validation))
     training = dict.fromkeys(source for source in find(sources) if source not in held_out)
     if held_out and not training:
         raise UsageError(
-            f"{next(iter(held_out))!s} is the training file and the validation file",
+            f"{name_of(next(iter(held_out)))} is the training file and the validation file",
             remedy="name other files beside those of --val",
         )
-    told = [source for source in training if is_validation(str(source))]
-    return [source for source in training if source not in told], [*told, *held_out]
+    by_name = [source for source in training if is_validation(name_of(source))]
+    return [source for source in training if source not in by_name], [*by_name, *held_out]
 
 
-class _Run:
+def name_of(source: Source) -> str:
+    """A file's path, or what a user writes for a dataset of the hub."""
+    if isinstance(source, File):
+        return str(source.path)
+    return f"{source.name}{f'@{source.config}' if source.config else ''}:{source.split}"
+
+
+def _is_parquet(source: Source) -> bool:
+    return isinstance(source, File) and source.kind is Kind.PARQUET
+
+
+class _Checker:
     def __init__(
         self,
-        report: Report,
         format: str | None,
         environments: Collection[str],
         quick: bool,
         lengths: Lengths | None,
-        on_rows: OnRows | None,
+        on_rows: Callable[[int], None],
     ) -> None:
-        self.report = report
-        self.format = format_named(format).name if format is not None else None
+        self.report = Report(quick=quick)
+        self.format = format
         self.environments = environments
         self.quick = quick
         self.lengths = lengths
@@ -104,34 +119,31 @@ class _Run:
         self.features: dict[str, dict[str, Feature]] = {}
         self.turns: dict[str, tuple[Turns, str]] = {}
 
-    def file(self, source: File | HubName) -> None:
-        name, report = str(source), self.report
+    def check_file(self, source: Source) -> None:
+        name, report = name_of(source), self.report
         report.files.append(name)
-        parquet = isinstance(source, File) and source.kind is Kind.PARQUET
-        schema = self._parquet_types(source.path) if isinstance(source, File) and parquet else None
-        types = JsonTypes(source)
+        path = source.path if isinstance(source, File) else None
+        columns = self._check_types(path) if path and _is_parquet(source) else []
+        types, turns, unit = JsonTypes(path), Turns(), "row"
         check: RowCheck | None = None
-        unit = "row"
-        turns = Turns()
-        for chunk in chunks_of(source, report, quick=self.quick):
+        for chunk in read_chunks(source, report, quick=self.quick):
             unit = chunk.unit
             if check is None:
-                check = self._check(schema.names if schema is not None else _columns(chunk))
+                check = self._check_for(columns or [name for row in chunk.rows or () for name in row])
                 report.formats[name] = check.format
-                self._ending(source, check)
-            self._chunk(chunk, check, turns)
+                if check.format == "skyrl" and path and path.suffix.lower() not in ENDINGS:
+                    report.add("unknown-ending", name, f"a name that ends in {path.suffix}")
+            self._check_chunk(chunk, check, turns)
             if chunk.rows is not None:
-                types.take(chunk)
+                types.add(chunk.written, chunk.numbers, chunk.unit)
             report.rows += len(chunk.numbers)
-            if self.on_rows is not None:
-                self.on_rows(report.rows)
+            self.on_rows(report.rows)
         if types.features:
-            if isinstance(source, File):  # what comes from the hub has been read by `datasets` already
-                types.tell(report)
+            types.report_to(report)
             self.features[name] = types.features
         self.turns[name] = turns, unit
 
-    def compare(self, files: Sequence[str]) -> None:
+    def compare_files(self, files: Sequence[str]) -> None:
         """Whether the loader puts files together. It reads those for training and those for validation apart."""
         before: dict[str, Feature] = {}
         fitting: list[str] = []
@@ -141,88 +153,207 @@ class _Run:
                 other = next((file for file in fitting if difference(feature, self.features[file])), "the files before")
                 self.report.add("type-differs", name, f"{found} {other}")
             elif feature:
-                before = merged(before, feature)
+                before = merge(before, feature)
                 fitting.append(name)
         column = any("max_turns" in self.features.get(name, {}) for name in files)
         for name in files:
-            inside = _has_turns(before if name in fitting else self.features.get(name, {}))
+            extra = (before if name in fitting else self.features.get(name, {})).get("extra_info")
+            inside = isinstance(extra, dict) and "max_turns" in extra
             turns, unit = self.turns[name]
-            turns.tell(self.report, name, unit, column=column, inside=inside)
+            turns.report_to(self.report, name, unit, column=column, inside=inside)
 
-    def _ending(self, source: File | HubName, check: RowCheck) -> None:
-        if check.format == "skyrl" and isinstance(source, File) and source.path.suffix.lower() not in ENDINGS:
-            self.report.add("unknown-ending", str(source.path), f"a name that ends in {source.path.suffix}")
-
-    def _check(self, columns: Iterable[str]) -> RowCheck:
+    def _check_for(self, columns: Iterable[str]) -> RowCheck:
+        """The check for the format of a file; SkyRL's where the columns do not tell, for it asks for the most."""
+        format, columns = self.format, set(columns)
+        if format is None:
+            try:
+                format = detect(columns).name
+            except TreetuneError:
+                format = "skyrl"
+            if format == "verl" and "reward_model" not in columns:
+                format = "skyrl"
         special = {} if self.lengths is None else {"special": self.lengths.special}
-        return RowCheck(self.format or _format(columns), self.environments, contents=not self.quick, **special)
+        return RowCheck(format, self.environments, contents=not self.quick, **special)
 
-    def _chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
+    def _check_chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
+        every = np.arange(len(chunk.numbers))
+        positions, keys = every, None
         if chunk.table is not None:
-            screened = Screened(chunk.table, check)
-            positions, keys = np.flatnonzero(screened.look), screened.keys
-        else:
-            positions, keys = np.arange(len(chunk.numbers)), None
+            from treetune.validate.prefilter import prefilter
+
+            look, keys = prefilter(chunk.table, check)
+            positions = np.flatnonzero(look)
+            turns.add_batch(chunk.table, chunk.numbers, check)
         rows = chunk.rows_at(positions)
-        for position, row in zip(positions, rows, strict=True):
-            number = chunk.numbers[int(position)]
+        for position, row in zip(positions.tolist(), rows, strict=True):
+            number = chunk.numbers[position]
             for rule, found in check(row):
-                # Fixing is tried on the rows that are shown: that tells whether to advise it.
-                fixable = RULES[rule].fixable and self.report.is_shown(rule, chunk.file) and helps(rule, row, check)
+                # Fixing is tried on the rows that are named: that tells whether to advise it.
+                fixable = RULES[rule].fixable and self.report.has_room(rule, chunk.file) and helps(rule, row, check)
                 self.report.add(rule, chunk.file, found, (number,), chunk.unit, helps=fixable)
-            if chunk.given:
-                turns.take(chunk.given[int(position)], number, check)
-        if chunk.table is not None:
-            turns.take_batch(chunk.table, chunk.numbers, check)
+            if chunk.written:
+                turns.add(chunk.written[position], number, check)
+        if len(rows) < len(every) and (self.lengths is not None or (keys is None and not self.quick)):
+            rows = chunk.rows_at(every)
         if keys is None and not self.quick:
-            every = rows if len(rows) == len(chunk.numbers) else chunk.rows_at(np.arange(len(chunk.numbers)))
-            keys = np.array([key_of(row.get("prompt")) for row in every], np.uint64)
+            keys = np.array([key_of(row.get("prompt")) for row in rows], np.uint64)
         if keys is not None:
-            self.repeats.take(chunk.file, chunk.unit, chunk.numbers, keys)
+            self.repeats.add(chunk.file, chunk.unit, chunk.numbers, keys)
         if self.lengths is not None:
-            self.lengths.take(chunk, self.report)
+            self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
 
-    def _parquet_types(self, path: Path) -> pa.Schema | None:
+    def _check_types(self, path: Path) -> list[str]:
+        """Check the types of a parquet file; gives its columns."""
         import pyarrow.parquet as pq
 
         try:
             with pq.ParquetFile(path) as file:
                 schema = file.schema_arrow
         except Exception:
-            return None  # told when its rows are read
-        feature = schema_feature(schema)
-        self.features[str(path)] = feature
-        if place := unsupported(feature):
+            return []  # reported when its rows are read
+        feature = self.features[str(path)] = {field.name: type_feature(field.type) for field in schema}
+        if place := find_unsupported(feature):
             self.report.add("unsupported-type", str(path), f"{place} is a type that `datasets` does not know")
-        if fault := _metadata_fault(schema.metadata or {}):
-            self.report.add("unsupported-type", str(path), fault)
-        return schema
+        try:
+            json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        except ValueError:
+            self.report.add("unsupported-type", str(path), "the metadata that `datasets` reads is no JSON")
+        return list(schema.names)
 
 
-def _has_turns(features: dict[str, Feature]) -> bool:
-    extra = features.get("extra_info")
-    return isinstance(extra, dict) and "max_turns" in extra
+# Reading
 
 
-def _columns(chunk: Chunk) -> list[str]:
-    return list(dict.fromkeys(name for row in chunk.rows or () for name in row))
+class Chunk(NamedTuple):
+    """Some rows of one file: of parquet a table, of others rows."""
+
+    file: str
+    unit: str
+    numbers: Sequence[int]
+    rows: list[Row] | None
+    """Without nulls."""
+    written: Sequence[Row] = ()
+    """The same with the nulls that were written: `datasets` makes something of them."""
+    table: pa.RecordBatch | None = None
+    json_fields: Sequence[str] = ()
+
+    def rows_at(self, positions: np.ndarray[Any, Any], *, as_written: bool = False) -> list[Row]:
+        """Some of the rows, as Python values without nulls.
+
+        As trainers see them: what no parquet column holds is JSON text. `as_written`: as Treetune reads them.
+        """
+        if self.table is None:
+            return [(self.rows or [])[position] for position in positions]
+        if not len(positions):
+            return []
+        some = self.table if len(positions) == self.table.num_rows else _take(self.table, positions)
+        with pause_gc():
+            rows = to_rows(some.schema.names, some.columns, some.num_rows)
+            return (
+                [parse_json_fields(row, self.json_fields) for row in rows] if as_written and self.json_fields else rows
+            )
 
 
-def _format(columns: Iterable[str]) -> str:
-    """The format of a file; SkyRL's where nothing tells, for it asks for the most."""
-    columns = set(columns)
+def _take(batch: pa.RecordBatch, positions: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    places = np.ascontiguousarray(positions, np.int64)
+    return batch.take(pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)]))
+
+
+def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
+    """The rows of all sources that can be read; `validate` reports the others."""
+    for source in sources:
+        for chunk in read_chunks(source, Report(), quick=False):
+            rows = chunk.rows_at(np.arange(len(chunk.numbers)), as_written=True)
+            yield Batch(chunk.file, chunk.unit, chunk.numbers, rows)
+
+
+def read_chunks(source: Source, report: Report, *, quick: bool) -> Iterator[Chunk]:
+    """The chunks of one source; what cannot be read goes to the report."""
+    name = name_of(source)
+    count = 0
     try:
-        found = detect(columns).name
-    except TreetuneError:
-        return "skyrl"
-    return "skyrl" if found == "verl" and "reward_model" not in columns else found
+        for chunk in _parquet_chunks(name, report, quick) if _is_parquet(source) else _text_chunks(source, report):
+            count += len(chunk.numbers)
+            yield chunk
+    except UsageError:  # a dataset that the hub does not have
+        raise
+    except Exception as error:  # whatever a damaged file makes a reader raise
+        message = error.message if isinstance(error, TreetuneError) else f"{error}"
+        report.add("unreadable", name, f"after {count:,} rows: {message}" if count else message)
+        return
+    if not count and ("unreadable", name) not in report.by_place:
+        report.add("no-rows", name, "no rows")
 
 
-def _metadata_fault(metadata: dict[bytes, bytes]) -> str | None:
-    import json
+def _text_chunks(source: Source, report: Report) -> Iterator[Chunk]:
+    name = name_of(source)
+    if isinstance(source, HubName):
+        batches = hub_batches(source)
+    else:
+        if source.kind is Kind.CSV:
+            report.add("unreadable", name, "trainers read no rows from CSV; `treetune convert` writes parquet of it")
+        unit = "line" if source.kind is Kind.LINES else "row"
+        batches = text_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
+    for batch in batches:
+        yield Chunk(name, batch.unit, batch.numbers, drop_nulls(batch.rows), batch.rows)
+
+
+def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
+        names = file.schema_arrow.names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise TreetuneError(f"it has several columns {', '.join(twice)}")
+        fields = json_fields_of(file.metadata.metadata)
+        leaves = [file.schema.column(number).path for number in range(len(file.schema))]
+        first = 0
+        for batch in file.iter_batches(SIZE, columns=_select_leaves(leaves) if quick else None, use_threads=False):
+            places = range(first, first + batch.num_rows)
+            first += batch.num_rows
+            table, numbers = _drop_unreadable(batch, places, path, report)
+            yield Chunk(path, "row", numbers, None, (), table, fields)
+
+
+_CHEAP = {
+    "prompt": ".role",
+    "reward_spec": ".ground_truth",
+    "reward_model": ".ground_truth",
+    "extra_info": "extra_info.max_turns",
+}
+"""What is read of a column without contents."""
+
+
+def _select_leaves(leaves: list[str]) -> list[str]:
+    """The leaves of a file that rules read which need no contents."""
+    found = []
+    for column, group in groupby(leaves, lambda leaf: leaf.partition(".")[0]):
+        if column not in ("data_source", "ability"):
+            own = list(group)
+            # Any leaf tells whether a column is there.
+            found += [leaf for leaf in own if _CHEAP.get(column, "") in leaf] or own[:1]
+    return found
+
+
+def _drop_unreadable(
+    batch: pa.RecordBatch, numbers: Sequence[int], file: str, report: Report
+) -> tuple[pa.RecordBatch, Sequence[int]]:
+    """A batch without the rows whose text is no UTF-8: parquet does not look, and readers of values fail there."""
+    import pyarrow as pa
 
     try:
-        json.loads(metadata.get(b"huggingface", b"{}"))
-    except ValueError:
-        return "the metadata that `datasets` reads is no JSON"
-    return None
+        batch.validate(full=True)
+        return batch, numbers
+    except pa.ArrowInvalid as error:
+        cause = str(error).partition("\n")[0]
+    good = []
+    for position in range(batch.num_rows):
+        try:
+            batch.slice(position, 1).validate(full=True)
+            to_rows(batch.schema.names, batch.slice(position, 1).columns, 1)
+            good.append(position)
+        except (pa.ArrowInvalid, UnicodeDecodeError):
+            report.add("unreadable", file, cause, [numbers[position]])
+    return _take(batch, np.array(good, np.int64)), [numbers[position] for position in good]

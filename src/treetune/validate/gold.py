@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -29,64 +29,54 @@ from treetune.threads import call
 from treetune.trace import Outcome
 from treetune.validate.report import Report
 
+Answer = str | list[str]
+"""One text, given each turn until the episode ends, or one action a turn."""
+
 CONCURRENT = 16
 """Rows that are tried at a time."""
-TURNS = 100
+LIMITS = Limits(max_turns=100, timeout=120.0)
 """No gold answer has more actions."""
 
 
-class Place(NamedTuple):
-    file: str
-    unit: str
-    number: int
-
-
 async def check_gold(
-    batches: Iterable[Batch], format: str | None, report: Report, on_row: Callable[[], None] | None = None
+    batches: Iterable[Batch], format: str | None, report: Report, on_row: Callable[[], None] = lambda: None
 ) -> None:
-    """Try every row that can be read as a task; others are told by the other rules."""
+    """Try every row that can be read as a task; others break other rules."""
     free = asyncio.Semaphore(CONCURRENT)
 
-    async def one(place: Place, task: Task) -> None:
+    async def check_one(batch: Batch, number: int, task: Task) -> None:
         try:
-            rule, found = await _tried(task)
+            rule, found = await _try_answers(task)
             if rule is not None:
-                report.add(rule, place.file, found, [place.number], place.unit)
-            if rule in (None, "gold-not-rewarded"):
-                report.gold_checked += 1
-            if on_row is not None:
-                on_row()
+                report.add(rule, batch.source, found, [number], batch.unit)
+            report.gold_checked += rule in (None, "gold-not-rewarded")
+            on_row()
         finally:
             free.release()
 
     async with asyncio.TaskGroup() as group:
-        async for place, task in _tasks(batches, format):
-            await free.acquire()
-            group.create_task(one(place, task))
+        for batch in batches:
+            for number, row in zip(batch.numbers, batch.rows, strict=True):
+                try:
+                    task = (format_named(format) if format is not None else detect(row)).task_of_pruned(row)
+                except TreetuneError:
+                    continue
+                if isinstance(task.env_class, str) and task.env_class in environments.names():
+                    await free.acquire()
+                    group.create_task(check_one(batch, number, task))
+            await asyncio.sleep(0)
 
 
-async def _tasks(batches: Iterable[Batch], format: str | None) -> AsyncIterator[tuple[Place, Task]]:
-    for batch in batches:
-        for number, row in zip(batch.numbers, batch.rows, strict=True):
-            try:
-                task = (format_named(format) if format is not None else detect(row)).task_of_pruned(row)
-            except TreetuneError:
-                continue
-            if isinstance(task.env_class, str) and task.env_class in environments.names():
-                yield Place(batch.source, batch.unit, number), task
-        await asyncio.sleep(0)
-
-
-async def _tried(task: Task) -> tuple[str | None, str]:
+async def _try_answers(task: Task) -> tuple[str | None, str]:
     """The rule that is broken, if any, and what was found."""
     try:
         cls: type[Environment] = environments.resolve(task.env_class or "")
         gold = await call(cls.gold, task)
         if gold is None:
             return "gold-unknown", f"{task.env_class} knows no gold answer"
-        earned = await _earned(task, gold)
-        for what, answer in _wrong(cls, task, gold):
-            wrong = await _earned(task, answer)
+        earned = await _score(task, gold)
+        for what, answer in _wrong_answers(cls, task, gold):
+            wrong = await _score(task, answer)
             if wrong >= earned:
                 return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
     except Exception as error:
@@ -95,18 +85,36 @@ async def _tried(task: Task) -> tuple[str | None, str]:
     return None, ""
 
 
-def _wrong(cls: type[Environment], task: Task, gold: str | list[str]) -> Iterator[tuple[str, str | list[str]]]:
+async def _score(task: Task, answer: Answer) -> float:
+    texts = [answer] * 100 if isinstance(answer, str) else answer
+    policy = Replay([Completion(text=text) for text in texts])
+    trace = await run_rollout(ByEnvironment(), task, policy, limits=LIMITS)
+    if trace.reward is not None:
+        return trace.reward
+    if isinstance(answer, list) and trace.outcome is Outcome.POLICY_ERROR:  # it has no more actions
+        return sum(turn.reward for turn in trace.turns)
+    raise TreetuneError(trace.failure.message if trace.failure else trace.outcome.value)
+
+
+def _wrong_answers(cls: type[Environment], task: Task, gold: Answer) -> Iterator[tuple[str, Answer]]:
     """Wrong answers, each once, with what they are."""
     prompt = "\n".join(str(message.get("content", "")) for message in task.messages)
-    once = changed(task.ground_truth)
+    # Without what a gold answer may be taken from instead of the ground truth.
+    extra = {key: value for key, value in task.extra_info.items() if key not in ("solution", "answer")}
+
+    def gold_of(truth: Any) -> Any:
+        spec = {**task.reward_spec, "ground_truth": truth}
+        return cls.gold(msgspec.structs.replace(task, reward_spec=spec, extra_info=extra))
+
+    other = change(task.ground_truth)
     wrong: list[tuple[str, Any]] = [
         ("an empty answer", ""),
-        ("an empty answer in the format", emptied(gold, task.ground_truth)),
+        ("an empty answer in the format", empty_answer(gold, task.ground_truth)),
         # A prompt that shows the format is not the wrong answer that it looks like.
         ("the prompt itself", None if _TAG.search(prompt) else prompt),
         (f"{WRONG!r}", WRONG),
-        ("the answer to a changed ground truth", cls.gold(_with(task, once))),
-        ("the answer to a ground truth that was changed twice", cls.gold(_with(task, changed(once)))),
+        ("the answer to a changed ground truth", gold_of(other)),
+        ("the answer to a ground truth that was changed twice", gold_of(change(other))),
     ]
     tried: list[Any] = [None, gold]
     for what, answer in wrong:
@@ -120,65 +128,37 @@ _PAIR = re.compile(r"(.*<([A-Za-z][\w-]*)>).*?(</\2>.*)", re.DOTALL)
 _CODE = re.compile(r"(.*```\w*\n).*?(```.*)", re.DOTALL)
 
 
-def emptied(gold: str | list[str], truth: Any) -> str | list[str] | None:
+def empty_answer(gold: Answer, truth: Any) -> Answer | None:
     """A gold answer that says nothing: between the last tags, in the last block of code, or where the truth stands.
     None where no such place is seen."""
     if isinstance(gold, list):
-        last = emptied(gold[-1], truth) if gold else None
+        last = empty_answer(gold[-1], truth) if gold else None
         return [*gold[:-1], last] if isinstance(last, str) else None
     for pattern in (_PAIR, _CODE):
         if match := pattern.fullmatch(gold):
             return match[1] + match[match.lastindex or 0]
-    texts = [text for text in truth_texts(truth) if text and text in gold]
+    texts = [text for text in _texts_of(truth) if text and text in gold]
     return gold.replace(max(texts, key=len), "") if texts else None
 
 
-def truth_texts(truth: Any) -> list[str]:
+def _texts_of(truth: Any) -> list[str]:
     """The texts and numbers of a ground truth, as an answer may have them."""
     if isinstance(truth, dict | list):
-        return [text for item in (truth.values() if isinstance(truth, dict) else truth) for text in truth_texts(item)]
+        return [text for item in (truth.values() if isinstance(truth, dict) else truth) for text in _texts_of(item)]
     if isinstance(truth, float) and truth.is_integer():
         return [str(truth), str(int(truth))]
     return [str(truth)] if isinstance(truth, str | int | float) else []
 
 
-def changed(truth: Any) -> Any:
+def change(truth: Any) -> Any:
     """Another ground truth of the same kind: numbers one more, text backwards."""
     if isinstance(truth, str):
         try:
             return str(int(truth) + 1)
         except ValueError:
             return truth[::-1] if truth[::-1].strip().casefold() != truth.strip().casefold() else f"{truth}x"
-    if isinstance(truth, bool) or truth is None:
-        return truth
-    if isinstance(truth, int | float):
+    if isinstance(truth, int | float) and not isinstance(truth, bool):
         return truth + 1
     if isinstance(truth, dict):
-        return {key: value if key == "input" else changed(value) for key, value in truth.items()}
-    return [changed(item) for item in truth] if isinstance(truth, list) else truth
-
-
-def _with(task: Task, truth: Any) -> Task:
-    return msgspec.structs.replace(
-        task, reward_spec={**task.reward_spec, "ground_truth": truth}, extra_info=_other(task)
-    )
-
-
-def _other(task: Task) -> dict[str, Any]:
-    """Without what a gold answer may be taken from instead of the ground truth."""
-    return {key: value for key, value in task.extra_info.items() if key not in ("solution", "answer")}
-
-
-async def _earned(task: Task, answer: str | list[str]) -> float:
-    """The reward of an answer, given each turn until the episode ends, or of one action a turn."""
-    texts = [answer] * TURNS if isinstance(answer, str) else answer
-    trace = await run_rollout(_ROWS, task, Replay([Completion(text=text) for text in texts]), limits=_LIMITS)
-    if trace.reward is not None:
-        return trace.reward
-    if isinstance(answer, list) and trace.outcome is Outcome.POLICY_ERROR:  # it has no more actions
-        return sum(turn.reward for turn in trace.turns)
-    raise TreetuneError(trace.failure.message if trace.failure else trace.outcome.value)
-
-
-_ROWS = ByEnvironment()
-_LIMITS = Limits(max_turns=TURNS, timeout=120.0)
+        return {key: value if key == "input" else change(value) for key, value in truth.items()}
+    return [change(item) for item in truth] if isinstance(truth, list) else truth

@@ -1,47 +1,56 @@
-"""Prompts as 64-bit keys, to find those that come twice: equal text in equally long messages, equal keys.
+"""Prompts of all rows together: which come twice, and which are too long for a trainer.
 
-A key is the xxh3 of the contents one after another, plus a sum that tells where each message ends. Both files of rows
-and Arrow columns give the same keys, so that a JSON file can be compared with a parquet file.
+A prompt is kept as a 64-bit key: the xxh3 of the contents one after another, plus a sum that tells where each message
+ends. Rows and Arrow columns give the same keys, so that a JSON file can be compared with a parquet file.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from treetune.errors import UsageError, described
 from treetune.rows.arrow_values import encode_json
-from treetune.validate.arrays import bytes_of, offsets_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from treetune.rows.sources import Row
+from treetune.rows.tokenizer import load_tokenizer
+from treetune.validate.report import SHOWN, Report
 
 _ODD = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
+_VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:[^a-z]|$)")
+_TRAINING = re.compile(r"(?:^|[^a-z])(?:train|training)(?:[^a-z]|$)")
 
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def key_of(prompt: Any) -> int:
-    """The key of a prompt that is a list of messages; 0 of any other, which is never told as repeated."""
+    """The key of a prompt that is a list of messages; 0 of any other, which is never reported as repeated."""
     from xxhash import xxh3_64_intdigest
 
     if not isinstance(prompt, list) or not prompt or not all(isinstance(message, dict) for message in prompt):
         return 0
-    contents = [_bytes(message.get("content")) for message in prompt]
+    contents = [_encode(message.get("content")) for message in prompt]
     ends = sum(len(content) * (place + 1) for place, content in enumerate(contents))
-    return (xxh3_64_intdigest(b"".join(contents)) + ends * _ODD) & _MASK
+    return (xxh3_64_intdigest(b"".join(contents)) + ends * _ODD) & ((1 << 64) - 1)
 
 
-def keys_of(starts: np.ndarray[Any, Any], contents: pa.Array) -> Keys:
-    """The keys of many prompts: `starts` are the places of their first messages, and the end of the last."""
+def _encode(content: Any) -> bytes:
+    if isinstance(content, str):
+        return content.encode(errors="replace")
+    return b"" if content is None else encode_json(content)
+
+
+def keys_of(starts: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], data: memoryview) -> Keys:
+    """The keys of many prompts: `starts` are the places of their first messages, and the end of the last; `offsets`
+    are the places of the messages' contents in `data`."""
     from xxhash import xxh3_64_intdigest
 
-    offsets, data = offsets_of(contents), bytes_of(contents)
-    bounds = offsets[starts].tolist()
-    texts = (data[begin:end] for begin, end in pairwise(bounds))
-    hashes = np.fromiter(map(xxh3_64_intdigest, texts), np.uint64, len(bounds) - 1)
+    texts = (data[begin:end] for begin, end in pairwise(offsets[starts].tolist()))
+    hashes = np.fromiter(map(xxh3_64_intdigest, texts), np.uint64, len(starts) - 1)
     counts = np.diff(starts)
     place = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], counts) + 1
     lengths = np.diff(offsets)[starts[0] : starts[-1]].astype(np.int64)
@@ -52,7 +61,97 @@ def keys_of(starts: np.ndarray[Any, Any], contents: pa.Array) -> Keys:
     return np.asarray(keys)
 
 
-def _bytes(content: Any) -> bytes:
-    if isinstance(content, str):
-        return content.encode(errors="replace")
-    return b"" if content is None else encode_json(content)
+def is_validation(file: str) -> bool:
+    """Whether a file's name, or its whole folder's, says that it is for validation; `test/train.parquet` does not."""
+    path = Path(file)
+    if _TRAINING.search(path.stem.lower()):
+        return False
+    return bool(_VALIDATION.search(path.stem.lower()) or _VALIDATION.fullmatch(path.parent.name.lower()))
+
+
+class Repeats:
+    """Prompts that come more than once: among the training files, and in training and validation files both."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, list[Keys]] = {}
+        self._numbers: dict[str, list[Sequence[int]]] = {}
+        self._units: dict[str, str] = {}
+
+    def add(self, file: str, unit: str, numbers: Sequence[int], keys: Keys) -> None:
+        self._keys.setdefault(file, []).append(keys)
+        self._numbers.setdefault(file, []).append(numbers)
+        self._units[file] = unit
+
+    def report_to(self, report: Report, validation: Sequence[str]) -> None:
+        files = {file: np.concatenate(keys) for file, keys in self._keys.items()}
+        training = {file: keys for file, keys in files.items() if file not in validation}
+        held_out = {file: keys for file, keys in files.items() if file in validation}
+        for group in (training, held_out):
+            self._report_repeats(group, report)
+        if training:
+            known = np.unique(np.concatenate(list(training.values())))
+            for file, keys in held_out.items():
+                both = np.isin(keys, known) & (keys != 0)
+                self._add(report, "train-val-overlap", file, both, "prompts that are in the training files too")
+
+    def _report_repeats(self, group: dict[str, Keys], report: Report) -> None:
+        keys = np.concatenate([*group.values(), np.empty(0, np.uint64)])
+        order = np.argsort(keys, kind="stable")  # stable: the first of equals is the first in the files
+        again = np.zeros(len(keys), np.bool_)
+        again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+        again &= keys != 0
+        first = 0
+        for file, own in group.items():
+            mask = again[first : first + len(own)]
+            first += len(own)
+            self._add(report, "duplicate-prompts", file, mask, "prompts that came before")
+
+    def _add(self, report: Report, rule: str, file: str, mask: np.ndarray[Any, Any], found: str) -> None:
+        rows: list[int] = []
+        first = 0
+        for numbers in self._numbers[file]:
+            places = np.flatnonzero(mask[first : first + len(numbers)])[: SHOWN - len(rows)]
+            rows.extend(numbers[int(place)] for place in places)
+            first += len(numbers)
+        if rows:
+            report.add(rule, file, found, rows, self._units[file], count=int(mask.sum()))
+
+
+class Lengths:
+    """Prompts rendered by a tokenizer's chat template and counted in tokens, as trainers' loaders do.
+
+    `tokenizer`: a tokenizer, or the folder or name of one.
+    """
+
+    def __init__(self, tokenizer: Any, most: int) -> None:
+        self._tokenizer = load_tokenizer(tokenizer)
+        if getattr(self._tokenizer, "chat_template", None) is None:
+            raise UsageError(
+                f"{tokenizer if isinstance(tokenizer, str) else 'the tokenizer'} has no chat template",
+                remedy="name that of an instruction-tuned model: trainers render prompts with it",
+            )
+        self._most = most
+        # Also those that only the chat template uses, such as one before each turn.
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        special = {*self._tokenizer.all_special_tokens, *(token.content for token in added if token.special)} - {""}
+        # A pattern that Arrow's engine takes too; one that matches nothing where there are no such tokens.
+        self.special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"[^\s\S]")
+
+    def check(self, rows: Sequence[Row], numbers: Sequence[int], file: str, unit: str, report: Report) -> None:
+        """Count the prompts of some rows. Those that are no messages break another rule."""
+        texts: dict[int, str] = {}
+        for number, row in zip(numbers, rows, strict=True):
+            prompt = row.get("prompt")
+            if not isinstance(prompt, list) or not prompt:
+                continue
+            try:
+                texts[number] = self._tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+            except Exception as error:  # whatever a template raises
+                report.add("template-fails", file, described(error), [number], unit)
+        if not texts:
+            return
+        encoded = self._tokenizer(list(texts.values()), add_special_tokens=False)["input_ids"]
+        for number, count in zip(texts, map(len, encoded), strict=True):
+            if count > self._most:
+                found = f"{count:,} tokens, the limit is {self._most:,}"
+                report.add("prompt-too-long", file, found, [number], unit)

@@ -1,15 +1,42 @@
-"""A Report gathers what was found, one finding for a rule and a file."""
+"""What was found: a Report holds one Finding for a rule and a file, with its rows, and is printed for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from treetune.validate.finding import SHOWN, Finding, Severity
-from treetune.validate.rules import RULES
+from treetune.validate.rules import RULES, Severity
 
+SHOWN = 10
+"""How many rows a finding names."""
 ADVICE = ", or `--fix OUT.parquet`"
+
+
+class Finding(msgspec.Struct):
+    """One rule that one file, or taskset, breaks."""
+
+    rule: str
+    severity: Severity
+    file: str
+    unit: str
+    """What `rows` counts: `row` from 0, `line` from 1, or `task` by its idx."""
+    rows: list[int]
+    """The first ten; none where the whole file is meant."""
+    count: int
+    """How many rows; 0 where the whole file is meant."""
+    found: str
+    expected: str = ""
+    fix: str = ""
+
+    @property
+    def where(self) -> str:
+        if not self.count:
+            return "the file"
+        if self.count == 1:
+            return f"{self.unit} {self.rows[0]}"
+        return f"{self.count:,} {self.unit}s: {name_rows(self.rows, self.count)}"
 
 
 class Report(msgspec.Struct):
@@ -40,10 +67,10 @@ class Report(msgspec.Struct):
         """Whether it can be trained on: warnings may stay."""
         return not self.errors
 
-    def is_shown(self, rule: str, file: str) -> bool:
-        """Whether another row that breaks a rule would be told by its number."""
-        told = self.by_place.get((rule, file))
-        return told is None or len(told.rows) < SHOWN
+    def has_room(self, rule: str, file: str) -> bool:
+        """Whether another row that breaks a rule would be named by its number."""
+        finding = self.by_place.get((rule, file))
+        return finding is None or len(finding.rows) < SHOWN
 
     def add(
         self,
@@ -60,13 +87,50 @@ class Report(msgspec.Struct):
 
         `helps`: whether `--fix` does, if it can fix what breaks this rule at all.
         """
-        told = self.by_place.get((rule, file))
-        if told is None:
-            severity, expected, fix, _ = RULES[rule]
-            told = self.by_place[rule, file] = Finding(rule, severity, file, unit, [], 0, found, expected, fix)
-        if helps and RULES[rule].fixable and not told.fix.endswith(ADVICE):
-            told.fix += ADVICE
-        if len(told.rows) < SHOWN or any(number < told.rows[-1] for number in numbers):
+        severity, expected, fix, fixable = RULES[rule]
+        new = Finding(rule, severity, file, unit, [], 0, found, expected, fix)
+        finding = self.by_place.setdefault((rule, file), new)
+        if helps and fixable and not finding.fix.endswith(ADVICE):
+            finding.fix += ADVICE
+        if len(finding.rows) < SHOWN or any(number < finding.rows[-1] for number in numbers):
             # In any order: gold answers are tried many at a time.
-            told.rows = sorted([*told.rows, *map(int, numbers)])[:SHOWN]
-        told.count += len(numbers) if count is None else count
+            finding.rows = sorted([*finding.rows, *map(int, numbers)])[:SHOWN]
+        finding.count += len(numbers) if count is None else count
+
+    @property
+    def verdict(self) -> str:
+        gold = f", {plural(self.gold_checked, 'gold answer')} tried" if self.gold_checked else ", no gold answer tried"
+        checked = f"{plural(self.rows, 'row')} in {plural(len(self.files), 'file')}"
+        checked += gold if self.gold or self.gold_checked else ""
+        warnings = plural(len(self.by_place) - self.errors, "warning")
+        quick = "; contents were not read" if self.quick else ""
+        if self.errors:
+            return f"Not valid: {checked}, {plural(self.errors, 'error')} and {warnings}{quick}"
+        return f"Dataset valid! {checked}{f', {warnings}' if self.by_place else ''}{quick}"
+
+
+def print_report(report: Report, console: Any) -> None:
+    """One block for each finding, errors first, then the verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if report.by_place:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for heading in ("rule", "where", "found and expected"):
+            table.add_column(heading, overflow="fold")
+        for one in report.findings:
+            style = "red" if one.severity is Severity.ERROR else "yellow"
+            why = Text(one.found)
+            why.append(f"\nexpected: {one.expected}\nfix: {one.fix}", style="dim")
+            table.add_row(Text(f"{one.rule}\n{one.severity}", style=style), Text(f"{one.file}\n{one.where}"), why)
+        console.print(table)
+    console.print(report.verdict, markup=False, soft_wrap=True)
+
+
+def name_rows(rows: Sequence[int], count: int) -> str:
+    """The first rows of `count`."""
+    return ", ".join(map(str, rows)) + (", ..." if count > len(rows) else "")
+
+
+def plural(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"

@@ -5,13 +5,20 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
-
-from treetune.validate.finding import Severity
 
 ROLES = ("system", "user", "assistant")
 LESS_KNOWN_ROLES = ("tool", "developer", "function")
 """Roles of chat formats that not every chat template knows."""
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    """It breaks the training, or spoils it silently."""
+    WARNING = "warning"
+    """It may be meant."""
 
 
 class Rule(NamedTuple):
@@ -22,13 +29,7 @@ class Rule(NamedTuple):
     """Whether `--fix` does it."""
 
 
-def _error(expected: str, fix: str, fixable: bool = False) -> Rule:
-    return Rule(Severity.ERROR, expected, fix, fixable)
-
-
-def _warning(expected: str, fix: str, fixable: bool = False) -> Rule:
-    return Rule(Severity.WARNING, expected, fix, fixable)
-
+_error, _warning = partial(Rule, Severity.ERROR), partial(Rule, Severity.WARNING)
 
 RULES = {
     # The file

@@ -1,0 +1,398 @@
+"""The types of a file's columns as `datasets` reads them: SkyRL loads rows with it, all files of a list together.
+
+Parquet names its types. Those of JSON follow from all values; of JSON lines from the first 10 MB, which the rest must
+fit. Two files fit where no column has two types: null fits all but a mapping in a later file, and a mapping may lack
+keys, unless it is inside a list.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from calendar import monthrange
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.rows.sources import Row, open_plain
+from treetune.validate.report import SHOWN, Report
+from treetune.validate.row import MAKE_NUMBERS, RowCheck
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Feature = str | dict[str, Any] | list[Any]
+"""A type: a name, a mapping of keys to types, or a list of one type."""
+UNSUPPORTED = "unsupported"
+
+BLOCK = 10 << 20
+"""Bytes of JSON lines that `datasets` reads at a time."""
+
+
+# Parquet
+
+
+def type_feature(kind: pa.DataType) -> Feature:
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return "json" if kind.extension_name == "arrow.json" else UNSUPPORTED
+    if types.is_struct(kind):
+        return {field.name: type_feature(field.type) for field in kind}
+    if types.is_list(kind):
+        return [type_feature(kind.value_type)]
+    if types.is_fixed_size_list(kind) or types.is_large_list(kind):
+        return [type_feature(kind.value_type), str(kind)]
+    if types.is_dictionary(kind):
+        return type_feature(kind.value_type)
+    unknown = (types.is_map, types.is_union, types.is_list_view, types.is_large_list_view)
+    if any(is_kind(kind) for is_kind in (*unknown, types.is_decimal32, types.is_decimal64)):
+        return UNSUPPORTED
+    return str(kind)
+
+
+def find_unsupported(feature: Feature, path: str = "") -> str | None:
+    """The path of a type that `datasets` does not know."""
+    if isinstance(feature, dict):
+        below = (find_unsupported(item, f"{path}.{key}" if path else key) for key, item in feature.items())
+        return next((found for found in below if found), None)
+    if isinstance(feature, list):
+        return find_unsupported(feature[0], f"{path}[]")
+    return path if feature == UNSUPPORTED else None
+
+
+# Several files
+
+
+def difference(feature: Mapping[str, Feature], before: Mapping[str, Feature], path: str = "") -> str | None:
+    """Where a file has a type that the loader does not put together with the files before it, or None."""
+    for key in feature.keys() & before.keys():
+        place = f"{path}.{key}" if path else key
+        mine, theirs = feature[key], before[key]
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            if found := difference(mine, theirs, place):
+                return found
+        elif isinstance(mine, dict) or not _fits(mine, theirs):
+            return f"{place} is {_show(mine)} here, {_show(theirs)} in"
+    return None
+
+
+def merge(before: Mapping[str, Feature], feature: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The types of files that go together."""
+    both = dict(before)
+    for key, mine in feature.items():
+        theirs = both.get(key, "null")
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            both[key] = merge(theirs, mine)
+        elif _is_null(theirs):
+            both[key] = mine
+    return both
+
+
+def _is_null(feature: Feature) -> bool:
+    """Null, or lists of nothing else, such as empty ones."""
+    return _is_null(feature[0]) if isinstance(feature, list) else feature == "null"
+
+
+def _fits(one: Feature, other: Feature) -> bool:
+    """Null fits all, a list of nulls all lists; inside a list all keys must be there."""
+    if isinstance(one, list) and isinstance(other, list):
+        return one == other or (one[1:] == other[1:] and (_is_null(one) or _is_null(other)))
+    return "null" in (one, other) or one == other
+
+
+def _show(feature: Feature) -> str:
+    if isinstance(feature, dict):
+        return "{" + ", ".join(f"{key}: {_show(item)}" for key, item in sorted(feature.items())) + "}"
+    if isinstance(feature, list):
+        return f"{feature[1]}" if len(feature) > 1 else f"list<{_show(feature[0])}>"
+    return feature
+
+
+# JSON
+
+
+class Places:
+    """Rows, counted; the first ten by number. A row counts once, however many of its values are meant."""
+
+    __slots__ = ("count", "first", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[int] = []
+        self.last: int | None = None
+
+    def add(self, row: int) -> None:
+        if row != self.last:
+            self.last = row
+            self.count += 1
+            if self.count <= SHOWN:
+                self.first.append(row)
+
+    def add_many(self, numbers: Sequence[int], mask: Any) -> None:
+        """The rows at the places of a mask."""
+        places = mask.nonzero()[0]
+        self.first += [numbers[int(place)] for place in places[: SHOWN - len(self.first)]]
+        self.count += len(places)
+
+
+_KINDS: dict[type, str] = {
+    str: "text", int: "integer", float: "float", bool: "boolean", list: "list", dict: "mapping",
+}  # fmt: skip
+_FEATURES = {"text": "string", "integer": "int64", "float": "double", "boolean": "bool"}
+_FITTING = {
+    "string": {"text", "integer", "float", "boolean"},
+    "int64": {"integer"},
+    "double": {"integer", "float"},
+    "bool": {"boolean"},
+    "timestamp[s]": {"text"},
+    "null": set[str](),
+}
+"""What later lines may have where the first 10 MB have a type."""
+
+
+class Shape:
+    """The types of one place in the rows of a JSON file, and of the places below it."""
+
+    __slots__ = ("counts", "dates", "first", "items", "keys", "large", "nan", "nulls", "parsable", "text")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.nulls = 0
+        self.first: int | None = None
+        """The first row that has it."""
+        self.keys: dict[str, Shape] = {}
+        self.items: Shape | None = None
+        self.dates = True
+        self.text = Places()
+        self.large = Places()
+        self.parsable = Places()
+        """Rows whose text is JSON of something else, such as 7 or true."""
+        self.nan = Places()
+        """Rows with a number that JSON cannot spell."""
+
+    def add(self, value: Any, row: int) -> None:
+        if self.first is None:
+            self.first = row
+        if value is None:
+            self.nulls += 1
+            return
+        kind = _KINDS.get(type(value), "other")
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if kind == "mapping":
+            for key, item in value.items():
+                shape = self.keys.get(key)
+                if shape is None:
+                    shape = self.keys[key] = Shape()
+                shape.add(item, row)
+        elif kind == "list":
+            self.items = self.items or Shape()
+            for item in value:
+                self.items.add(item, row)
+        elif kind == "text":
+            self.text.add(row)
+            self.dates = self.dates and _is_date(value)
+            if _is_parsable(value):
+                self.parsable.add(row)
+        elif kind == "integer" and not -(2**63) <= value < 2**63:
+            self.large.add(row)
+        elif kind == "float" and not math.isfinite(value):
+            self.nan.add(row)
+
+    def feature(self) -> Feature:
+        """As `datasets` reads it."""
+        kinds = self.counts.keys()
+        if not kinds:
+            return "null"
+        if kinds == {"integer", "float"} or (kinds == {"integer"} and self.large.count):
+            return "double"
+        if len(kinds) > 1 or "other" in kinds:
+            return "json"
+        (kind,) = kinds
+        if kind == "mapping":
+            uniform = all(sum(shape.counts.values()) + shape.nulls == self.counts[kind] for shape in self.keys.values())
+            return self.features() if self.keys and uniform else "json"
+        if kind == "list":
+            return [self.items.feature() if self.items is not None else "null"]
+        return "timestamp[s]" if kind == "text" and self.dates else _FEATURES[kind]
+
+    def features(self) -> dict[str, Feature]:
+        return {key: shape.feature() for key, shape in self.keys.items()}
+
+    def faults(self, path: str = "", *, array: bool, kept: bool = False) -> Iterator[tuple[str, str, Places]]:
+        """The rules that are broken here and below: rule, what was found, rows.
+
+        `array`: the rows are a JSON array, not lines. `kept`: `datasets` keeps this as JSON, because what it is part of
+        has no one type. Then text stays as it is.
+        """
+        kinds = self.counts.keys()
+        as_json = kept or (bool(path) and self.feature() == "json")
+        if "text" in kinds and len(kinds) > 1 and not kept and self.parsable.count:
+            others = ", ".join(sorted(kinds - {"text"}))
+            yield "mixed-types", f"{path} is text here, {others} in other rows", self.parsable
+        if (as_json or array) and self.nan.count:
+            yield "nan-becomes-null", f"{path} is NaN or infinite here", self.nan
+        if kinds == {"text"} and self.dates and not kept:
+            yield "reread-dates", f"{path} is a date in every row", self.text
+        if self.large.count:
+            yield "big-integers", f"{path} is an integer over 64 bits", self.large
+        for key, shape in self.keys.items():
+            yield from shape.faults(f"{path}.{key}" if path else key, array=array, kept=as_json)
+        if self.items is not None:
+            yield from self.items.faults(f"{path}[]", array=array, kept=as_json)
+
+    def misfit(self, first: Feature, path: str = "") -> str | None:
+        """Where some row does not fit the types of the first 10 MB."""
+        kinds = self.counts.keys()
+        if first == "json" or not kinds:
+            return None
+        if isinstance(first, dict):
+            for key, shape in self.keys.items():
+                place = f"{path}.{key}" if path else key
+                if key not in first:
+                    return f"{place} comes first in line {shape.first}"
+                if found := shape.misfit(first[key], place):
+                    return found
+            fitting = {"mapping"}
+        elif isinstance(first, list):
+            if self.items is not None and (found := self.items.misfit(first[0], f"{path}[]")):
+                return found
+            fitting = {"list"}
+        else:
+            fitting = _FITTING[first]
+        if kinds <= fitting and (first != "timestamp[s]" or self.dates):
+            return None
+        beginning = first if isinstance(first, str) else "other"
+        return f"{path} is {', '.join(sorted(kinds))} in all, and {beginning} at first"
+
+
+_DATE = re.compile(
+    r"(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+    r"([T ]([01]\d|2[0-3])(:[0-5]\d(:[0-5]\d)?)?(Z|[+-]([01]\d|2[0-3])(:?[0-5]\d)?)?)?",
+    re.ASCII,
+)
+"""What Arrow's JSON reader takes for a date, if the month has that day."""
+_BEGIN = frozenset('-0123456789tfnN{["I \t\r\n')
+_LITERAL = re.compile(
+    r"-?\d*(\.\d*)?([eE][+-]?\d*)?|true|false|null|NaN|-?Infinity|\{.*\}|\[.*\]|\".*\"", re.DOTALL | re.ASCII
+)
+
+
+def _is_date(text: str) -> bool:
+    match = _DATE.fullmatch(text)
+    return match is not None and int(match[3]) <= monthrange(int(match[1]) or 2000, int(match[2]))[1]
+
+
+def _is_parsable(text: str) -> bool:
+    """Whether `datasets`, which parses text in a mixed column again, would make something else of it."""
+    return text[:1] in _BEGIN and _LITERAL.fullmatch(text.strip(" \t\r\n")) is not None
+
+
+class JsonTypes:
+    """The types of one file of JSON. `path` is None for rows of the hub, which `datasets` has read already."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._shape = Shape()
+        self._first: dict[str, Feature] | None = None
+        """The types of the first 10 MB, where more follows."""
+        self._lines: int | None = None
+        """How many lines these are."""
+        self._unit = ""
+
+    def add(self, rows: Sequence[Row], numbers: Sequence[int], unit: str) -> None:
+        """Rows with their nulls."""
+        if not self._unit and unit == "line" and self._path is not None:
+            self._lines = _count_lines(self._path)
+        self._unit = unit
+        cut = len(rows)
+        if self._lines is not None and self._first is None:
+            cut = bisect_right(numbers, self._lines)
+        for position, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+            if position == cut:
+                self._first = self._shape.features()
+            self._shape.add(row, number)
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        return self._shape.features() if self._first is None else self._first
+
+    def report_to(self, report: Report) -> None:
+        """What `datasets` changes, or fails on."""
+        if self._path is None:
+            return
+        found_by_rule: dict[str, tuple[str, set[int], int]] = {}
+        for rule, found, rows in self._shape.faults(array=self._unit != "line"):
+            found, numbers, count = found_by_rule.get(rule, (found, set(), 0))
+            found_by_rule[rule] = (found, numbers.union(rows.first), max(count, rows.count))
+        for rule, (found, numbers, count) in found_by_rule.items():
+            # No parquet column holds messages of which some have text and others lists.
+            helps = not (rule == "mixed-types" and found.startswith("prompt"))
+            first, count = sorted(numbers)[:SHOWN], max(count, len(numbers))
+            report.add(rule, str(self._path), found, first, self._unit, count=count, helps=helps)
+        if self._first is not None and (misfit := self._shape.misfit(self._first)):
+            report.add("late-types", str(self._path), misfit)
+
+
+def _count_lines(path: Path) -> int | None:
+    """How many lines the first block has; None where there is no other."""
+    with open_plain(path) as file:
+        block = file.read(BLOCK) + file.readline()
+        return block.count(b"\n") if file.read(1) else None
+
+
+# Turns
+
+
+class Turns:
+    """Rows of one file without `max_turns`. Where a file that is loaded with theirs has it, the loader gives them a
+    null, and SkyRL's `int(None)` fails."""
+
+    def __init__(self) -> None:
+        self._without = Places()
+        """Rows without a `max_turns` of their own, in an environment of several turns."""
+        self._without_inside = Places()
+        """Those whose `extra_info`, which their environment reads too, has none either."""
+        self._null_inside = Places()
+        """Those of JSON in whose `extra_info` a null is written."""
+
+    def add(self, row: Mapping[str, Any], number: int, check: RowCheck) -> None:
+        """A row of JSON, with its nulls."""
+        env_class = row.get("env_class")
+        if not isinstance(env_class, str) or row.get("max_turns") is not None or not check.has_turns(env_class):
+            return
+        self._without.add(number)
+        extra = row.get("extra_info")
+        if env_class in MAKE_NUMBERS and isinstance(extra, dict) and extra.get("max_turns") is None:
+            self._without_inside.add(number)
+            if "max_turns" in extra:
+                self._null_inside.add(number)
+
+    def add_batch(self, batch: pa.RecordBatch, numbers: Sequence[int], check: RowCheck) -> None:
+        """The same for rows of parquet, whole columns at a time."""
+        from treetune.validate.prefilter import encode, is_struct, is_text, is_valid, values_at
+
+        column, extra = values_at(batch, "env_class"), values_at(batch, "extra_info")
+        if column is None or not is_text(column):
+            return
+        environments = encode(column)
+        if not any(map(check.has_turns, environments.names)):
+            return
+        without = environments.where(check.has_turns) & ~is_valid(values_at(batch, "max_turns"), batch.num_rows)
+        self._without.add_many(numbers, without)
+        if extra is not None and is_struct(extra):
+            inside = is_valid(extra) & ~is_valid(values_at(extra, "max_turns"), batch.num_rows)
+            self._without_inside.add_many(numbers, without & inside & environments.where(MAKE_NUMBERS.__contains__))
+
+    def report_to(self, report: Report, file: str, unit: str, *, column: bool, inside: bool) -> None:
+        """`column`: whether the files that are loaded together have a column `max_turns`. `inside`: whether all their
+        `extra_info` have that key; JSON whose mappings differ has it only where it is written."""
+        if column:
+            place, rows = "max_turns", self._without
+        else:
+            place, rows = "extra_info.max_turns", self._without_inside if inside else self._null_inside
+        if rows.count:
+            found = f"{place} is null here, for other rows have it"
+            report.add("null-max-turns", file, found, rows.first, unit, count=rows.count)
