@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.codec import pack
+from treetune.serve.zmq.wire import pack
 
 CALLS = 40_000
 CONCURRENT = 32

@@ -20,8 +20,8 @@ from treetune.policy import Completion
 from treetune.serve.errors import Misused, ServeError
 from treetune.serve.http.episodes import HttpConfig
 from treetune.serve.http.server import HttpServer
+from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.wire import WireTask
 from treetune.trace import decode_trace, encode_trace
 
 

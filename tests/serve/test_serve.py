@@ -33,9 +33,9 @@ from treetune.host import PROTOCOL
 from treetune.serve.access import Access
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, Refused, ServeError, Unreachable
 from treetune.serve.models import ModelsConfig
+from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
-from treetune.serve.zmq.codec import pack, unpack, unpack_plain
-from treetune.serve.zmq.wire import WireTask
+from treetune.serve.zmq.wire import pack, unpack, unpack_plain
 from treetune.trace import Trace
 
 

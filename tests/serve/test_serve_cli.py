@@ -19,7 +19,7 @@ from conftest import ROOT
 from treetune.builtin.math.arithmetic import Arithmetic
 from treetune.serve.errors import Denied
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.codec import pack, unpack_plain
+from treetune.serve.zmq.wire import pack, unpack_plain
 
 SLOW = """
 import asyncio

@@ -26,8 +26,8 @@ from treetune.serve.pool.workers import PoolConfig, Workers
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.task_signer import TaskSigner
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.codec import pack, unpack_plain
 from treetune.serve.zmq.reply_cache import ReplyCache
+from treetune.serve.zmq.wire import pack, unpack_plain
 from treetune.streams import Draw
 
 Start = Callable[..., Awaitable[EnvServer]]

@@ -13,7 +13,7 @@ from serving import Numbers
 from test_serve_cli import resident, serve
 
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.codec import pack, unpack_plain
+from treetune.serve.zmq.wire import pack, unpack_plain
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.worker import Worker
 from treetune.serve.pool.workers import PoolConfig
 from treetune.serve.server import ServerConfig
-from treetune.serve.zmq.codec import pack, unpack_plain
-from treetune.serve.zmq.wire import unpack_task
+from treetune.serve.task_signer import unpack_task
+from treetune.serve.zmq.wire import pack, unpack_plain
 
 STEPS = 10_000
 LOST, REPEATED = 0.1, 0.1

@@ -15,7 +15,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -70,6 +70,27 @@ class Health(msgspec.Struct):
     in_flight: int = 0
 
 
+class PlayOptions(TypedDict, total=False):
+    """How rollouts are played; any may be left out."""
+
+    model: str | None
+    endpoint: str | None
+    sampling: Sampling | None
+    limits: Limits | None
+    occurrence: int
+    request: str | None
+    """A name by which `cancel` can stop it."""
+
+
+class RolloutOptions(PlayOptions, total=False):
+    rollout: int
+
+
+class GroupOptions(PlayOptions, total=False):
+    rollouts: Sequence[int] | None
+    """The numbers of its rollouts."""
+
+
 class Host(Protocol):
     async def info(self) -> Info: ...
     async def health(self) -> Health: ...
@@ -78,31 +99,11 @@ class Host(Protocol):
         """The first tasks of the order, each once, with its occurrence; no cursor moves."""
         ...
 
-    async def run_rollout(
-        self,
-        task: Task,
-        *,
-        model: str | None = None,
-        endpoint: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
-        occurrence: int = 0,
-        rollout: int = 0,
-        request: str | None = None,
-    ) -> Trace: ...
-    async def run_group(
-        self,
-        task: Task,
-        n: int,
-        *,
-        model: str | None = None,
-        endpoint: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
-        occurrence: int = 0,
-        rollouts: Sequence[int] | None = None,
-        request: str | None = None,
-    ) -> list[Trace]: ...
+    async def run_rollout(self, task: Task, **options: Unpack[RolloutOptions]) -> Trace: ...
+    async def run_group(self, task: Task, n: int, **options: Unpack[GroupOptions]) -> list[Trace]:
+        """n rollouts of one task, scored together where the taskset does so."""
+        ...
+
     async def start(self, task: Task) -> Started: ...
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step: ...
     async def cancel(self, id: str) -> bool: ...

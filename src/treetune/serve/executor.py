@@ -13,8 +13,16 @@ import msgspec
 from treetune.host import LocalHost
 from treetune.serve.models import checked_sampling
 from treetune.serve.task_signer import TaskSigner
-from treetune.serve.zmq.codec import pack, unpack
-from treetune.serve.zmq.wire import RunGroupRequest, RunGroupResponse, RunRolloutRequest, RunRolloutResponse
+from treetune.serve.zmq.wire import (
+    PlayRequest,
+    RunGroupRequest,
+    RunGroupResponse,
+    RunRolloutRequest,
+    RunRolloutResponse,
+    pack,
+    unpack,
+)
+from treetune.task import Task
 from treetune.trace import Trace
 
 
@@ -57,35 +65,22 @@ class LocalExecutor:
 
     async def _run_rollout(self, payload: bytes) -> bytes:
         request = unpack(payload, RunRolloutRequest)
-        trace = await self._host.run_rollout(
-            self._signer.read_task(request.task, self._host.taskset),
-            model=request.model,
-            endpoint=request.endpoint,
-            sampling=checked_sampling(request.sampling),
-            limits=request.limits,
-            occurrence=request.occurrence,
-            rollout=request.rollout,
-        )
+        trace = await self._host.run_rollout(self._task(request), **_options(request), rollout=request.rollout)
         self._report([trace])
         return pack(RunRolloutResponse(trace=cast(msgspec.Raw, trace)))
 
     async def _run_group(self, payload: bytes) -> bytes:
         request = unpack(payload, RunGroupRequest)
-        traces = await self._host.run_group(
-            self._signer.read_task(request.task, self._host.taskset),
-            request.n,
-            model=request.model,
-            endpoint=request.endpoint,
-            sampling=checked_sampling(request.sampling),
-            limits=request.limits,
-            occurrence=request.occurrence,
-            rollouts=request.rollouts,
-        )
+        options = {**_options(request), "rollouts": request.rollouts}
+        traces = await self._host.run_group(self._task(request), request.n, **options)
         self._report(traces)
         warnings = []
         if request.n > self._capacity:
             warnings.append(f"a group of {request.n} is larger than the server's capacity of {self._capacity}")
         return pack(RunGroupResponse(traces=cast(list[msgspec.Raw], traces), warnings=warnings))
+
+    def _task(self, request: PlayRequest) -> Task:
+        return self._signer.read_task(request.task, self._host.taskset)
 
     def _report(self, traces: list[Trace]) -> None:
         self._on_scored([Scored(trace.task.data_source, trace.outcome.value, trace.reward) for trace in traces])
@@ -95,3 +90,13 @@ class LocalExecutor:
 
     async def close(self) -> None:
         return None
+
+
+def _options(request: PlayRequest) -> dict[str, Any]:
+    return {
+        "model": request.model,
+        "endpoint": request.endpoint,
+        "sampling": checked_sampling(request.sampling),
+        "limits": request.limits,
+        "occurrence": request.occurrence,
+    }

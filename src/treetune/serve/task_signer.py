@@ -1,10 +1,11 @@
-"""TaskSigner: seals tasks with a keyed hash, by which a server knows its own when they come back.
+"""Tasks on the wire, sealed: a keyed hash by which a server knows its own tasks when they come back.
 
-    seal = signer.sign(task)
+    data = pack_task(task, signer.sign(task))
     task = signer.read_task(data, taskset)      # raises Refused where a task was changed, or made up
 
-The hash is over the task's content with sorted keys, so a client in any language may decode and encode it again. It is
-checked before anything of a task is interpreted: no class is looked up, no file opened, for a task that is not ours.
+A task travels as a map of all its fields, those of a subclass included, with two marks: `$kind`, the name of its class,
+and `$seal`. The hash is over the content with sorted keys, so a client in any language may decode and encode it again.
+It is checked before anything of a task is interpreted: no class is looked up, no file opened, for one that is not ours.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from treetune.serve.errors import Refused
-from treetune.serve.zmq.codec import pack_sorted, unpack
-from treetune.serve.zmq.wire import fields_and_seal
-from treetune.task import Task
+from treetune.errors import TasksetError
+from treetune.serve.errors import BadRequest, Refused
+from treetune.serve.zmq.wire import pack, pack_sorted, unpack, unpack_plain
+from treetune.task import ForeignTask, Task
 from treetune.taskset import Taskset
+from treetune.trace import Trace
 
-SEAL_BYTES = 16
+KIND, SEAL = "$kind", "$seal"
+_SEAL_BYTES = 16
 
 
 def new_key() -> bytes:
@@ -38,8 +43,12 @@ class TaskSigner:
         return self._hash(pack_sorted(task))
 
     def check(self, data: bytes | msgspec.Raw) -> None:
-        fields, seal = fields_and_seal(data)
-        if not hmac.compare_digest(self._hash(pack_sorted(fields)), seal):
+        fields = unpack_plain(data)
+        if not isinstance(fields, dict):
+            raise BadRequest("a task is a map of its fields")
+        seal = fields.pop(SEAL, b"")
+        fields.pop(KIND, None)
+        if not isinstance(seal, bytes) or not hmac.compare_digest(self._hash(pack_sorted(fields)), seal):
             raise Refused(
                 f"task {fields.get('idx')!r:.40} is not one that this server gave out: changed, made up, or from "
                 "before a restart that kept no key",
@@ -52,8 +61,73 @@ class TaskSigner:
         return concrete_task(data, taskset)
 
     def _hash(self, content: bytes) -> bytes:
-        return hashlib.blake2b(content, key=self._key, digest_size=SEAL_BYTES).digest()
+        return hashlib.blake2b(content, key=self._key, digest_size=_SEAL_BYTES).digest()
 
 
 def concrete_task(data: bytes | msgspec.Raw, taskset: Taskset[Any, Any]) -> Task:
     return unpack(data, taskset.type_of(unpack(data, Task)))
+
+
+class WireTask(ForeignTask, frozen=True, kw_only=True):
+    """A task as a client has it, with the seal of the server that gave it."""
+
+    kind: str = "Task"
+    seal: bytes = b""
+
+
+class WireTrace(Trace, kw_only=True):
+    """A trace as it travels: its task is a map with all its own fields."""
+
+    task: msgspec.Raw  # type: ignore[assignment]
+
+
+class _Marks(msgspec.Struct):
+    kind: str = msgspec.field(name=KIND, default="Task")
+    seal: bytes = msgspec.field(name=SEAL, default=b"")
+
+
+def pack_task(task: Task, seal: bytes = b"") -> bytes:
+    if isinstance(task, WireTask):
+        base = {name: getattr(task, name) for name in Task.__struct_fields__}
+        return pack({**base, **task.own, KIND: task.kind, SEAL: seal or task.seal})
+    return _extend(pack(task), _marks_of(type(task).__name__) + pack(seal), 2)
+
+
+def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> tuple[Task, bytes]:
+    """A task as its concrete type where that is known, else a `WireTask`; and its seal."""
+    marks = unpack(data, _Marks)
+    kind = {"Task": Task, "ForeignTask": ForeignTask}.get(marks.kind) or types.get(marks.kind)
+    if kind is not None:
+        return unpack(data, kind), marks.seal
+    fields = unpack_plain(data)
+    own = {name: value for name, value in fields.items() if name not in Task.__struct_fields__ and name[:1] != "$"}
+    base = unpack(data, Task)
+    known = {name: getattr(base, name) for name in Task.__struct_fields__}
+    return WireTask(**known, kind=marks.kind, seal=marks.seal, own=own), marks.seal
+
+
+def unpack_trace(data: bytes | msgspec.Raw, task: Task) -> Trace:
+    """A trace, with its task of the same type as the one that was sent."""
+    wire = unpack(data, WireTrace)
+    fields = {name: getattr(wire, name) for name in Trace.__struct_fields__}
+    fields["task"] = unpack(wire.task, type(task)) if not isinstance(task, WireTask) else task
+    return Trace(**fields)
+
+
+def _extend(map_bytes: bytes, pairs: bytes, count: int) -> bytes:
+    """A msgpack map with `count` more pairs at its end."""
+    first = map_bytes[0] if map_bytes else 0
+    if first & 0xF0 == 0x80:
+        size, start = first & 0x0F, 1
+    elif first == 0xDE:
+        size, start = int.from_bytes(map_bytes[1:3], "big"), 3
+    else:
+        raise TasksetError("a task must encode as a map of its fields", remedy="do not make it array_like")
+    size += count
+    header = bytes([0x80 | size]) if size < 16 else b"\xde" + size.to_bytes(2, "big")
+    return header + map_bytes[start:] + pairs
+
+
+@lru_cache(maxsize=256)
+def _marks_of(kind: str) -> bytes:
+    return pack(KIND) + pack(kind) + pack(SEAL)

@@ -23,16 +23,16 @@ from treetune.serve.pool.engines import Engine, ProcessEngine
 from treetune.serve.pool.worker import OpenPayload, StepPayload, WorkerSpec, counts_of
 from treetune.serve.pool.workers import Call, Member, PoolConfig, Workers
 from treetune.serve.server import EnvServer, ServerConfig
-from treetune.serve.task_signer import TaskSigner, concrete_task
-from treetune.serve.zmq.codec import pack, unpack
+from treetune.serve.task_signer import TaskSigner, concrete_task, pack_task, unpack_trace
 from treetune.serve.zmq.wire import (
     RunGroupRequest,
     RunGroupResponse,
     RunRolloutRequest,
     RunRolloutResponse,
     StepResponse,
-    pack_task,
-    unpack_trace,
+    given,
+    pack,
+    unpack,
 )
 from treetune.streams import Draw, Streams
 from treetune.task import Task
@@ -57,12 +57,12 @@ class PoolHost(LocalHost):
         return concrete_task(await self._workers.run("make", msgspec.msgpack.encode(draw), size=0), self.taskset)
 
     async def run_rollout(self, task: Task, **options: Any) -> Trace:
-        name, request = options.pop("request", None), RunRolloutRequest(task=self._sign(task), **_given(options))
+        name, request = options.pop("request", None), RunRolloutRequest(task=self._sign(task), **given(options))
         data = await self._run_named(name, self._workers.run("run_rollout", pack(request)))
         return unpack_trace(unpack(data, RunRolloutResponse).trace, task)
 
     async def run_group(self, task: Task, n: int, **options: Any) -> list[Trace]:
-        name, request = options.pop("request", None), RunGroupRequest(task=self._sign(task), n=n, **_given(options))
+        name, request = options.pop("request", None), RunGroupRequest(task=self._sign(task), n=n, **given(options))
         data = await self._run_named(name, self._workers.run("run_group", pack(request), n))
         return [unpack_trace(trace, task) for trace in unpack(data, RunGroupResponse).traces]
 
@@ -75,10 +75,6 @@ class PoolHost(LocalHost):
         if call.member is None or not self._workers.has(call.member):
             raise WorkerLost("the worker of this episode died", remedy="start another")
         return _HomeInWorker(self._workers, call.member, id), observation
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
 
 
 class _HomeInWorker:

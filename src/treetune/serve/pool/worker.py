@@ -31,9 +31,8 @@ from treetune.serve.errors import Cancelled
 from treetune.serve.executor import LocalExecutor, Scored
 from treetune.serve.models import Models, ModelsConfig
 from treetune.serve.task_signer import TaskSigner, concrete_task
-from treetune.serve.zmq.codec import pack, unpack
 from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
-from treetune.serve.zmq.wire import failure, pack_step
+from treetune.serve.zmq.wire import failure, pack, pack_step, unpack
 from treetune.streams import Draw, Streams
 from treetune.taskset import Taskset
 

@@ -28,9 +28,8 @@ from treetune.serve.errors import BadRequest, ServeError, Stopping, WorkerLost
 from treetune.serve.executor import Scored
 from treetune.serve.pool.engines import Engine, Handle
 from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
-from treetune.serve.zmq.codec import unpack
 from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
-from treetune.serve.zmq.wire import Response, error_of
+from treetune.serve.zmq.wire import Response, error_of, unpack
 
 log = logging.getLogger("treetune.serve")
 

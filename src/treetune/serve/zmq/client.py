@@ -12,28 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import logging
 import random
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
 import zmq
 
 from treetune.environment import Step
-from treetune.episode import Limits, Started
+from treetune.episode import Started
 from treetune.errors import UsageError
-from treetune.host import PROTOCOL, Health, Info, draw_by_index
-from treetune.policy import Sampling
+from treetune.host import PROTOCOL, GroupOptions, Health, Info, RolloutOptions, draw_by_index
 from treetune.serve.access import connect
 from treetune.serve.errors import Busy, Misused, Refused, Stopping, Unreachable
+from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
 from treetune.serve.zmq import wire
-from treetune.serve.zmq.codec import pack, unpack
 from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
+from treetune.serve.zmq.wire import given, pack, unpack
 from treetune.streams import State
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -132,7 +133,7 @@ class EnvClient:
         except (asyncio.CancelledError, Unreachable):
             unclaimed.append(id)
             raise
-        task, seal = wire.unpack_task(response.task, self._types)
+        task, seal = unpack_task(response.task, self._types)
         self._seals[_content(pack(task))] = seal
         if len(self._seals) > _REMEMBERED:
             self._seals.popitem(last=False)
@@ -141,57 +142,21 @@ class EnvClient:
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
         return draw_by_index(self, num_tasks)
 
-    async def run_rollout(
-        self,
-        task: Task,
-        *,
-        model: str | None = None,
-        endpoint: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
-        occurrence: int = 0,
-        rollout: int = 0,
-        request: str | None = None,
-    ) -> Trace:
-        message = wire.RunRolloutRequest(
-            task=self._sealed(task),
-            model=model,
-            endpoint=endpoint,
-            sampling=sampling or Sampling(),
-            limits=limits,
-            occurrence=occurrence,
-            rollout=rollout,
-        )
-        response = await self._run("run_rollout", message, wire.RunRolloutResponse, request)
-        return wire.unpack_trace(response.trace, task)
+    async def run_rollout(self, task: Task, **options: Unpack[RolloutOptions]) -> Trace:
+        name = options.pop("request", None)
+        message = wire.RunRolloutRequest(task=self._sealed(task), **given(options))
+        response = await self._run("run_rollout", message, wire.RunRolloutResponse, name)
+        return unpack_trace(response.trace, task)
 
-    async def run_group(
-        self,
-        task: Task,
-        n: int,
-        *,
-        model: str | None = None,
-        endpoint: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
-        occurrence: int = 0,
-        rollouts: Sequence[int] | None = None,
-        request: str | None = None,
-    ) -> list[Trace]:
-        message = wire.RunGroupRequest(
-            task=self._sealed(task),
-            n=n,
-            model=model,
-            endpoint=endpoint,
-            sampling=sampling or Sampling(),
-            limits=limits,
-            occurrence=occurrence,
-            rollouts=list(rollouts) if rollouts is not None else None,
+    async def run_group(self, task: Task, n: int, **options: Unpack[GroupOptions]) -> list[Trace]:
+        name, message = (
+            options.pop("request", None),
+            wire.RunGroupRequest(task=self._sealed(task), n=n, **given(options)),
         )
-        response = await self._run("run_group", message, wire.RunGroupResponse, request)
+        response = await self._run("run_group", message, wire.RunGroupResponse, name)
         for warning in response.warnings:
             log.warning("%s", warning)
-        return [wire.unpack_trace(trace, task) for trace in response.traces]
+        return [unpack_trace(trace, task) for trace in response.traces]
 
     async def start(self, task: Task) -> Started:
         response = await self._run("start", wire.StartRequest(task=self._sealed(task)), wire.StartResponse)
@@ -223,12 +188,12 @@ class EnvClient:
         """The server in figures."""
         return (await self._ask("stats", wire.Request(), wire.StatsResponse)).stats
 
-    def portable(self, task: Task) -> wire.WireTask:
+    def portable(self, task: Task) -> WireTask:
         """A sampled task with its seal in it, for another process to run with a client of its own."""
-        found, seal = wire.unpack_task(bytes(self._sealed(task)), {})
-        if isinstance(found, wire.WireTask):
+        found, seal = unpack_task(bytes(self._sealed(task)), {})
+        if isinstance(found, WireTask):
             return found
-        return wire.WireTask(**msgspec.structs.asdict(found), seal=seal)
+        return WireTask(**msgspec.structs.asdict(found), seal=seal)
 
     # Requests
 
@@ -312,15 +277,15 @@ class EnvClient:
             self._sweep_soon()
 
     def _sealed(self, task: Task) -> msgspec.Raw:
-        if isinstance(task, wire.WireTask):
-            return msgspec.Raw(wire.pack_task(task))
+        if isinstance(task, WireTask):
+            return msgspec.Raw(pack_task(task))
         seal = self._seals.get(_content(pack(task)))
         if seal is None:
             raise Refused(
                 f"task {task.idx} was not sampled with this client, or was changed since",
                 remedy="sample it here; to run it elsewhere, pass on client.portable(task)",
             )
-        return msgspec.Raw(wire.pack_task(task, seal))
+        return msgspec.Raw(pack_task(task, seal))
 
 
 class BlockingEnvClient:
@@ -343,44 +308,12 @@ class BlockingEnvClient:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def info(self) -> Info:
-        return self._wait(self._client.info())
-
-    def health(self, deadline: float | None = None) -> Health:
-        return self._wait(self._client.health(deadline))
-
-    def sample(self, index: int | None = None, *, stream: str = "") -> Task:
-        return self._wait(self._client.sample(index, stream=stream))
-
-    def run_rollout(self, task: Task, **options: Any) -> Trace:
-        return self._wait(self._client.run_rollout(task, **options))
-
-    def run_group(self, task: Task, n: int, **options: Any) -> list[Trace]:
-        return self._wait(self._client.run_group(task, n, **options))
-
-    def start(self, task: Task) -> Started:
-        return self._wait(self._client.start(task))
-
-    def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
-        return self._wait(self._client.step(episode, action, turn))
-
-    def cancel(self, id: str) -> bool:
-        return self._wait(self._client.cancel(id))
-
-    def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
-        self._wait(self._client.observe(task, reward, stream=stream))
-
-    def state(self, stream: str | None = None) -> State:
-        return self._wait(self._client.state(stream))
-
-    def restore(self, state: State) -> None:
-        self._wait(self._client.restore(state))
-
-    def portable(self, task: Task) -> wire.WireTask:
-        return self._client.portable(task)
-
-    def stats(self) -> dict[str, Any]:
-        return self._wait(self._client.stats())
+    def __getattr__(self, name: str) -> Any:
+        """The methods of `EnvClient`, each of which waits here for its result."""
+        found = getattr(self._client, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *arguments, **options: self._wait(found(*arguments, **options))
 
     def close(self) -> None:
         if self._thread.is_alive():

@@ -22,7 +22,7 @@ from treetune.errors import TreetuneError, UsageError, user_code
 from treetune.host import MOST_IN_GROUP, PROTOCOL
 from treetune.host.episode_book import EpisodeEnded, Terms
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, Stopping, WorkerLost
-from treetune.serve.zmq.codec import pack, unpack
+from treetune.serve.task_signer import pack_task
 from treetune.serve.zmq.reply_cache import ReplyCache
 from treetune.serve.zmq.sockets import Frames, LoopSocket
 from treetune.serve.zmq.wire import (
@@ -44,8 +44,9 @@ from treetune.serve.zmq.wire import (
     StatsResponse,
     StepRequest,
     failure,
+    pack,
     pack_step,
-    pack_task,
+    unpack,
 )
 from treetune.streams import Draw
 from treetune.task import Task

@@ -1,30 +1,27 @@
-"""What clients and servers say to each other: one struct for each request and response.
+"""What clients and servers say to each other: one struct for each request and response, and how they become bytes.
 
 A client sends the frames `[request_id, method, payload]` and gets `[request_id, data]`; payload and data are msgpack
-maps with the fields below. Every response has `success` and `error`. A task travels as a map of all its fields, those
-of a subclass included, with two marks: `$kind`, the name of its class, and `$seal`, which lets it come back.
+maps with the fields below. Every response has `success` and `error`. An integer beyond 64 bits travels as extension 1:
+its decimal digits. What is no plain value travels as its `repr`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed, Limits
-from treetune.errors import TasksetError, TreetuneError, UsageError
+from treetune.errors import TreetuneError, UsageError
 from treetune.host import Health, Info
 from treetune.policy import Sampling
 from treetune.serve.errors import KINDS, BadRequest, ServeError
-from treetune.serve.zmq.codec import pack, unpack, unpack_plain
 from treetune.streams import State
-from treetune.task import ForeignTask, Task
-from treetune.trace import Trace
 
-KIND, SEAL = "$kind", "$seal"
+T = TypeVar("T")
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -43,7 +40,9 @@ class SampleRequest(Request, kw_only=True):
     stream: str = ""
 
 
-class RunRolloutRequest(Request, kw_only=True):
+class PlayRequest(Request, kw_only=True):
+    """What a rollout and a group have in common."""
+
     task: msgspec.Raw
     model: str | None = None
     """One of those that the server lists; absent: its own."""
@@ -52,19 +51,21 @@ class RunRolloutRequest(Request, kw_only=True):
     sampling: Sampling = Sampling()
     limits: Limits | None = None
     occurrence: int = 0
+
+
+class RunRolloutRequest(PlayRequest, kw_only=True):
     rollout: int = 0
 
 
-class RunGroupRequest(Request, kw_only=True):
-    task: msgspec.Raw
+class RunGroupRequest(PlayRequest, kw_only=True):
     n: int
-    model: str | None = None
-    endpoint: str | None = None
-    sampling: Sampling = Sampling()
-    limits: Limits | None = None
-    occurrence: int = 0
     rollouts: list[int] | None = None
     """The numbers of its rollouts; absent: 0 to n - 1."""
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a value; the fields of the others keep their defaults."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 class StartRequest(Request, kw_only=True):
@@ -184,79 +185,75 @@ def error_of(response: Response | HealthResponse | InfoResponse) -> ServeError:
     return KINDS.get(response.kind or "", ServeError)(response.error or "failed", remedy=response.remedy)
 
 
-# Tasks and traces, which keep what a subclass adds
+# Bytes
+
+BIG_INTEGER = 1
+"""The code of the msgpack extension for integers beyond 64 bits."""
+_MOST_DIGITS = 4096
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=repr)
+_sorted_encoder = msgspec.msgpack.Encoder(enc_hook=repr, order="sorted")
 
 
-class WireTask(ForeignTask, frozen=True, kw_only=True):
-    """A task as a client has it, with the seal of the server that gave it."""
-
-    kind: str = "Task"
-    seal: bytes = b""
+def pack(value: Any) -> bytes:
+    return _packed(_encoder, value)
 
 
-class WireTrace(Trace, kw_only=True):
-    """A trace as it travels: its task is a map with all its own fields."""
-
-    task: msgspec.Raw  # type: ignore[assignment]
-
-
-class _Marks(msgspec.Struct):
-    kind: str = msgspec.field(name=KIND, default="Task")
-    seal: bytes = msgspec.field(name=SEAL, default=b"")
+def pack_sorted(value: Any) -> bytes:
+    """The same bytes for the same content, whatever the order of its keys."""
+    return _packed(_sorted_encoder, value)
 
 
-def pack_task(task: Task, seal: bytes = b"") -> bytes:
-    if isinstance(task, WireTask):
-        base = {name: getattr(task, name) for name in Task.__struct_fields__}
-        return pack({**base, **task.own, KIND: task.kind, SEAL: seal or task.seal})
-    return _extend(pack(task), _marks_of(type(task).__name__) + pack(seal), 2)
+def _packed(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:
+    try:
+        return encoder.encode(value)
+    except (OverflowError, UnicodeEncodeError):
+        plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=repr)
+        return encoder.encode(_portable(plain))
 
 
-def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> tuple[Task, bytes]:
-    """A task as its concrete type where that is known, else a `WireTask`; and its seal."""
-    marks = unpack(data, _Marks)
-    kind = {"Task": Task, "ForeignTask": ForeignTask}.get(marks.kind) or types.get(marks.kind)
-    if kind is not None:
-        return unpack(data, kind), marks.seal
-    fields = unpack_plain(data)
-    own = {name: value for name, value in fields.items() if name not in Task.__struct_fields__ and name[:1] != "$"}
-    base = unpack(data, Task)
-    known = {name: getattr(base, name) for name in Task.__struct_fields__}
-    return WireTask(**known, kind=marks.kind, seal=marks.seal, own=own), marks.seal
+def unpack(data: bytes | msgspec.Raw, type: type[T]) -> T:
+    """`data` as a `type`; anything else is a `BadRequest`."""
+    try:
+        try:
+            decoded: T = _decoder(cast(Any, type)).decode(data)
+            return decoded
+        except msgspec.ValidationError:
+            # A typed integer field refuses the extension, so a big one takes the long way.
+            return msgspec.convert(unpack_plain(data), type)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise BadRequest(f"not a {type.__name__}: {error}") from None
 
 
-def unpack_trace(data: bytes | msgspec.Raw, task: Task) -> Trace:
-    """A trace, with its task of the same type as the one that was sent."""
-    wire = unpack(data, WireTrace)
-    fields = {name: getattr(wire, name) for name in Trace.__struct_fields__}
-    fields["task"] = unpack(wire.task, type(task)) if not isinstance(task, WireTask) else task
-    return Trace(**fields)
-
-
-def _extend(map_bytes: bytes, pairs: bytes, count: int) -> bytes:
-    """A msgpack map with `count` more pairs at its end."""
-    first = map_bytes[0] if map_bytes else 0
-    if first & 0xF0 == 0x80:
-        size, start = first & 0x0F, 1
-    elif first == 0xDE:
-        size, start = int.from_bytes(map_bytes[1:3], "big"), 3
-    else:
-        raise TasksetError("a task must encode as a map of its fields", remedy="do not make it array_like")
-    size += count
-    header = bytes([0x80 | size]) if size < 16 else b"\xde" + size.to_bytes(2, "big")
-    return header + map_bytes[start:] + pairs
+def unpack_plain(data: bytes | msgspec.Raw) -> Any:
+    """`data` as dicts, lists, texts and numbers."""
+    try:
+        return _plain_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise BadRequest(f"not msgpack: {error}") from None
 
 
 @lru_cache(maxsize=256)
-def _marks_of(kind: str) -> bytes:
-    return pack(KIND) + pack(kind) + pack(SEAL)
+def _decoder(type: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(type, ext_hook=_extension)
 
 
-def fields_and_seal(data: bytes | msgspec.Raw) -> tuple[dict[str, Any], bytes]:
-    """A task as it came: its plain fields without the marks, and its seal."""
-    fields = unpack_plain(data)
-    if not isinstance(fields, dict):
-        raise BadRequest("a task is a map of its fields")
-    seal = fields.pop(SEAL, b"")
-    fields.pop(KIND, None)
-    return fields, seal if isinstance(seal, bytes) else b""
+def _extension(code: int, data: memoryview) -> Any:
+    if code != BIG_INTEGER or len(data) > _MOST_DIGITS:
+        raise msgspec.ValidationError(f"unknown extension {code}")
+    return int(bytes(data))
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(BIG_INTEGER, str(value).encode())
+    if isinstance(value, str):  # a model can sample half of a surrogate pair
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_portable(key): _portable(item) for key, item in value.items()}
+    return [_portable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+_plain_decoder = msgspec.msgpack.Decoder(ext_hook=_extension)
