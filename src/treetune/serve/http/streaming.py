@@ -1,21 +1,18 @@
 """Episodes on a connection that stays open: one over a WebSocket, and a step as server-sent events.
 
-    -> {"task_index": 3}            what `start` takes, over `ws://HOST/api/episode/ws`
+    -> {"task_index": 3}            what `start` takes, at ws://HOST/api/episode/ws
     <- {"episode_id": ..., "observation": ...}
     -> {"action": "42"}             what `step` takes, without the episode's id
     <- {"observation": ..., "reward": 1.0, "done": true, ...}
 
-The server closes the WebSocket after the last step; where the client closes it, the episode ends. An error is answered
-like over HTTP, with its `status`.
-
     curl -N -H 'Accept: text/event-stream' http://127.0.0.1:5000/api/episode/step -d '{...}'
-    event: partial
+    event: partial                  what the environment shows meanwhile
     data: {"content":"Compiling..."}
 
-    event: step
+    event: step                     the answer; `event: error` where it fails after something was shown
     data: {"observation":...,"reward":...,"done":...,"info":...}
 
-A step that fails after something was shown ends with `event: error`; before that it is an ordinary HTTP error.
+The server closes the WebSocket after the last step; where the client closes it, the episode ends.
 """
 
 from __future__ import annotations
@@ -24,16 +21,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from treetune.serve.http.asgi import Receive, Send
 from treetune.serve.http.episodes import Episodes
-from treetune.serve.http.wire import ActionBody, HttpError, StartBody, StepBody, encode, http_error, read_body
+from treetune.serve.http.wire import ActionBody, HttpError, StartBody, StepBody, decode, encode, http_error, read_body
 
 log = logging.getLogger("treetune.serve")
 
+B = TypeVar("B")
 SOCKET_PATH = "/api/episode/ws"
 _MOST_MESSAGES = 16
 """Messages that may wait for a step under way; a client that sends more is disconnected."""
@@ -56,12 +54,6 @@ class _EpisodeId(msgspec.Struct):
 
 class _Done(msgspec.Struct):
     done: bool
-
-
-_start_body = msgspec.json.Decoder(StartBody)
-_move = msgspec.json.Decoder(Move)
-_episode_id = msgspec.json.Decoder(_EpisodeId)
-_done = msgspec.json.Decoder(_Done)
 
 
 class EpisodeSocket:
@@ -101,9 +93,9 @@ class EpisodeSocket:
 
     async def _start(self) -> bool:
         while (message := await self._messages.get()) is not None:
-            answer, good = await _answer(self._episodes.start, message, _start_body)
+            answer, good = await _answer(self._episodes.start, message, StartBody)
             if good:
-                self._episode = _episode_id.decode(answer).episode_id
+                self._episode = decode(_EpisodeId, answer).episode_id
             await self._send_text(answer)
             if good:
                 return True
@@ -112,9 +104,9 @@ class EpisodeSocket:
     async def _play(self) -> bool:
         """Whether the episode came to its end before the connection did."""
         while (message := await self._messages.get()) is not None:
-            answer, good = await _answer(self._step, message, _move)
+            answer, good = await _answer(self._step, message, Move)
             await self._send_text(answer)
-            if self._episode not in self._episodes.live or (good and _done.decode(answer).done):
+            if self._episode not in self._episodes.live or (good and decode(_Done, answer).done):
                 return True
         return False
 
@@ -131,16 +123,15 @@ class EpisodeSocket:
             await self._episodes.cancel(self._episode)
 
 
-async def _answer(
-    ask: Callable[[Any], Awaitable[bytes]], message: bytes, decoder: msgspec.json.Decoder[Any]
-) -> tuple[bytes, bool]:
+async def _answer(ask: Callable[[B], Awaitable[bytes]], message: bytes, kind: type[B]) -> tuple[bytes, bool]:
+    """The answer to a message, and whether it is good."""
     try:
-        return await ask(read_body(decoder, message)), True
+        return await ask(read_body(kind, message)), True
     except HttpError as error:
         return error.body, False
 
 
-async def step_events(episodes: Episodes, body: StepBody) -> AsyncGenerator[bytes]:
+async def stream_step(episodes: Episodes, body: StepBody) -> AsyncGenerator[bytes]:
     """The server-sent events of one step: what the environment shows meanwhile, then the answer. Closing it early
     leaves the step to go on."""
     parts: asyncio.Queue[str | None] = asyncio.Queue()
@@ -164,16 +155,16 @@ async def step_events(episodes: Episodes, body: StepBody) -> AsyncGenerator[byte
             else:
                 if text is None:
                     break
-                yield _event("partial", encode({"content": text}))
+                yield _format_event("partial", encode({"content": text}))
             begun = True
         try:
-            yield _event("step", step.result())
+            yield _format_event("step", step.result())
         except Exception as error:
             if not begun:
                 raise
             if not isinstance(error, HttpError):
                 log.exception("a step failed")
-            yield _event("error", http_error(error).body)
+            yield _format_event("error", http_error(error).body)
     finally:
         if episode is not None:
             episode.watchers.remove(take)
@@ -181,5 +172,5 @@ async def step_events(episodes: Episodes, body: StepBody) -> AsyncGenerator[byte
         step.add_done_callback(lambda step: step.cancelled() or step.exception())
 
 
-def _event(name: str, data: bytes) -> bytes:
+def _format_event(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)

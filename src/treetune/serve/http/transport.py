@@ -10,8 +10,6 @@ It follows no redirect (a token belongs to the address it was given for) and rea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,7 +26,6 @@ MOST_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 _LONGEST_WAIT = 60.0
 R = TypeVar("R")
-_decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
 
 
 class Refusal(ServeError):
@@ -63,10 +60,9 @@ class HttpReply(NamedTuple):
         if not self.good:
             raise self.error()
         try:
-            body: R = decode(_decoder_of(kind), self.body)
+            return decode(kind, self.body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ServeError(f"{self.url} sent something else than its answer: {error}: {self.body[:200]!r}") from None
-        return body
 
     def error(self) -> ServeError:
         """A reply that is not good, as an error."""

@@ -3,7 +3,7 @@
     POST /api/episode/step   {"episode_id": "e-1", "action": "42", "turn": 0}
     200                      {"observation": {...}, "reward": 1.0, "done": true, "info": {"success": true}}
 
-Field for field this is what `docs/task_server_api.md` and `/openapi.json` say.
+Field for field this is what `docs/task_server_api.md` says; `/openapi.json` is made of it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import cache
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -201,10 +202,10 @@ def _replace_infinite(value: Any) -> Any:
     return [_replace_infinite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def read_body(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
+def read_body(kind: type[B], data: bytes) -> B:
     """The body as what the endpoint takes; anything else is a 422 with the path of the fault."""
     try:
-        return decode(decoder, data or b"{}")
+        return decode(kind, data or b"{}")
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `")
         raise HttpError(422, "bad_request", problem, path=path.rstrip("`") or "$") from None
@@ -212,10 +213,14 @@ def read_body(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
         raise HttpError(422, "bad_request", f"the body is no JSON: {error}", path="$") from None
 
 
-def decode(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
+_decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
+
+
+def decode(kind: type[B], data: bytes) -> B:
     """As msgspec does; it also takes 3.0 for an integer, as JSON has it, and half of a surrogate pair."""
     try:
-        return decoder.decode(data)
+        value: B = _decoder_of(kind).decode(data)
+        return value
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
@@ -224,8 +229,7 @@ def decode(decoder: msgspec.json.Decoder[B], data: bytes) -> B:
         if b"\\ud" not in data.lower():
             raise
         parse_float = None
-    value = json.loads(data, parse_float=parse_float, parse_constant=_refuse_constant)
-    return msgspec.convert(value, decoder.type)
+    return msgspec.convert(json.loads(data, parse_float=parse_float, parse_constant=_refuse_constant), kind)
 
 
 def _parse_number(digits: str) -> float | int:
@@ -235,3 +239,93 @@ def _parse_number(digits: str) -> float | int:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+# As OpenAPI
+
+_CODES = {
+    401: "No token, or a wrong one.",
+    403: "Asked by a web page from elsewhere.",
+    404: "No such episode.",
+    409: "A turn that is not the next, and whose answer is not kept any more.",
+    410: "The episode is over: finished, cancelled, expired, failed, or lost with its worker.",
+    413: "The body is too large.",
+    422: "The body is wrong; `path` says where.",
+    429: "As many episodes as may live; `Retry-After` says when to ask again.",
+    500: "The environment failed; the episode is over.",
+    503: "The server is stopping, or its workers cannot be started; `Retry-After` says when to ask again.",
+    504: "The environment took longer than its limit; the episode is over.",
+}
+_COMMON = [401, 403, 413, 422]
+_POSTS: dict[str, tuple[str, type, type, list[int]]] = {
+    "start": ("Begin an episode.", StartBody, StartAnswer, [410, 429, 500, 503, 504]),
+    "step": ("Do an action.", StepBody, StepAnswer, [404, 409, 410, 500, 504]),
+    "cancel": ("End an episode.", CancelBody, CancelAnswer, [404, 410]),
+    "start_batch": ("Begin several.", StartBatchBody, StartBatchAnswer, []),
+    "step_batch": ("Do an action in each of several.", StepBatchBody, StepBatchAnswer, []),
+}
+_GETS: dict[str, tuple[str, type, list[int]]] = {
+    "/api/task/info": ("What is served.", InfoAnswer, [401, 403]),
+    "/api/health": ("Whether it is ready.", HealthAnswer, [403, 503]),
+}
+_LINKS = {
+    name: {
+        "operationId": name,
+        "description": f"What was begun: {what}.",
+        "requestBody": {"episode_id": "$response.body#/episode_id", **more},
+    }
+    for name, what, more in [("step", "do an action in it", {"turn": 0}), ("cancel", "end it", {})]
+}
+
+
+@cache
+def describe_api(needs_token: bool = False) -> bytes:
+    """The server as OpenAPI 3.1, made from the structs above: it cannot differ from what the server takes."""
+    bodies = [body for _, body, _, _ in _POSTS.values()]
+    answers = [answer for _, _, answer, _ in _POSTS.values()] + [answer for _, answer, _ in _GETS.values()]
+    kinds = [*bodies, *answers, ErrorAnswer]
+    references, components = msgspec.json.schema_components(
+        kinds, schema_hook=lambda kind: {}, ref_template="#/components/schemas/{name}"
+    )
+    schemas = dict(zip(kinds, references, strict=True))
+
+    def describe(name: str, summary: str, answer: type, codes: list[int], **body: Any) -> dict[str, Any]:
+        responses = _describe_responses(schemas[answer], sorted(codes), schemas[ErrorAnswer])
+        return {"operationId": name, "summary": summary, **body, "responses": responses}
+
+    paths: dict[str, Any] = {}
+    for name, (summary, body, answer, codes) in _POSTS.items():
+        taken = {"required": body is not StartBody, "content": _json(schemas[body])}
+        post = describe(name, summary, answer, _COMMON + codes, requestBody=taken)
+        paths[f"/api/episode/{name}"] = {"post": post}
+    for path, (summary, answer, codes) in _GETS.items():
+        paths[path] = {"get": describe(path.rpartition("/")[2], summary, answer, codes)}
+    paths["/api/health"]["get"]["security"] = []
+    paths["/api/episode/start"]["post"]["responses"]["200"]["links"] = _LINKS
+    # Where it is asked for with `Accept: text/event-stream`.
+    step = paths["/api/episode/step"]["post"]["responses"]["200"]
+    step["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    whole = {
+        "openapi": "3.1.0",
+        "info": {"title": "Treetune task server", "version": "1", "summary": "Episodes of a taskset, over HTTP."},
+        "security": [{"token": []}] if needs_token else [],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    return msgspec.json.encode(whole)
+
+
+def _describe_responses(good: Any, codes: list[int], error: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"200": {"description": "As asked.", "content": _json(good)}}
+    for code in codes:
+        found[str(code)] = {"description": _CODES[code], "content": _json(error)}
+        if code in (429, 503):
+            found[str(code)]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
+    return found
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
