@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treetune import Task, Taskset
-from treetune.cli.requirements import missing_extra, refuse_unservable
+from treetune.cli.hosts import missing_extra, refuse_unservable
 from treetune.errors import TasksetError
 from treetune.sandbox import Capability, probe
 

@@ -20,7 +20,7 @@ from treetune.builtin.code import lcb, runner
 from treetune.builtin.code.lcb import CodingProblem, Stub, find_stub, same_lines, same_value
 from treetune.builtin.code.runner import read_reports
 from treetune.builtin.search.environments import find_tool
-from treetune.cli.requirements import refuse_unservable
+from treetune.cli.hosts import refuse_unservable
 from treetune.datasets.resolve import load_task
 from treetune.environment import contract_of
 from treetune.errors import EnvironmentFault, TasksetError

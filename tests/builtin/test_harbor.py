@@ -13,7 +13,7 @@ from treetune import Action, Completion, build_taskset, make
 from treetune.builtin.harbor.dockerfile import Recipe, Refused
 from treetune.builtin.harbor.environment import blocks_of
 from treetune.builtin.harbor.folder import HarborFolder
-from treetune.cli.requirements import refuse_unservable
+from treetune.cli.hosts import refuse_unservable
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
 from treetune.rollout import run_rollout
 from treetune.sandbox import Capability, probe

@@ -12,7 +12,7 @@ import pytest
 from kinds import KINDS, TARGETS, write_targets
 
 from conftest import ROOT
-from treetune.cli.matrix import Kind, Target, as_text, cells, columns
+from treetune.cli.listing import Kind, Target, as_text, cells, columns
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.episodes import HttpConfig
 from treetune.serve.http.server import HttpServer

@@ -444,7 +444,7 @@ def test_a_taskset_that_fails_while_giving_tasks_is_named(treetune, tmp_path):
 
 def test_a_taskset_that_needs_a_container_is_refused_before_its_first_task(monkeypatch):
     from treetune import Taskset
-    from treetune.cli.requirements import refuse_unservable
+    from treetune.cli.hosts import refuse_unservable
     from treetune.errors import TasksetError
     from treetune.sandbox import Capability
 

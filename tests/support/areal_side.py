@@ -22,7 +22,7 @@ from areal.infra.workflow_executor import WorkflowExecutor, check_trajectory_for
 from kinds import KINDS, write_targets
 from real_letters import letters_tokenizer
 
-from treetune.cli.matrix import Kind, cells
+from treetune.cli.listing import Kind, cells
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
 

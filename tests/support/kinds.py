@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from treetune.cli.matrix import Kind, Target
+from treetune.cli.listing import Kind, Target
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, set_see
 from trl import GRPOConfig, GRPOTrainer
 
 from datasets import Dataset, load_dataset
-from treetune.cli.matrix import Kind, cells
+from treetune.cli.listing import Kind, cells
 from treetune.trainers.trl import TrlTasks
 from treetune.trainers.trl.rows import score_rows
 

@@ -20,7 +20,7 @@ from test_skyrl_gym import Retriever
 from test_verl import DOUBLES, ended
 
 from treetune import Task
-from treetune.cli.matrix import Kind, cells
+from treetune.cli.listing import Kind, cells
 from treetune.rows import read_tasks
 from treetune.rows.layouts import FORMATS
 from treetune.validate import write_tasks

@@ -18,7 +18,7 @@ from kinds import KINDS, write_targets
 from test_same_reward import runs_of
 
 from treetune import Task
-from treetune.cli.matrix import Kind, cells
+from treetune.cli.listing import Kind, cells
 
 pytestmark = pytest.mark.slow
 

@@ -27,6 +27,7 @@ from treetune.cli import (
     top,
     validate,
 )
+from treetune.cli.arguments import set_apart
 from treetune.cli.output import (
     CommandLineError,
     error_text,
@@ -35,7 +36,6 @@ from treetune.cli.output import (
     show_warning,
     was_printed,
 )
-from treetune.cli.overrides import set_apart
 from treetune.errors import TasksetError, TreetuneError, described
 
 app = typer.Typer(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treetune.cli.target import TRUST
+from treetune.cli.arguments import TRUST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +118,7 @@ def _build_lists(
     further: dict[str, Any],
     engine: str,
 ) -> list[dict[str, Any]]:
-    from treetune.cli.overrides import read_overrides
+    from treetune.cli.arguments import read_overrides
     from treetune.datasets.column_faults import refuse_column_faults
     from treetune.datasets.declared import read_declared
     from treetune.datasets.joining import joined
@@ -150,8 +150,7 @@ def _build_target(
     trust: bool,
 ) -> dict[str, Any]:
     """One taskset, as the list to train on."""
-    from treetune.cli.overrides import read_overrides
-    from treetune.cli.target import trusted
+    from treetune.cli.arguments import read_overrides, trusted
     from treetune.datasets.building import build_rows
     from treetune.datasets.taskset import DatasetTaskset
     from treetune.evaluation.config import refuse_unknown_keys

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treetune.cli.target import TARGET, TRUST
+from treetune.cli.arguments import TARGET, TRUST
 
 if TYPE_CHECKING:
     from treetune.evaluation.config import Evaluation
@@ -63,9 +63,8 @@ def eval_command(
     """
     import asyncio
 
+    from treetune.cli.arguments import TASKS, read_overrides, trusted
     from treetune.cli.hosts import describe, info_of, learn
-    from treetune.cli.overrides import TASKS, read_overrides
-    from treetune.cli.target import trusted
     from treetune.errors import UsageError
     from treetune.evaluation.config import read_evaluation
     from treetune.target import is_server, read_target
@@ -147,9 +146,8 @@ def _run(
     import asyncio
     import shlex
 
-    from treetune.cli.hosts import ended, host_for
+    from treetune.cli.hosts import ended, host_for, refuse_unservable
     from treetune.cli.output import console_for, print_json
-    from treetune.cli.requirements import refuse_unservable
     from treetune.evaluation.display import display_for, summary_table
     from treetune.evaluation.pass_rates import write_pass_rates
     from treetune.evaluation.rescore import score_again

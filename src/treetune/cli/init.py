@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Annotated
 
 import typer
-
-from treetune.cli.templates import DATASET, SERVER, TASKSET
 
 
 def init_command(
@@ -45,8 +45,7 @@ def init_command(
     names = {"title": module.replace("_", " ").capitalize(), "module": module, "cls": cls, "id": id}
     try:
         place.mkdir(parents=True)
-        for file, template in (DATASET if dataset else SERVER if server else TASKSET).items():
-            (place / file.format(**names)).write_text(template.format(**names))
+        _write_templates("dataset" if dataset else "server" if server else "taskset", place, names)
     except OSError as error:
         raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
     if dataset:
@@ -61,6 +60,13 @@ def init_command(
     typer.echo(f"{place}/{module}.py       the taskset: change load_tasks and reward")
     typer.echo(f"{place}/test_{module}.py  pytest {place}")
     typer.echo(f"{place}/eval.yaml         treetune eval {place}/{module}.py:{cls} -m scripted:gold")
+
+
+def _write_templates(kind: str, place: Path, names: dict[str, str]) -> None:
+    """Writes the files of `templates/KIND`, their names and their `${module}` and the like filled in."""
+    for template in resources.files("treetune.cli").joinpath("templates", kind).iterdir():
+        file = template.name.removesuffix(".template").replace("module", names["module"])
+        (place / file).write_text(Template(template.read_text()).substitute(names))
 
 
 def _refuse_known(id: str) -> None:

@@ -16,8 +16,8 @@ def rescore_command(
     """Score saved traces again after a scorer changed, without the model. The old run is left as it is."""
     import asyncio
 
+    from treetune.cli.hosts import refuse_unservable
     from treetune.cli.output import console_for, print_json
-    from treetune.cli.requirements import refuse_unservable
     from treetune.config import to_plain
     from treetune.errors import UsageError
     from treetune.evaluation.config import read_evaluation

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treetune.cli.target import TASKS_TARGET, TRUST
+from treetune.cli.arguments import TASKS_TARGET, TRUST
 
 if TYPE_CHECKING:
     from treetune.cli.register import Registration
@@ -96,10 +96,9 @@ def serve_command(
 
     import uvloop
 
-    from treetune.cli.overrides import TASKS, read_overrides
+    from treetune.cli.arguments import TASKS, read_overrides, trusted
+    from treetune.cli.hosts import refuse_unservable
     from treetune.cli.register import open_registration
-    from treetune.cli.requirements import refuse_unservable
-    from treetune.cli.target import trusted
     from treetune.config import convert
     from treetune.episode import Limits
     from treetune.errors import UsageError

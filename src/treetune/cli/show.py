@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from treetune.cli.target import TARGET, TRUST
+from treetune.cli.arguments import TARGET, TRUST
 
 
 def show_command(
@@ -28,9 +28,8 @@ def show_command(
     """
     import asyncio
 
+    from treetune.cli.arguments import TASKS, read_overrides, trusted
     from treetune.cli.output import console_for, print_json
-    from treetune.cli.overrides import TASKS, read_overrides
-    from treetune.cli.target import trusted
     from treetune.evaluation.config import refuse_unknown_keys
     from treetune.target import build_taskset, read_target
 

@@ -60,7 +60,7 @@ def validate_command(
     Files: each finding names its rule, rows, what was found, what is expected and the fix. Tasksets: every task ends as
     valid, invalid (with the reason) or unchecked. Exit code 1 where something is wrong; warnings are not.
     """
-    from treetune.cli.overrides import TASKS, read_overrides
+    from treetune.cli.arguments import TASKS, read_overrides
     from treetune.errors import UsageError
     from treetune.rows.sources import names_rows
     from treetune.target import refuse_server
@@ -223,8 +223,8 @@ def _validate_taskset(
     import shlex
     import time
 
+    from treetune.cli.hosts import refuse_unservable
     from treetune.cli.output import console_for, print_json
-    from treetune.cli.requirements import refuse_unservable
     from treetune.config import convert, to_plain
     from treetune.evaluation.config import ValidateConfig, own_keys
     from treetune.evaluation.run_folder import RunFolder, unused
