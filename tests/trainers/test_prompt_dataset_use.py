@@ -6,7 +6,6 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
@@ -14,10 +13,7 @@ from word_tokenizer import WordTokenizer
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.rows import read_rows
-from treetune.rows.carried import Content, LookedAt, Place
-from treetune.rows.chat_template import _same
-from treetune.rows.token_counts import _AddedToken, _stays_within
-from treetune.rows.tokenizer import by_library, tokenizer_digest
+from treetune.rows.prompt_lengths import PromptTokens
 from treetune.trainers.skyrl import PromptDataset
 
 ROWS = [
@@ -68,7 +64,7 @@ def test_a_method_that_was_replaced_in_a_tokenizer_is_noticed(source):
     loud = made(source, tokenizer)
     assert len(loud) == 9
     assert not loud.report.cached
-    assert tokenizer_digest(tokenizer, {}) is None
+    assert PromptTokens(tokenizer).identity() is None
 
 
 class Verbose(WordTokenizer):
@@ -76,45 +72,14 @@ class Verbose(WordTokenizer):
 
 
 def test_the_code_of_a_tokenizers_bases_counts(monkeypatch):
-    before = tokenizer_digest(Verbose(), {})
-    assert before == tokenizer_digest(Verbose(), {})
+    before = PromptTokens(Verbose()).identity()
+    assert before == PromptTokens(Verbose()).identity()
     read = Path.read_bytes
     monkeypatch.setattr(
         Path, "read_bytes", lambda self: read(self) + b"#" * (self.name == "word_tokenizer.py"), raising=True
     )
     assert before is not None
-    assert tokenizer_digest(Verbose(), {}) != before
-
-
-def test_a_wrapped_method_is_not_the_librarys_own():
-    code = (lambda self: None).__code__
-    original = FunctionType(code, {"__name__": "transformers.tokenization_utils_base"})
-    tokenizer = WordTokenizer()
-    tokenizer.own = MethodType(original, tokenizer)  # type: ignore[attr-defined]
-    assert by_library(tokenizer, "own")
-
-    @functools.wraps(original)
-    def wrapped(self: Any) -> None: ...
-
-    tokenizer.own = MethodType(wrapped, tokenizer)  # type: ignore[attr-defined]
-    assert not by_library(tokenizer, "own")
-
-
-@pytest.mark.parametrize(
-    ("content", "stays"), [("<think>", True), (" the", True), ("and so", False), ("x\u00a0y", False), ("a ", False)]
-)
-def test_a_token_that_normalisation_gives_a_space_reaches_over_it(content, stays):
-    assert _stays_within(_AddedToken(content, lstrip=False, rstrip=False, single_word=False)) is stays
-
-
-def test_a_template_that_asks_whether_two_contents_are_one_object_is_not_followed():
-    """Equal texts may be one object or two: only the template itself, run over them, can tell."""
-    one, other = (Content([], Place(number), "") for number in range(2))
-    for value, compared in ((one, other), (one, ""), ("", one)):
-        with pytest.raises(LookedAt):
-            _same(value, compared)
-    assert not _same(one, None)
-    assert _same(None, None)
+    assert PromptTokens(Verbose()).identity() != before
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "", [""], [None]])

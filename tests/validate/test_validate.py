@@ -629,15 +629,11 @@ class Letters:
     chat_template = "..."
     all_special_tokens = ("<go>",)
 
-    def apply_chat_template(self, prompt: Any, **options: Any) -> str:
-        assert options == {"add_generation_prompt": True, "tokenize": False}
+    def apply_chat_template(self, prompt: Any, **options: Any) -> list[int]:
+        assert options == {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
         if prompt[-1]["role"] != "user":
             raise ValueError("a user must come last")
-        return "".join(message["content"] for message in prompt) + "<"
-
-    def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
-        assert not add_special_tokens
-        return {"input_ids": [list(map(ord, text)) for text in texts]}
+        return list(map(ord, "".join(message["content"] for message in prompt) + "<"))
 
 
 @pytest.mark.parametrize("write", [faults.lines, faults.parquet])

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from treetune.datasets.config import DatasetConfig
 from treetune.errors import ConfigError, TasksetError
-from treetune.rows.prompt_tokens import PromptTokens
-from treetune.rows.tokenizer import load_tokenizer
+from treetune.rows.prompt_lengths import PromptTokens, load_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from treetune.errors import UsageError, described
+from treetune.errors import UsageError
 from treetune.rows.arrow_values import encode_json
+from treetune.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.rows.sources import Row
-from treetune.rows.tokenizer import load_tokenizer
 from treetune.validate.report import SHOWN, Report
 
 _ODD = 0x9E3779B97F4A7C15
@@ -124,34 +124,25 @@ class Lengths:
     """
 
     def __init__(self, tokenizer: Any, most: int) -> None:
-        self._tokenizer = load_tokenizer(tokenizer)
-        if getattr(self._tokenizer, "chat_template", None) is None:
+        loaded = load_tokenizer(tokenizer)
+        if getattr(loaded, "chat_template", None) is None:
             raise UsageError(
                 f"{tokenizer if isinstance(tokenizer, str) else 'the tokenizer'} has no chat template",
                 remedy="name that of an instruction-tuned model: trainers render prompts with it",
             )
-        self._most = most
+        self._tokens, self._most = PromptTokens(loaded), most
         # Also those that only the chat template uses, such as one before each turn.
-        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
-        special = {*self._tokenizer.all_special_tokens, *(token.content for token in added if token.special)} - {""}
+        added = getattr(loaded, "added_tokens_decoder", {}).values()
+        special = {*loaded.all_special_tokens, *(token.content for token in added if token.special)} - {""}
         # A pattern that Arrow's engine takes too; one that matches nothing where there are no such tokens.
         self.special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"[^\s\S]")
 
     def check(self, rows: Sequence[Row], numbers: Sequence[int], file: str, unit: str, report: Report) -> None:
         """Count the prompts of some rows. Those that are no messages break another rule."""
-        texts: dict[int, str] = {}
-        for number, row in zip(numbers, rows, strict=True):
-            prompt = row.get("prompt")
-            if not isinstance(prompt, list) or not prompt:
-                continue
-            try:
-                texts[number] = self._tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-            except Exception as error:  # whatever a template raises
-                report.add("template-fails", file, described(error), [number], unit)
-        if not texts:
-            return
-        encoded = self._tokenizer(list(texts.values()), add_special_tokens=False)["input_ids"]
-        for number, count in zip(texts, map(len, encoded), strict=True):
-            if count > self._most:
-                found = f"{count:,} tokens, the limit is {self._most:,}"
-                report.add("prompt-too-long", file, found, [number], unit)
+        longer, faults = self._tokens.above(self._most, [row.get("prompt") for row in rows])
+        for position, count in longer.items():
+            found = f"{count:,} tokens, the limit is {self._most:,}"
+            report.add("prompt-too-long", file, found, [numbers[position]], unit)
+        for position, fault in faults.items():
+            if fault.startswith(TEMPLATE_FAILS):
+                report.add("template-fails", file, fault.removeprefix(TEMPLATE_FAILS), [numbers[position]], unit)

@@ -1,82 +1,172 @@
-"""Which rows of some stores have a prompt that is short enough, and which occurrence of its uid each row is.
+"""Which rows have a prompt that is short enough, which occurrence of its uid each is, and a report of the others.
 
-    kept = KeptRows.of(stores, tokenizer, 512, {}, prompt_key="prompt", processes=8, cache=cache)
-    kept.rows[0], kept.occurrences[0], kept.report
+    rows, occurrences, report = filter_rows(stores, tokens, 512, "prompt", processes=8, cache=cache)
 
 The result is kept in the cache under all that it depends on: the rows, the tokenizer, its template, the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, cast
 
 import msgspec
 
 from treetune.errors import TasksetError, did_you_mean
 from treetune.rows.cache import Cache, Sidecar, config_hash
-from treetune.rows.prompt_tokens import PromptTokens
-from treetune.rows.tokenizer import tokenizer_digest
-from treetune.trainers.skyrl.in_processes import in_processes
-from treetune.trainers.skyrl.prompt_report import FIRST, Dropped, FileCount, PromptReport
-from treetune.trainers.skyrl.row_store import RowStore
+from treetune.rows.prompt_lengths import PromptTokens
+from treetune.trainers.skyrl.row_store import CHUNK, TOGETHER, RowStore
 
-VERSION = 2
+VERSION = 3
 """Of what is found and how it is written."""
+
+FIRST = 10
+"""Rows that are named."""
 
 WORTH_PROCESSES = 20_000
 """Rows from which other processes are started for a tokenizer that has no threads."""
 
 
-class KeptRows(NamedTuple):
-    rows: Any
-    """Their numbers, counted through all stores: an array of int64."""
-    occurrences: Any
-    """How often each one's uid came before: an array of int32."""
-    report: PromptReport
+class Dropped(msgspec.Struct, frozen=True):
+    row: int
+    """Counted through all files, from 0."""
+    tokens: int
+    place: str
+    """The file and the row in it."""
 
-    @classmethod
-    def of(
-        cls,
-        stores: Sequence[RowStore],
-        tokenizer: Any,
-        limit: int,
-        arguments: Mapping[str, Any],
-        *,
-        prompt_key: str,
-        processes: int,
-        cache: Cache,
-    ) -> Self:
-        tokens = PromptTokens(tokenizer, arguments)
-        identity = tokenizer_digest(tokenizer, arguments)
-        if identity is None:
-            return cls(*_filter(stores, tokens, limit, prompt_key, processes))
-        names = [store.path.stem for store in stores]
-        config = {"rows": names, "tokenizer": identity, "max_prompt_length": limit, "version": VERSION}
-        key = f"kept_{config_hash(config, {})}"
 
-        def build(path: Path) -> Sidecar:
-            rows, occurrences, report = _filter(stores, tokens, limit, prompt_key, processes)
-            _save(path, rows, occurrences)
-            return Sidecar(
-                config={**config, "report": msgspec.to_builtins(report)},
-                source=", ".join(store.source for store in stores),
-                rows=report.kept,
-                dropped={f"longer than {limit} tokens": report.dropped} if report.dropped else {},
-                fingerprint=key,
-            )
+class FileCount(msgspec.Struct):
+    source: str
+    rows: int
+    dropped: int = 0
+    without_env_class: int = 0
 
-        sidecar, was_hit = cache.get_or_build(key, build)
-        report = msgspec.convert(sidecar.config["report"], PromptReport)
-        report.cached = was_hit
-        if was_hit:  # the same content may have another name by now
-            for file, store in zip(report.files, stores, strict=True):
-                file.source = store.source
-            report.first = [Dropped(one.row, one.tokens, _place(stores, one.row)) for one in report.first]
-        return cls(*_load(cache.path(key)), report)
+
+class PromptReport(msgspec.Struct, kw_only=True):
+    """What was left out, and why: printed once when a dataset is made, and there as `dataset.report`."""
+
+    max_prompt_length: int
+    files: list[FileCount]
+    longest: int = 0
+    """The tokens of the longest prompt that was dropped."""
+    first: list[Dropped] = []
+    """The first rows that were dropped."""
+    repeated: int = 0
+    """Rows whose uid an earlier one has; a number is put behind it."""
+    shared: int = 0
+    """The same with the earlier ones: equal rows, or different ones with one uid of the user's own."""
+    cached: bool = False
+    """Whether all this was known from an earlier start."""
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def dropped(self) -> int:
+        return sum(file.dropped for file in self.files)
+
+    @property
+    def kept(self) -> int:
+        return self.rows - self.dropped
+
+    def __str__(self) -> str:
+        known = " (known from an earlier start)" if self.cached else ""
+        lines = [f"{self.kept:,} of {self.rows:,} rows have at most {self.max_prompt_length:,} tokens{known}"]
+        if self.dropped:
+            lines.append(f"  dropped: {self.dropped:,}, the longest of {self.longest:,} tokens")
+            lines += [f"    {file.source}: {file.dropped:,}" for file in self.files if file.dropped]
+            lines.append("  first: " + "; ".join(f"{row.place} ({row.tokens:,})" for row in self.first))
+        if self.repeated:
+            lines.append(f"  {self.shared:,} rows share a uid with another")
+        if unnamed := sum(file.without_env_class for file in self.files):
+            lines.append(f"  without an environment, so the trainer's default runs them: {unnamed:,}")
+        return "\n".join(lines)
+
+
+def filter_rows(
+    stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int, cache: Cache
+) -> tuple[Any, Any, PromptReport]:
+    """The numbers of the rows with at most `limit` tokens, counted through all stores (int64), how often each one's uid
+    came before (int32), and the report."""
+    if (identity := tokens.identity()) is None:
+        return _filter(stores, tokens, limit, prompt_key, processes)
+    names = [store.path.stem for store in stores]
+    config = {"rows": names, "tokenizer": identity, "max_prompt_length": limit, "version": VERSION}
+    key = f"kept_{config_hash(config, {})}"
+
+    def build(path: Path) -> Sidecar:
+        rows, occurrences, report = _filter(stores, tokens, limit, prompt_key, processes)
+        _save(path, rows, occurrences)
+        return Sidecar(
+            config={**config, "report": msgspec.to_builtins(report)},
+            source=", ".join(store.source for store in stores),
+            rows=report.kept,
+            dropped={f"longer than {limit} tokens": report.dropped} if report.dropped else {},
+            fingerprint=key,
+        )
+
+    sidecar, was_hit = cache.get_or_build(key, build)
+    report = msgspec.convert(sidecar.config["report"], PromptReport)
+    report.cached = was_hit
+    if was_hit:  # the same content may have another name by now
+        for file, store in zip(report.files, stores, strict=True):
+            file.source = store.source
+        report.first = [Dropped(one.row, one.tokens, _place(stores, one.row)) for one in report.first]
+    return *_load(cache.path(key)), report
+
+
+def _filter(
+    stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int
+) -> tuple[Any, Any, PromptReport]:
+    import numpy as np
+
+    files = [FileCount(store.source, store.rows, without_env_class=store.without_env_class) for store in stores]
+    report = PromptReport(max_prompt_length=limit, files=files)
+    kept = np.ones(report.rows, bool)
+    faults: list[str] = []
+    wrong = before = 0
+    for store, file in zip(stores, files, strict=True):
+        for chunk, (longer, faulty) in enumerate(_count(store, tokens, limit, processes)):
+            first = chunk * CHUNK * TOGETHER
+            for position, count in sorted(longer.items()):
+                row = before + first + position
+                kept[row] = False
+                report.longest = max(report.longest, count)
+                if len(report.first) < FIRST:
+                    report.first.append(Dropped(row, count, store.place(first + position)))
+            file.dropped += len(longer)
+            wrong += len(faulty)
+            for position, fault in sorted(faulty.items())[: FIRST - len(faults)]:
+                faults.append(f"  {store.place(first + position)}: {fault}{_hint(store, first + position, prompt_key)}")
+        before += store.rows
+    if wrong:
+        more = [f"  and {wrong - FIRST:,} more"] if wrong > FIRST else []
+        raise TasksetError(
+            "\n".join([f"{wrong:,} prompt{'s' * (wrong != 1)} cannot be used:", *faults, *more]),
+            remedy="correct these rows; `treetune validate` finds every fault of a file",
+        )
+    occurrences = _count_occurrences(stores)
+    report.repeated = int(np.count_nonzero(occurrences))
+    report.shared = report.repeated + int(np.count_nonzero(occurrences == 1))
+    rows = np.flatnonzero(kept)
+    return rows.astype(np.int64), occurrences[rows], report
+
+
+def _hint(store: RowStore, number: int, prompt_key: str) -> str:
+    prompt, others, _ = store.row(number)
+    if prompt is not None:
+        return ""
+    where = f" under {prompt_key!r}" if prompt_key != "prompt" else ""
+    return where + (did_you_mean(prompt_key, others) or f"; its columns: {', '.join(others)}")
 
 
 def _place(stores: Sequence[RowStore], row: int) -> str:
@@ -87,112 +177,26 @@ def _place(stores: Sequence[RowStore], row: int) -> str:
     raise IndexError(row)
 
 
-def _filter(
-    stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int
-) -> tuple[Any, Any, PromptReport]:
-    import numpy as np
-
-    files = [FileCount(store.source, store.rows, 0, store.unnamed) for store in stores]
-    report = PromptReport(max_prompt_length=limit, files=files)
-    kept = np.ones(report.rows, bool)
-    faults = Faults(prompt_key)
-    before = 0
-    for store, file in zip(stores, report.files, strict=True):
-        first = 0
-        for count, longer, wrong in _measured(store, tokens, limit, processes):
-            for position, length in sorted(longer.items()):
-                kept[before + first + position] = False
-                report.longest = max(report.longest, length)
-                if len(report.first) < FIRST:
-                    report.first.append(Dropped(before + first + position, length, store.place(first + position)))
-            file.dropped += len(longer)
-            for position, fault in sorted(wrong.items()):
-                faults.add(store, first + position, fault)
-            first += count
-        before += store.rows
-    faults.tell()
-    occurrences = _occurrences(stores)
-    report.repeated = int(np.count_nonzero(occurrences))
-    report.shared = report.repeated + int(np.count_nonzero(occurrences == 1))
-    rows = np.flatnonzero(kept)
-    return rows.astype(np.int64), occurrences[rows], report
-
-
-Measured = tuple[int, dict[int, int], dict[int, str]]
-"""How many prompts, the tokens of the longer ones, and what is wrong with others."""
-
-
-def _measured(store: RowStore, tokens: PromptTokens, limit: int, processes: int) -> Iterator[Measured]:
-    measure = partial(_measure, tokens, limit)
-    if processes > 1 and not tokens.has_threads and store.rows >= WORTH_PROCESSES:
-        return in_processes(measure, store.prompts(), processes)
-    return map(measure, store.prompts())
-
-
-def _measure(tokens: PromptTokens, limit: int, prompts: list[Any]) -> Measured:
-    return len(prompts), *tokens.above(limit, prompts)
-
-
-class Faults:
-    """Prompts that no model can be asked: all are looked for, and the first ten told."""
-
-    def __init__(self, prompt_key: str) -> None:
-        self._prompt_key = prompt_key
-        self._count = 0
-        self._lines: list[str] = []
-
-    def add(self, store: RowStore, number: int, fault: str) -> None:
-        self._count += 1
-        if len(self._lines) < FIRST:
-            self._lines.append(f"  {store.place(number)}: {fault}{self._hint(store, number)}")
-
-    def tell(self) -> None:
-        if not self._count:
-            return
-        more = f"\n  and {self._count - len(self._lines):,} more" if self._count > len(self._lines) else ""
-        raise TasksetError(
-            f"{self._count:,} prompt{'s' * (self._count != 1)} cannot be used:\n" + "\n".join(self._lines) + more,
-            remedy="correct these rows; `treetune validate` finds every fault of a file",
-        )
-
-    def _hint(self, store: RowStore, number: int) -> str:
-        row = store.row(number)
-        if row.prompt is not None:
-            return ""
-        where = f" under {self._prompt_key!r}" if self._prompt_key != "prompt" else ""
-        return where + (did_you_mean(self._prompt_key, row.others) or f"; its columns: {', '.join(row.others)}")
-
-
-def _occurrences(stores: Sequence[RowStore]) -> Any:
+def _count_occurrences(stores: Sequence[RowStore]) -> Any:
     """How often each row's uid came before."""
     import numpy as np
 
-    # A uid is a hash of 16 bytes itself, or a text of the user's own: a table of all texts would be far larger.
-    hashes = bytearray()
-    for store in stores:
-        for uid in store.uids():
-            hashes += blake2b(uid.encode(), digest_size=16).digest()
-    high, low = np.frombuffer(hashes, np.uint64).reshape(-1, 2).T
-    order = np.lexsort((low, high))  # equal uids side by side, in their order
-    high, low = high[order], low[order]
-    begins = np.flatnonzero(np.r_[True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])][: len(order)])
-    lengths = np.diff(np.r_[begins, len(order)])
-    found = np.empty(len(order), np.int32)
-    found[order] = np.arange(len(order)) - np.repeat(begins, lengths)
-    return found
+    # A uid may be a long text of the user's own: a table of all texts would be far larger than one of hashes.
+    hashes = b"".join(blake2b(uid.encode(), digest_size=8).digest() for store in stores for uid in store.uids())
+    uids = np.frombuffer(hashes, np.uint64)
+    order = np.argsort(uids, kind="stable")
+    in_order = uids[order]
+    occurrences = np.empty(len(uids), np.int32)
+    occurrences[order] = np.arange(len(uids)) - np.searchsorted(in_order, in_order)
+    return occurrences
 
 
 def _save(path: Path, rows: Any, occurrences: Any) -> None:
     import pyarrow as pa
 
-    schema = pa.schema([("row", pa.int64()), ("occurrence", pa.int32())])
-    # Neither here nor below by Arrow's own ways from and to numpy, which import pandas.
-    arrays = [
-        pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(values)])
-        for kind, values in zip(schema.types, (rows, occurrences), strict=True)
-    ]
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
+    table = pa.record_batch({"row": pa.array(rows), "occurrence": pa.array(occurrences)})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_batch(table)
 
 
 def _load(path: Path) -> tuple[Any, Any]:
@@ -200,6 +204,51 @@ def _load(path: Path) -> tuple[Any, Any]:
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as file:
-        batch = pa.ipc.open_file(file).get_batch(0)
-    rows, occurrences = (column.buffers()[1] for column in batch.columns)
-    return np.frombuffer(rows, np.int64, len(batch)), np.frombuffer(occurrences, np.int32, len(batch))
+        table = pa.ipc.open_file(file).get_batch(0)
+    rows, occurrences = (column.buffers()[1] for column in table.columns)  # `to_numpy` would import pandas
+    return np.frombuffer(rows, np.int64, len(table)), np.frombuffer(occurrences, np.int32, len(table))
+
+
+# Counting, in other processes where that is faster
+
+Counts = tuple[dict[int, int], dict[int, str]]
+"""Of a chunk of prompts: the tokens of the longer ones, and what is wrong with others."""
+
+
+def _count(store: RowStore, tokens: PromptTokens, limit: int, processes: int) -> Iterator[Counts]:
+    """The counts of each chunk of a store, in order."""
+    if processes < 2 or tokens.has_threads or store.rows < WORTH_PROCESSES:
+        yield from (tokens.above(limit, prompts) for prompts in store.prompts())
+        return
+    children = [_start(store, tokens, limit, number, processes) for number in range(processes)]
+    try:
+        for chunk in range(store.chunks):
+            try:
+                yield pickle.load(cast(IO[bytes], children[chunk % processes].stdout))
+            except (EOFError, OSError, pickle.UnpicklingError):
+                warnings.warn("another process failed, so this one does its work", stacklevel=2)
+                yield tokens.above(limit, next(store.prompts(chunk)))
+    finally:
+        for child in children:
+            child.kill()
+            cast(IO[bytes], child.stdout).close()
+            child.wait()
+
+
+def _start(*work: Any) -> subprocess.Popen[bytes]:
+    # Not by `multiprocessing`, whose processes run the user's script again where that has no `__main__` guard.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import count_chunks; count_chunks()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with contextlib.suppress(Exception), cast(IO[bytes], child.stdin) as given:  # it ends where nothing is given
+        pickle.dump(work, given)
+    return child
+
+
+def count_chunks() -> None:
+    """What another process does: its share of the work in, counts out."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever is printed must not come between the counts
+    store, tokens, limit, first, step = pickle.load(sys.stdin.buffer)
+    for prompts in store.prompts(first, step):
+        pickle.dump(tokens.above(limit, prompts), output)
+        output.flush()

@@ -19,13 +19,11 @@ from operator import index as as_index
 from pathlib import Path
 from typing import Any
 
-from treetune.errors import EmptyTasksetError, UsageError
+from treetune.errors import EmptyTasksetError, TasksetError, UsageError
 from treetune.rows.cache import Cache, default_cache_dir
-from treetune.rows.prompt_tokens import messages_of
+from treetune.rows.prompt_lengths import PromptTokens, load_tokenizer, messages_of
 from treetune.rows.sources import Sources, find
-from treetune.rows.tokenizer import load_tokenizer
-from treetune.trainers.skyrl.collator import PromptCollator
-from treetune.trainers.skyrl.length_filter import KeptRows
+from treetune.trainers.skyrl.length_filter import filter_rows
 from treetune.trainers.skyrl.row_store import RowStore
 
 Item = dict[str, Any]
@@ -55,36 +53,25 @@ class PromptDataset:
             )
         if type(num_workers) is not int:
             raise UsageError(f"num_workers is {num_workers!r}", remedy="give a number of processes; 0 starts none")
-        self.datasets = datasets
-        self.tokenizer = load_tokenizer(tokenizer)
-        self.max_prompt_length = max_prompt_length
-        self.num_workers = num_workers
+        self.datasets, self.tokenizer = datasets, load_tokenizer(tokenizer)
+        self.max_prompt_length, self.num_workers = max_prompt_length, num_workers
         self.prompt_key, self.env_class_key = prompt_key, env_class_key
-        arguments = dict(chat_template_kwargs or {})
+        self._tokens = PromptTokens(self.tokenizer, chat_template_kwargs)
         cache = Cache(default_cache_dir(cache_dir))
-        self._stores = [
-            RowStore.of(source, cache, prompt_key=prompt_key, env_class_key=env_class_key) for source in find(datasets)
-        ]
+        keys = {"prompt_key": prompt_key, "env_class_key": env_class_key}
+        self._stores = [RowStore.open(source, cache, **keys) for source in find(datasets)]
         self._ends = list(accumulate(store.rows for store in self._stores))
-        self._rows, self._occurrences, self.report = KeptRows.of(
-            self._stores,
-            self.tokenizer,
-            max_prompt_length,
-            arguments,
-            prompt_key=prompt_key,
-            processes=min(num_workers, os.cpu_count() or 1),
-            cache=cache,
+        processes = min(num_workers, os.cpu_count() or 1)
+        self._rows, self._occurrences, self.report = filter_rows(
+            self._stores, self._tokens, max_prompt_length, prompt_key, processes, cache
         )
-        self.collator = PromptCollator(self.tokenizer, max_prompt_length, arguments)
-        """Makes tensors of items, padded on the left: for the `collate_fn` of a DataLoader."""
         if not quiet:
             print(f"PromptDataset: {self.report}", file=sys.stderr, flush=True)
         if not len(self):
+            rows = self.report.rows
             raise EmptyTasksetError(
-                f"none of {self.report.rows:,} rows has at most {max_prompt_length:,} tokens"
-                if self.report.rows
-                else "there are no rows",
-                remedy="raise max_prompt_length" if self.report.rows else None,
+                f"none of {rows:,} rows has at most {max_prompt_length:,} tokens" if rows else "there are no rows",
+                remedy="raise max_prompt_length" if rows else None,
             )
 
     def __len__(self) -> int:
@@ -102,16 +89,42 @@ class PromptDataset:
         row = int(self._rows[index])
         number = bisect_right(self._ends, row)
         store = self._stores[number]
-        found = store.row(row - self._ends[number] + store.rows)
-        others = dict(found.others)
+        prompt, others, uid = store.row(row - self._ends[number] + store.rows)
         occurrence = int(self._occurrences[index]) + 1
         return {
-            "prompt": messages_of(found.prompt),
+            "prompt": messages_of(prompt),
             "env_class": others.pop(self.env_class_key, None),
             "env_extras": others,
-            "uid": found.uid if occurrence == 1 else f"{found.uid}#{occurrence}",
+            "uid": uid if occurrence == 1 else f"{uid}#{occurrence}",
         }
 
     def collate_fn(self, items: Sequence[Item]) -> list[Item]:
         """A batch as SkyRL's trainer takes it: the items in a list."""
         return list(items)
+
+    def collator(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A batch for the `collate_fn` of a DataLoader: `input_ids` and `attention_mask` (int64), padded on the left to
+        `max_prompt_length`, and lists of the items' fields. Tensors are torch's, or numpy's where it is not installed.
+        """
+        import numpy as np
+
+        length, padding = self.max_prompt_length, self._padding()
+        ids = np.full((len(items), length), padding, np.int64)
+        mask = np.zeros_like(ids)
+        for row, found in enumerate(self._tokens.ids([item["prompt"] for item in items])):
+            if len(found) > length:
+                raise TasksetError(f"{items[row].get('uid')} has {len(found)} tokens, more than {length}")
+            ids[row, length - len(found) :] = found
+            mask[row, length - len(found) :] = 1
+        fields = {name: [item.get(name) for item in items] for name in ("prompt", "env_class", "env_extras", "uid")}
+        try:
+            from torch import from_numpy
+        except ImportError:
+            return {"input_ids": ids, "attention_mask": mask, **fields}
+        return {"input_ids": from_numpy(ids), "attention_mask": from_numpy(mask), **fields}
+
+    def _padding(self) -> int:
+        for name in ("pad_token_id", "eos_token_id"):
+            if isinstance(found := getattr(self.tokenizer, name, None), int):
+                return found
+        raise UsageError("the tokenizer has no padding token", remedy="set tokenizer.pad_token")

@@ -1,21 +1,21 @@
 """The rows of one source, kept in a file of the cache from which any of them is read at once.
 
-    store = RowStore.of(source, cache, prompt_key="prompt", env_class_key="env_class")
-    store.row(5).prompt
+    store = RowStore.open(source, cache, prompt_key="prompt", env_class_key="env_class")
+    prompt, others, uid = store.row(5)
 
-Parquet is read in row groups of thousands and JSON from its beginning: neither gives one row out of a million. So a row
-is kept as its packed values, with its uid and its number in the source. Where the source changes, its content is
-another, and so is the key of its store.
+Parquet is read in row groups of thousands and JSON from its beginning: neither gives one row out of a million. So each
+row is kept as MessagePack, with its uid and its number in the source. The key of a store is the content of its source.
 """
 
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, Self
+
+import msgspec
 
 from treetune.errors import StorageError, TasksetError
 from treetune.rows.arrow_values import pause_gc
@@ -24,109 +24,90 @@ from treetune.rows.content import content_hash
 from treetune.rows.layouts import row_uid
 from treetune.rows.reading import read_batches
 from treetune.rows.sources import Batch, File, HubName, ReadError, Row
-from treetune.trainers.skyrl.packing import Packer, UnknownType, is_plain, unpacked
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Pack = Callable[[Any], bytes]
-
-VERSION = 1
+VERSION = 2
 """Of the file's layout and of how uids are made."""
 
 TOGETHER = 64
 """Rows that are read together: few, for a training loop wants one here and one there."""
 
-AT_ONCE = 2_000
-"""Rows of a pass over all of them that are in memory at a time."""
+CHUNK = 32
+"""Times as many are in memory in a pass over all of them."""
 
-
-class StoredRow(NamedTuple):
-    prompt: Any
-    others: Row
-    """The other columns."""
-    uid: str
-    """As the row itself says or, where it says none, of its problem. Equal rows share it."""
+COLUMNS = {"prompt": "binary", "others": "binary", "uid": "string", "number": "int64"}
 
 
 class RowStore:
-    def __init__(self, path: Path, source: str, unit: str, rows: int, unnamed: int) -> None:
-        self.path, self.source, self.rows = path, source, rows
-        self.unnamed = unnamed
-        """Rows without an environment."""
+    def __init__(self, path: Path, source: str, rows: int, unit: str, without_env_class: int) -> None:
+        self.path, self.source, self.rows, self.without_env_class = path, source, rows, without_env_class
+        self.chunks = -(-rows // (CHUNK * TOGETHER))
         self._unit = unit
         self._opened: tuple[int, Any] | None = None
 
     @classmethod
-    def of(cls, source: File | HubName, cache: Cache, *, prompt_key: str, env_class_key: str) -> Self:
-        """The store of a source; read from it and kept where the cache has none."""
-        name, identity = _identity(source, cache)
+    def open(cls, source: File | HubName, cache: Cache, *, prompt_key: str, env_class_key: str) -> Self:
+        """The store of a source; written where the cache has none."""
+        name, identity = _identify(source, cache)
         config = {"prompt_key": prompt_key, "env_class_key": env_class_key, "version": VERSION}
         key = f"rows_{config_hash(config, {'content': identity})}"
 
         def build(path: Path) -> Sidecar:
-            before = _state(source)
-            found = _write(path, name, config, Packer(plain=is_plain(source)).pack)
-            if _state(source) != before:
+            found = _write(path, name, prompt_key, env_class_key)
+            if _identify(source, cache)[1] != identity:
                 raise ReadError(f"{name} changed while it was read", remedy="try again when it is whole")
-            rows = found.pop("rows")
-            return Sidecar(config={**config, **found}, source=name, rows=rows, fingerprint=identity)
+            return Sidecar(config={**config, **found}, source=name, rows=found["rows"], fingerprint=identity)
 
         sidecar, _ = cache.get_or_build(key, build)
-        return cls(cache.path(key), name, sidecar.config["unit"], sidecar.rows, sidecar.config["unnamed"])
+        known = sidecar.config
+        return cls(cache.path(key), name, sidecar.rows, known["unit"], known["without_env_class"])
 
-    def row(self, number: int) -> StoredRow:
-        batch = self._batch(number)
-        prompt, others, uid = (batch.column(name)[number % TOGETHER].as_py() for name in ("prompt", "others", "uid"))
-        return StoredRow(unpacked(prompt), unpacked(others), uid)
+    def row(self, number: int) -> tuple[Any, Row, str]:
+        """The prompt, the other columns, and the uid that the row says or, where it says none, that of its problem."""
+        prompt, others, uid, _ = self._read(number)
+        return decode(prompt), decode(others), uid
 
     def place(self, number: int) -> str:
-        batch = self._batch(number)
-        return f"{self.source}, {self._unit} {batch.column('number')[number % TOGETHER].as_py()}"
+        return f"{self.source}, {self._unit} {self._read(number)[-1]}"
 
-    def prompts(self) -> Iterator[list[Any]]:
-        """All prompts, some at a time."""
-        waiting: list[Any] = []
-        for batch in self._columns("prompt"):
+    def prompts(self, first: int = 0, step: int = 1) -> Iterator[list[Any]]:
+        """The prompts of every `step`th chunk, from the `first` on."""
+        for values in self._column("prompt", range(first, self.chunks, step)):
             with pause_gc():
-                waiting += map(unpacked, batch.column(0).to_pylist())
-            if len(waiting) >= AT_ONCE:
-                yield waiting
-                waiting = []
-        if waiting:
-            yield waiting
+                yield list(map(decode, values))
 
     def uids(self) -> Iterator[str]:
-        for batch in self._columns("uid"):
-            yield from batch.column(0).to_pylist()
+        for values in self._column("uid", range(self.chunks)):
+            yield from values
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
-    def _columns(self, name: str) -> Iterator[pa.RecordBatch]:
+    def _column(self, name: str, chunks: range) -> Iterator[list[Any]]:
         import pyarrow as pa
 
-        number = _schema().get_field_index(name)
         with pa.OSFile(str(self.path)) as file:
-            reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=[number]))
-            for batch in range(reader.num_record_batches):
-                yield reader.get_batch(batch)
+            options = pa.ipc.IpcReadOptions(included_fields=[list(COLUMNS).index(name)])
+            reader = pa.ipc.open_file(file, options=options)
+            for first in (chunk * CHUNK for chunk in chunks):
+                batches = map(reader.get_batch, range(first, min(first + CHUNK, reader.num_record_batches)))
+                yield [value for batch in batches for value in batch.column(0).to_pylist()]
 
-    def _batch(self, number: int) -> pa.RecordBatch:
-        """The batch with a row; the file is opened once in each process: a forked one must not share its position."""
+    def _read(self, number: int) -> list[Any]:
+        """The values of a row. The file is opened once in each process: a forked one must not share its position."""
         import pyarrow as pa
 
         try:
             if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = os.getpid(), pa.ipc.open_file(pa.OSFile(str(self.path)))
-            return self._opened[1].get_batch(number // TOGETHER)
+            batch = self._opened[1].get_batch(number // TOGETHER)
         except (OSError, pa.ArrowException) as error:
             raise StorageError(
                 f"{self.path} is gone or damaged: {error}", remedy="delete it and make the dataset again"
             ) from None
+        return [column[number % TOGETHER].as_py() for column in batch.columns]
 
 
-def _identity(source: File | HubName, cache: Cache) -> tuple[str, str]:
+def _identify(source: File | HubName, cache: Cache) -> tuple[str, str]:
     """A source's name and what its content is."""
     if isinstance(source, File):
         try:
@@ -140,61 +121,73 @@ def _identity(source: File | HubName, cache: Cache) -> tuple[str, str]:
     return str(source), f"{source} {opened.revision} {opened.fingerprint}"
 
 
-def _state(source: File | HubName) -> Any:
-    if isinstance(source, HubName):
-        return None
-    status = os.stat(source.path)
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def _schema() -> pa.Schema:
+def _write(path: Path, name: str, prompt_key: str, env_class_key: str) -> dict[str, Any]:
+    """Writes the rows of the source `name`; gives what a store knows of it."""
     import pyarrow as pa
 
-    return pa.schema([("prompt", pa.binary()), ("others", pa.binary()), ("uid", pa.string()), ("number", pa.int64())])
-
-
-def _write(path: Path, name: str, config: dict[str, Any], pack: Pack) -> dict[str, Any]:
-    import pyarrow as pa
-
-    waiting: list[tuple[bytes, bytes, bytes, int]] = []
-    rows, unnamed, unit = 0, 0, "row"
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _schema()) as writer:
+    rows, without_env_class, unit = 0, 0, "row"
+    waiting: list[tuple[bytes, bytes, str, int]] = []
+    schema = pa.schema(COLUMNS)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
 
         def write(count: int) -> None:
-            *texts, numbers = zip(*waiting[:count], strict=True)
-            arrays = [_array(column, kind) for column, kind in zip(texts, _schema().types, strict=False)]
-            numbered = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", numbers))])
-            made = pa.record_batch([*arrays, numbered], schema=_schema())
+            columns = zip(zip(*waiting[:count], strict=True), schema.types, strict=True)
+            table = pa.record_batch([pa.array(values, kind) for values, kind in columns], schema=schema)
             for first in range(0, count, TOGETHER):
-                writer.write_batch(made.slice(first, TOGETHER))
+                writer.write_batch(table.slice(first, TOGETHER))
             del waiting[:count]
 
         for batch in read_batches(name):
             with pause_gc():
-                waiting += _packed(batch, config["prompt_key"], config["env_class_key"], pack)
-                unnamed += sum(row.get(config["env_class_key"]) is None for row in batch.rows)
+                without_env_class += sum(row.get(env_class_key) is None for row in batch.rows)
+                waiting += _encode_rows(batch, prompt_key, env_class_key)
             rows, unit = rows + len(batch.rows), batch.unit
             if whole := len(waiting) // TOGETHER * TOGETHER:
                 write(whole)
         if waiting:
             write(len(waiting))
-    return {"rows": rows, "unit": unit, "unnamed": unnamed}
+    return {"rows": rows, "unit": unit, "without_env_class": without_env_class}
 
 
-def _array(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
-    """Not by `pa.array`, which imports pandas: 40 MB and half a second."""
-    import pyarrow as pa
-
-    ends = array("i", accumulate(map(len, values), initial=0))
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
-
-
-def _packed(batch: Batch, prompt_key: str, env_class_key: str, pack: Pack) -> Iterator[tuple[bytes, bytes, bytes, int]]:
+def _encode_rows(batch: Batch, prompt_key: str, env_class_key: str) -> Iterator[tuple[bytes, bytes, str, int]]:
     for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
-        uid = row_uid(row, prompt_key, env_class_key).encode()
+        uid = row_uid(row, prompt_key, env_class_key)
         try:
-            yield pack(row.pop(prompt_key, None)), pack(row), uid, number
-        except UnknownType as error:
+            yield encode(row.pop(prompt_key, None)), encode(row), uid, number
+        except TypeError as error:
             raise TasksetError(
-                f"{batch.place(position)}: a value of type {error} cannot be kept", remedy="leave that column out"
+                f"{batch.place(position)}: a value cannot be kept: {error}", remedy="leave that column out"
             ) from None
+
+
+# Values as MessagePack and back, exactly. It has no integers over 64 bits and no decimals: these are marked texts.
+
+_INTEGER, _DECIMAL = 1, 2
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(value: Any) -> bytes:
+    return _encoder.encode(_mark(value))
+
+
+def decode(encoded: bytes) -> Any:
+    return _decoder.decode(encoded)
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return {key: _mark(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mark(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(_INTEGER, b"%x" % value)
+    return msgspec.msgpack.Ext(_DECIMAL, str(value).encode()) if isinstance(value, Decimal) else value
+
+
+def _unmark(code: int, text: memoryview) -> Any:
+    return int(bytes(text), 16) if code == _INTEGER else Decimal(str(text, "ascii"))
+
+
+_decoder = msgspec.msgpack.Decoder(ext_hook=_unmark)
