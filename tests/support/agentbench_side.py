@@ -105,7 +105,7 @@ async def adapter() -> dict[str, Any]:
         "second": second,
         "end": [episode.done, episode.reward, episode.status, episode.result, episode.metrics],
         "lost": [lost.done, lost.reward, lost.truncated],
-        "tools": episode.tools,
+        "tools": episode.session.tools,
     }
     try:
         await adapter.step(episode, said("6"))

@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -45,13 +46,8 @@ ELSEWHERE = {
 
 END_SECONDS = 10.0
 """How long a cancelled episode is waited for; its code may be in the middle of something."""
-RUNNING, COMPLETED, CANCELLED, TASK_ERROR, LIMIT = (
-    "running",
-    "completed",
-    "cancelled",
-    "task error",
-    "task limit reached",
-)
+RUNNING, COMPLETED, CANCELLED, TASK_ERROR = "running", "completed", "cancelled", "task error"
+LIMIT = "task limit reached"
 RESULT_KEYS = ("reward", "score", "result", "success", "succeed")
 logger = logging.getLogger(__name__)
 
@@ -125,7 +121,16 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
 
     @cached_property
     def adapter(self) -> TaskServerAdapter:
-        return TaskServerAdapter(self._make_task())
+        require_worker()
+        spec, parameters = self._find_class()
+        if self.config.root is not None:
+            # Its code finds itself and its data from there.
+            root = str(Path(self.config.root).expanduser().resolve())
+            sys.path.insert(0, root)
+            os.chdir(root)
+        # AgentBench writes module.Class.
+        cls: Any = load_object(spec if ":" in spec else ":".join(spec.rsplit(".", 1)))
+        return TaskServerAdapter(cls(**{**parameters, **self.config.parameters}))
 
     @cached_property
     def _indices(self) -> list[int | str]:
@@ -135,45 +140,26 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         return len(self._indices)
 
     def task_at(self, index: int) -> AgentBenchTask:
-        tools = self.adapter.task.tools
-        return AgentBenchTask(
-            index=self._indices[index],
-            data_source=self.adapter.task.name,
-            extra_info={"tools": tools} if tools else {},
-        )
+        task = self.adapter.task
+        extra = {"tools": task.tools} if task.tools else {}
+        return AgentBenchTask(index=self._indices[index], data_source=task.name, extra_info=extra)
 
     def environment(self, task: AgentBenchTask) -> Environment:
         return AgentBenchEnvironment(task, self.adapter)
 
-    def _make_task(self) -> Any:
-        try:
-            import agentrl.worker.task  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError.of("agentrl-worker", "agentbench") from error
-        spec, parameters = self._find_class()
-        if self.config.root is not None:
-            # Its code finds itself and its data from there.
-            root = str(Path(self.config.root).expanduser().resolve())
-            sys.path.insert(0, root)
-            os.chdir(root)
-        # AgentBench writes module.Class.
-        named = spec if ":" in spec else ":".join(spec.rsplit(".", 1))
-        cls: Any = load_object(named)
-        return cls(**{**parameters, **self.config.parameters})
-
     def _find_class(self) -> tuple[str, dict[str, Any]]:
-        if not self.SPEC.endswith((".yaml", ".yml")):
-            if self.FAMILY is None:
-                return self.SPEC, {}
-            if self.config.root is None:
-                raise UsageError(
-                    f"{self.SPEC} is a task of AgentBench's own code: it needs a checkout, {ELSEWHERE[self.FAMILY]}",
-                    remedy="name the checkout with --taskset.root",
-                )
-            place = Path(self.config.root).expanduser() / "configs" / "tasks" / f"{self.FAMILY}.yaml"
-            return _read_config(place, self.SPEC)
-        place = Path(self.SPEC).expanduser()
-        return _read_config(place, self.config.task)
+        """The class of the task, and what it is made with."""
+        if self.SPEC.endswith((".yaml", ".yml")):
+            return _read_config(Path(self.SPEC).expanduser(), self.config.task)
+        if self.FAMILY is None:
+            return self.SPEC, {}
+        if self.config.root is None:
+            raise UsageError(
+                f"{self.SPEC} is a task of AgentBench's own code: it needs a checkout, {ELSEWHERE[self.FAMILY]}",
+                remedy="name the checkout with --taskset.root",
+            )
+        folder = Path(self.config.root).expanduser() / "configs" / "tasks"
+        return _read_config(folder / f"{self.FAMILY}.yaml", self.SPEC)
 
 
 def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
@@ -184,11 +170,11 @@ def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
         name = known[0]
     if name not in known:
         raise UnknownNameError.of("task of this config", str(name), known, remedy="pick one with --taskset.task")
-    default = content.get("default") or {}
-    entry = {**default, **content[name]}
-    if not isinstance(entry.get("module"), str):
+    default, entry = content.get("default") or {}, content[name]
+    module = entry.get("module", default.get("module"))
+    if not isinstance(module, str):
         raise ConfigError([(f"{name}.module", "is required: the class, as module.Class")], source=str(path))
-    return entry["module"], {**(default.get("parameters") or {}), **(content[name].get("parameters") or {})}
+    return module, {**(default.get("parameters") or {}), **(entry.get("parameters") or {})}
 
 
 class AgentBenchEnvironment(Environment):
@@ -232,6 +218,14 @@ def _make_step(state: EpisodeState) -> Step:
     return Step(state.observation, reward=state.reward, done=True, truncated=state.truncated, info=info)
 
 
+def require_worker() -> tuple[Any, Any]:
+    """The modules of agentrl-worker that tasks are written with."""
+    try:
+        return import_module("agentrl.worker.task"), import_module("agentrl.worker.typings")
+    except ImportError as error:
+        raise MissingExtraError.of("agentrl-worker", "agentbench") from error
+
+
 class EpisodeState:
     """One live episode: what was shown last, and how it ended."""
 
@@ -254,11 +248,6 @@ class EpisodeState:
         return self.status == LIMIT
 
     @property
-    def tools(self) -> list[dict[str, Any]] | None:
-        tools: list[dict[str, Any]] | None = self.session.tools
-        return tools
-
-    @property
     def reward(self) -> float:
         """The last reward that the task gave; where it gave none, what its result says."""
         if self.rewards:
@@ -271,12 +260,7 @@ class EpisodeState:
 
 class TaskServerAdapter:
     def __init__(self, task: Any) -> None:
-        try:
-            import agentrl.worker.task
-            import agentrl.worker.typings
-        except ImportError as error:
-            raise MissingExtraError.of("agentrl-worker", "agentbench") from error
-        self._worker, self._typings = agentrl.worker.task, agentrl.worker.typings
+        self._worker, self._typings = require_worker()
         if not isinstance(task, self._worker.Task):
             raise UsageError(f"{type(task).__name__} is no task of agentrl.worker", remedy="subclass its Task")
         self.task = task
@@ -350,14 +334,14 @@ class TaskServerAdapter:
             # Some give a plain result.
             status = getattr(ended, "status", COMPLETED)
             result = getattr(ended, "result", ended)
-        except self._typings.AgentCancelledException:
-            status = CANCELLED
-        except asyncio.CancelledError:
+        except (self._typings.AgentCancelledException, asyncio.CancelledError):
             status = CANCELLED
         except Exception as error:
             logger.exception("an episode of %s failed", self.task.name)
             result = f"{type(error).__name__}: {error}"
-        output = self._typings.TaskOutput(index=state.index, status=status, result=_simplify(result))
+        if result is not None and not isinstance(result, bool | int | float | str | list | dict):
+            result = str(result)
+        output = self._typings.TaskOutput(index=state.index, status=status, result=result)
         output.history = state.session.history.copy()
         await state.session.controller.env_finish(output)
 
@@ -376,13 +360,9 @@ class TaskServerAdapter:
             item = getattr(item, "root", item)
             if isinstance(item, self._typings.RewardHistoryItem):
                 state.rewards.append(float(item.reward))
-                numbers = {name: value for name, value in item.metrics.items() if isinstance(value, int | float)}
-                state.metrics.update({name: float(value) for name, value in numbers.items()})
+                metrics = item.metrics.items()
+                state.metrics |= {name: float(value) for name, value in metrics if isinstance(value, int | float)}
             else:
                 state.observation.append(dict(item))
         if state.status == TASK_ERROR:
             raise EnvironmentFault(f"the task {self.task.name} failed: {output.result}", remedy="look at its own log")
-
-
-def _simplify(result: Any) -> Any:
-    return result if result is None or isinstance(result, bool | int | float | str | list | dict) else str(result)
