@@ -27,7 +27,7 @@ ENVIRONMENTS = {
     "harbor": "treetune.builtin.harbor.environment:HarborEnvironment",
     "lcb": "treetune.builtin.code.lcb:LcbEnvironment",
     "os-interaction": "treetune.builtin.shell.environment:OSInteractionEnvironment",
-    "scored": "treetune.builtin.scored:ScoredEnvironment",
+    "scored": "treetune.rows.scorer:ScoredEnvironment",
     "search": "treetune.builtin.search.environments:SearchEnvironment",
     "searchcode": "treetune.builtin.search.environments:SearchCodeEnvironment",
     "text2sql": "treetune.builtin.text2sql:Text2SqlEnvironment",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from treetune.environment import Environment, SingleTurn
 from treetune.errors import TasksetError, UsageError
 from treetune.rows.kept_code import check_module, keep_files, locate_files, spec_of
 from treetune.rows.rule import RULE, RuleTaskset
@@ -21,7 +22,6 @@ from treetune.task import Task, own_fields, own_values
 from treetune.taskset import ByEnvironment, Taskset
 
 if TYPE_CHECKING:
-    from treetune.environment import Environment
     from treetune.plugins import Registry
 
 ENVIRONMENT = "env:"
@@ -152,12 +152,15 @@ def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
         raise TasksetError(f"a row is no {kind.__name__}: {error}") from None
 
 
-def environment_of(task: Task) -> Environment:
-    """The environment of a task that was read whole, with its scorer in `extra_info`."""
-    extra = dict(task.extra_info)
-    taskset = taskset_of(extra.pop("scorer", RULE))
-    plain = msgspec.structs.replace(task, extra_info=extra)
-    return taskset.environment(with_type(plain, taskset))
+class ScoredEnvironment(Environment):
+    """The environment of SkyRL's rows that name none (`scored`): one answer, scored as `extra_info.scorer` says."""
+
+    def __new__(cls, task: Task, **settings: Any) -> Any:
+        # Not an environment around another: what is played is the one that eval plays.
+        extra = dict(task.extra_info)
+        taskset = taskset_of(extra.pop("scorer", RULE))
+        plain = msgspec.structs.replace(task, extra_info=extra)
+        return taskset.environment(with_type(plain, taskset))
 
 
 class _ByRule(RuleTaskset):
@@ -167,8 +170,6 @@ class _ByRule(RuleTaskset):
         return []
 
     def environment(self, task: Task) -> Environment:
-        from treetune.environment import SingleTurn
-
         return SingleTurn(task, self)
 
     def reward(self, task: Task, answer: str) -> Any:
