@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from treetune import Score, Task, Taskset
-from treetune.builtin.math.arithmetic import Arithmetic, ArithmeticConfig
+from treetune.builtin.arithmetic import Arithmetic, ArithmeticConfig
 
 LEVELS = 5
 

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import ROOT
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
-from treetune.builtin.math.arithmetic import Arithmetic
+from treetune.builtin.arithmetic import Arithmetic
 from treetune.episode import Limits
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.host import LocalHost, always

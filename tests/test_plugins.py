@@ -114,7 +114,7 @@ def test_custom_cls_with_a_config_type_checks_its_keys(tmp_path):
 
 def test_open_keys_end_where_a_typed_config_is_inherited(tmp_path):
     (tmp_path / "sub.py").write_text(
-        "from treetune.builtin.math.arithmetic import Arithmetic\nclass Mine(Arithmetic): pass\n"
+        "from treetune.builtin.arithmetic import Arithmetic\nclass Mine(Arithmetic): pass\n"
     )
     custom = {"path": str(tmp_path / "sub.py"), "name": "Mine"}
     assert build_taskset({"custom_cls": custom, "level": 3}).config.level == 3

@@ -19,7 +19,7 @@ from treetune import Action, Outcome, Task, Taskset, make, run_rollout
 from treetune.builtin.code import lcb, runner
 from treetune.builtin.code.lcb import CodingProblem, Stub, find_stub, same_lines, same_value
 from treetune.builtin.code.runner import read_reports
-from treetune.builtin.search.environments import find_tool
+from treetune.builtin.search import find_tool
 from treetune.cli.hosts import refuse_unservable
 from treetune.datasets.resolve import load_task
 from treetune.environment import contract_of
@@ -542,7 +542,7 @@ class TestSearchCode:
             assert step.observation.messages() == []
 
     def test_a_program_without_end_is_stopped(self, ask, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.search.environments.SECONDS", 0.5)
+        monkeypatch.setattr("treetune.builtin.search.SECONDS", 0.5)
         (step,) = play(ask(), "<tool><python>while True: pass</python></tool>")
         assert shown(step) == "Error executing Python code: Execution timed out after 0.5 seconds."
 

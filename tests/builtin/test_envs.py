@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
+from treetune.builtin import math_verifier
 from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortEnvironment
-from treetune.builtin.math import verifier as math_verifier
-from treetune.builtin.search.searcher import Index, load_index
+from treetune.builtin.searcher import Index, load_index
 from treetune.builtin.turns import find_tagged
 from treetune.environment import Contract, contract_of
 from treetune.errors import EnvironmentFault, MissingExtraError
@@ -480,7 +480,7 @@ class TestRetriever:
         assert (last.reward, last.info["metrics"]["search_failures"]) == (1.0, 1)
 
     def test_a_server_that_is_not_there_or_never_answers_costs_little_time(self, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.search.searcher.TIMEOUT", 0.2)
+        monkeypatch.setattr("treetune.builtin.searcher.TIMEOUT", 0.2)
 
         async def handler(request: web.Request) -> web.Response:
             await asyncio.sleep(3)
@@ -683,7 +683,7 @@ class TestMathVerify:
 
     def test_an_expression_without_end_is_given_up_and_others_go_on(self, monkeypatch):
         pytest.importorskip("math_verify")
-        monkeypatch.setattr("treetune.builtin.math.verifier.SECONDS", 1.0)
+        monkeypatch.setattr("treetune.builtin.math_verifier.SECONDS", 1.0)
         endless = "9^{9^{9^9}}"
 
         async def together() -> list[float]:

@@ -364,7 +364,7 @@ def test_a_base_after_the_taskset_in_the_order_of_bases_counts_too(tmp_path):
 
 
 def test_treetunes_own_files_count_by_the_builders_version_alone():
-    from treetune.builtin.math.arithmetic import Arithmetic
+    from treetune.builtin.arithmetic import Arithmetic
     from treetune.taskset import Taskset
 
     assert impl_hash(Arithmetic, Taskset, [], 1) == impl_hash(Stop, Stop, [], 1)

@@ -11,7 +11,7 @@ import pytest
 from serving import Colours, Dear, Numbers, Stream, Talking, Talks, serving, until
 
 from treetune import Observation, Step
-from treetune.builtin.math.arithmetic import Arithmetic
+from treetune.builtin.arithmetic import Arithmetic
 from treetune.environment import show
 from treetune.errors import UsageError
 from treetune.serve.access import Access, parse_http_address

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from conftest import ROOT
-from treetune.builtin.math.arithmetic import Arithmetic
+from treetune.builtin.arithmetic import Arithmetic
 from treetune.serve.errors import Denied
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.wire import pack, unpack_plain

@@ -1,4 +1,4 @@
-"""Built-in tasksets and environments, a folder for each family.
+"""Built-in tasksets and environments: a module each, named by its id, or a folder where one module is not enough.
 
 The tables name everything that comes with the package, for `plugins.py` and `target.py` to look up: nothing is imported
 before it is used, and the core knows no folder but this one.
@@ -6,7 +6,7 @@ before it is used, and the core knows no folder but this one.
 
 TASKSETS = {
     "alphabet-sort": "treetune.builtin.alphabet_sort:AlphabetSort",
-    "arithmetic": "treetune.builtin.math.arithmetic:Arithmetic",
+    "arithmetic": "treetune.builtin.arithmetic:Arithmetic",
     "dataset": "treetune.datasets.taskset:DatasetTaskset",
     "harbor": "treetune.builtin.harbor.taskset:Harbor",
     "mixture": "treetune.mixture:Mixture",
@@ -20,16 +20,16 @@ TASKSETS = {
 }
 
 ENVIRONMENTS = {
-    "aime": "treetune.builtin.math.aime:AimeEnvironment",
+    "aime": "treetune.builtin.aime:AimeEnvironment",
     "alphabet-sort": "treetune.builtin.alphabet_sort:AlphabetSortEnvironment",
-    "gsm8k": "treetune.builtin.math.gsm8k:Gsm8kEnvironment",
-    "gsm8k_multi_turn": "treetune.builtin.math.gsm8k:Gsm8kMultiTurnEnvironment",
+    "gsm8k": "treetune.builtin.gsm8k:Gsm8kEnvironment",
+    "gsm8k_multi_turn": "treetune.builtin.gsm8k:Gsm8kMultiTurnEnvironment",
     "harbor": "treetune.builtin.harbor.environment:HarborEnvironment",
     "lcb": "treetune.builtin.code.lcb:LcbEnvironment",
     "os-interaction": "treetune.builtin.shell.environment:OSInteractionEnvironment",
     "scored": "treetune.rows.scorer:ScoredEnvironment",
-    "search": "treetune.builtin.search.environments:SearchEnvironment",
-    "searchcode": "treetune.builtin.search.environments:SearchCodeEnvironment",
+    "search": "treetune.builtin.search:SearchEnvironment",
+    "searchcode": "treetune.builtin.search:SearchCodeEnvironment",
     "text2sql": "treetune.builtin.text2sql:Text2SqlEnvironment",
     "textarena": "treetune.builtin.textarena.taskset:TextArenaEnvironment",
     "wikispeedia": "treetune.builtin.wikispeedia:WikispeediaEnvironment",

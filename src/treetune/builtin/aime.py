@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from treetune.builtin.math.verifier import compare, require_math_verify
+from treetune.builtin.math_verifier import compare, require_math_verify
 from treetune.builtin.turns import TurnEnvironment, spell_truth
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.task import Task

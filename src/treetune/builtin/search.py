@@ -22,8 +22,8 @@ from collections import deque
 from typing import Any
 
 from treetune.builtin.code.runner import MAIN, require_sandbox, run_python
-from treetune.builtin.math.gsm8k import NUMBER_PATTERN, Gsm8kEnvironment
-from treetune.builtin.search.searcher import Searcher
+from treetune.builtin.gsm8k import NUMBER_PATTERN, Gsm8kEnvironment
+from treetune.builtin.searcher import Searcher
 from treetune.builtin.turns import TurnEnvironment, find_tagged
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.errors import EnvironmentFault

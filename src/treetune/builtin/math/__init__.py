@@ -1,1 +1,0 @@
-"""Mathematics: sums, grade-school problems, competitions."""

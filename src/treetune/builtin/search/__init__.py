@@ -1,1 +1,0 @@
-"""Questions answered with a search."""
