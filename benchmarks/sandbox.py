@@ -17,10 +17,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from treetune.sandbox import Bubblewrap, SandboxLimits
+from treetune.sandbox import Bubblewrap, SandboxLimits, probe
+from treetune.sandbox.pool import ShellPool
 from treetune.sandbox.shell import Shell
-from treetune.sandbox.shell_pool import ShellPool
-from treetune.sandbox.shell_probe import probe_shell
 
 ROUNDS = 30
 
@@ -54,7 +53,7 @@ def show(what: str, cost: Cost, target: str = "") -> None:
 
 
 async def main() -> None:
-    print(await probe_shell())
+    print(await asyncio.to_thread(probe, shell=True))
     sandbox = Bubblewrap()
     show("one-shot command", await median(lambda: sandbox.run(["true"])))
     show("shell, cold", await median(Shell.open, Shell.close), "80 ms")

@@ -579,7 +579,7 @@ class TestWithoutASandbox:
             raise SandboxUnavailable("bwrap not installed", remedy="apt-get install bubblewrap")
 
         monkeypatch.setattr("treetune.builtin.code.runner.require", unavailable)
-        monkeypatch.setattr("treetune.sandbox.bubblewrap.required", unavailable)
+        monkeypatch.setattr("treetune.sandbox.bubblewrap.require", unavailable)
 
     @pytest.mark.parametrize(("name", "truth"), [("lcb", SQUARES), ("searchcode", "42")])
     def test_the_episode_is_refused_before_the_policy_is_asked(self, none, name, truth):

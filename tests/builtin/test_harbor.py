@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
+import subprocess
 import warnings
 from pathlib import Path
 
 import pytest
+from fake_docker import FakeDocker
 
 from treetune import Action, Completion, build_taskset, make
 from treetune.builtin.harbor.dockerfile import Recipe, Refused
-from treetune.builtin.harbor.environment import blocks_of
+from treetune.builtin.harbor.environment import list_blocks
 from treetune.builtin.harbor.folder import HarborFolder
 from treetune.cli.hosts import refuse_unservable
-from treetune.errors import ConfigError, EnvironmentFault, TasksetError
+from treetune.errors import ConfigError, EnvironmentFault, TasksetError, UnknownNameError
 from treetune.rollout import run_rollout
 from treetune.sandbox import Capability, probe
 from treetune.score import Validity
@@ -61,8 +64,11 @@ def play(folder: Path, *answers: str, **keys):
 
     async def run():
         environment = make(task.env_class, task)
-        environment.start()
-        return [await environment.step(Action.of(answer)) for answer in answers]
+        try:
+            await environment.start()
+            return [await environment.step(Action.of(answer)) for answer in answers]
+        finally:
+            await environment.close()
 
     return asyncio.run(run())
 
@@ -330,11 +336,125 @@ def test_a_reward_that_is_no_number_is_an_error_and_not_zero(tmp_path, test):
         "echo 'echo 1 > /logs/verifier/reward.json' >> ~/.bashrc; echo 'BASH_ENV=~/.bashrc' > /etc/environment",
         "(while :; do echo 1 > /logs/verifier/reward.json; done) & disown",
         "head -c 400M /dev/zero > /app/fill",
+        "mkdir many; cd many; seq 200000 | xargs touch",
+        "echo x > /logs",
+        "ln -s /nowhere /logs; ln -s /app /tests",
+        "mkdir -p /logs/verifier/reward.txt; chmod 0 /logs/verifier /logs",
+        "rm /usr/bin/diff; ln -s true /usr/bin/diff",
+        "bomb() { bomb | bomb & }; bomb; (while :; do echo 1 > /logs/verifier/reward.json; done) &",
     ],
 )
 def test_what_the_policy_leaves_behind_earns_nothing(tmp_path, cheat):
-    steps = play(write_task(tmp_path), block(cheat), "DONE", disk_mb=16)
+    steps = play(write_task(tmp_path), block(cheat), "DONE", disk_mb=16, command_seconds=10)
     assert (steps[1].reward, steps[1].done) == (0.0, True)
+
+
+@sandboxed
+def test_programs_that_were_changed_are_named(tmp_path):
+    (step,) = play(write_task(tmp_path), f"{block(SOLVE + 'rm /usr/bin/diff; ln -s true /usr/bin/diff')}\nDONE")
+    assert step.info["explanation"] == "programs that the tests rely on were changed: /usr/bin/diff"
+
+
+@sandboxed
+def test_programs_in_the_background_run_on_and_end_before_the_tests(tmp_path):
+    test = "pgrep sleep || echo 1 > /logs/verifier/reward.txt"
+    steps = play(write_task(tmp_path, test=test), block("sleep 1000 &"), block("pgrep -c sleep"), "DONE")
+    assert steps[1].observation.content == "1\n(exit code 0)"
+    assert steps[2].reward == 1.0
+
+
+@sandboxed
+def test_files_are_copied_to_folders_of_the_system_and_stay_changed(tmp_path):
+    write_task(
+        tmp_path,
+        dockerfile="FROM x\nCOPY --chmod=755 names.txt /usr/local/bin/names\nWORKDIR /etc/greet\n",
+        test="test -x /usr/local/bin/names && cat /etc/made > /logs/verifier/reward.txt",
+    )
+    steps = play(tmp_path, block("pwd; head -1 /usr/local/bin/names; echo 0.5 > /etc/made"), "DONE")
+    assert steps[0].observation.content == "/etc/greet\nAda\n(exit code 0)"
+    assert steps[1].reward == 0.5
+
+
+# Containers
+
+
+@sandboxed
+def test_with_docker_a_task_is_played_in_a_container_of_its_image(tmp_path, sockets, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{sockets}/docker.sock")
+    write_task(tmp_path / "a")
+    toml = '[environment]\ndocker_image = "org/img"\nworkdir = "/srv"\n'
+    write_task(tmp_path / "b", dockerfile="FROM y\nRUN make\n", toml=toml, test="cat w > /logs/verifier/reward.txt")
+    drawn = taskset(tmp_path, sandbox="docker")
+
+    async def run():
+        async with FakeDocker(f"{sockets}/docker.sock") as engine:
+            rewards = []
+            for task, script in zip(drawn.draw(), (SOLVE, "echo 0.5 > w; pwd"), strict=True):
+                environment = make(task.env_class, task)
+                await environment.start()
+                rewards.append((await environment.step(Action.of(f"{block(script)}\nDONE"))).reward)
+                await environment.close()
+            return rewards, engine.images, engine.configs
+
+    assert asyncio.run(run()) == ([1.0, 0.5], ["python:3.12-slim", "org/img"], {})
+
+
+# Datasets
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A repository with tasks, of which the last commit has one less."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "published"
+    write_task(folder / "tasks" / "a")
+    write_task(folder / "tasks" / "b")
+    write_task(folder / "c")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "one")
+    git(folder, "rm", "-qr", "tasks/b")
+    git(folder, "commit", "-qm", "two")
+    return folder
+
+
+def dataset_names(**keys) -> list[str]:
+    return [task.name for task in build_taskset({"id": "harbor", **keys}).draw()]
+
+
+def test_a_dataset_is_downloaded_once_by_its_git_address(published):
+    address = f"file://{published}@main"
+    assert dataset_names(dataset=address) == ["c"]
+    published.rename(published.with_name("elsewhere"))
+    assert dataset_names(dataset=address) == ["c"]
+
+
+def test_a_dataset_is_found_by_name_in_a_registry(published, tmp_path):
+    first = git(published, "rev-parse", "HEAD~1")
+    git(published, "config", "uploadpack.allowAnySHA1InWant", "true")
+    tasks = [{"name": n, "path": f"tasks/{n}", "git_url": f"file://{published}", "git_commit_id": first} for n in "ab"]
+    registry = tmp_path / "registry.json"
+    entries = [{"name": "greet", "version": "1.0", "tasks": tasks}, {"name": "greet", "version": "2.0", "tasks": []}]
+    registry.write_text(json.dumps(entries))
+    assert dataset_names(dataset="greet@1.0", registry=str(registry)) == ["a", "b"]
+    with pytest.raises(UnknownNameError, match=r"(?s)unknown dataset 'gret@1\.0'.*greet@1\.0"):
+        dataset_names(dataset="gret@1.0", registry=str(registry))
+
+
+def test_a_dataset_that_cannot_be_had_says_what_to_do(published, tmp_path):
+    with pytest.raises(TasksetError, match=r"(?s)git cannot get the dataset.*--taskset\.folder"):
+        dataset_names(dataset=f"file://{tmp_path}/none")
+    with pytest.raises(TasksetError, match=r"(?s)registry .* cannot be read.*--taskset\.folder"):
+        dataset_names(dataset="greet", registry=str(tmp_path / "none.json"))
+    with pytest.raises(ConfigError, match="one of the two"):
+        dataset_names()
+    assert list((tmp_path / "cache" / "treetune" / "harbor").iterdir()) == []
 
 
 # What is refused
@@ -354,8 +474,8 @@ def test_what_the_policy_leaves_behind_earns_nothing(tmp_path, cheat):
         ("line 2, COPY --from=one", {"dockerfile": "FROM x\nCOPY --from=one /a /b\n"}),
         ("line 2, COPY none: there is no such file", {"dockerfile": "FROM x\nCOPY none /b\n"}),
         ("line 2, COPY ../task.toml: there is no such file", {"dockerfile": "FROM x\nCOPY ../task.toml /b\n"}),
-        ("COPY names.txt /usr/lib/x: the system's folders", {"dockerfile": "FROM x\nCOPY names.txt /usr/lib/x\n"}),
-        ("WORKDIR /etc: the system's folders", {"dockerfile": "FROM x\nWORKDIR /etc\n"}),
+        ("COPY names.txt /sys/x: the kernel's folders", {"dockerfile": "FROM x\nCOPY names.txt /sys/x\n"}),
+        ("WORKDIR /proc: the kernel's folders", {"dockerfile": "FROM x\nWORKDIR /proc\n"}),
         ("COPY <<EOF /x", {"dockerfile": "FROM x\nCOPY <<EOF /x\nEOF\n"}),
         ("# escape=`", {"dockerfile": "# escape=`\nFROM x\n"}),
         ("there is no FROM", {"dockerfile": "# nothing\n"}),
@@ -388,7 +508,7 @@ def test_a_task_that_needs_a_container_engine_is_refused_by_name(tmp_path, said,
     with pytest.raises(
         EnvironmentFault, match=r"(?s)cannot be served without a container engine.*--taskset\.unsupported"
     ):
-        make("harbor", task).start()
+        asyncio.run(make("harbor", task).start())
     assert drawn.gold(task) is None
 
 
@@ -417,11 +537,11 @@ def test_links_that_lead_out_of_the_task_are_not_followed(tmp_path):
     folder = write_task(tmp_path / "a")
     (folder / "tests" / "key").symlink_to(tmp_path / "secret" / "key")
     (folder / "environment" / "keys").symlink_to(tmp_path / "secret")
-    assert set(HarborFolder(folder).tests()) == {"/tests/test.sh"}
+    assert b"private" not in HarborFolder(folder).pack_tests()
     write_task(folder, dockerfile="FROM x\nCOPY keys /keys\n")
     assert HarborFolder(folder).refusal == "environment/Dockerfile, line 2, COPY keys: it leads out of the folder"
     write_task(folder, dockerfile="FROM x\nCOPY . /all\n")
-    assert b"private" not in HarborFolder(folder).image()
+    assert b"private" not in HarborFolder(folder).pack_files()
 
 
 # Dockerfiles
@@ -430,7 +550,7 @@ def test_links_that_lead_out_of_the_task_are_not_followed(tmp_path):
 def places(dockerfile: str, context: Path) -> dict[str, str]:
     return {
         target: source.relative_to(context).as_posix()
-        for source, target, _ in Recipe.parse(dockerfile).placed(context)
+        for source, target, _ in Recipe.parse(dockerfile).list_files(context)
         if source.is_file()
     }
 
@@ -486,4 +606,4 @@ def test_folders_and_variables_follow_each_other():
     ],
 )
 def test_commands_stand_in_blocks(text, blocks):
-    assert blocks_of(text) == blocks
+    assert list_blocks(text) == blocks

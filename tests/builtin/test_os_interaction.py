@@ -19,9 +19,9 @@ from treetune.builtin.shell.environment import (
 from treetune.builtin.shell.sample import MATCHERS
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import ConfigError, EnvironmentFault
-from treetune.sandbox.shell_pool import _pools
-from treetune.sandbox.shell_probe import probe_shell
-from treetune.sandbox.shell_start import Users
+from treetune.sandbox import probe
+from treetune.sandbox.launcher import Users
+from treetune.sandbox.pool import _pools
 
 COUNT = {"check": [None, {"language": "python", "file": "check/integer-match.py"}], "example": "ls /data | wc -l"}
 
@@ -34,10 +34,10 @@ def samples(tmp_path, *rows, **config):
 
 @pytest.fixture
 def machine():
-    capability = asyncio.run(probe_shell())
+    capability = probe(shell=True)
     if not capability.available:
         pytest.skip(str(capability))
-    return capability.start
+    return capability.launcher
 
 
 def play(taskset, *actions, position=0):

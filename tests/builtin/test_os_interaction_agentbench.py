@@ -11,9 +11,9 @@ import pytest
 from treetune import Action
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import TreetuneError
-from treetune.sandbox.shell_pool import _pools
-from treetune.sandbox.shell_probe import probe_shell
-from treetune.sandbox.shell_start import Users
+from treetune.sandbox import probe
+from treetune.sandbox.launcher import Users
+from treetune.sandbox.pool import _pools
 
 pytestmark = pytest.mark.slow
 SHARED = Path(os.environ.get("TREETUNE_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -84,8 +84,8 @@ async def all_of(taskset):
 def test_the_samples_are_served_and_cannot_be_cheated(split, count, least):
     if not DATA.exists():
         pytest.skip(f"{DATA} is absent")
-    capability = asyncio.run(probe_shell())
-    if capability.start is None or capability.start.users is not Users.RANGE:
+    capability = probe(shell=True)
+    if capability.launcher is None or capability.launcher.users is not Users.RANGE:
         pytest.skip(f"samples make users, which takes root: {capability}")
     taskset = OSInteraction(OSInteractionConfig(data=str(DATA), split=split, command_seconds=15))
     assert taskset.count() == count

@@ -32,7 +32,6 @@ from treetune.sandbox import (
     Bubblewrap,
     Ended,
     Result,
-    Sandbox,
     SandboxLimits,
     SandboxUnavailable,
     probe,
@@ -40,11 +39,10 @@ from treetune.sandbox import (
     seccomp,
 )
 from treetune.sandbox import launcher as launcher_module
-from treetune.sandbox.cgroup import Parent, _candidates
-from treetune.sandbox.diagnose import explained
-from treetune.sandbox.interpreter import Interpreter
-from treetune.sandbox.launcher import HeldBy, Launcher
-from treetune.sandbox.probe import Capability, probe_with
+from treetune.sandbox.bubblewrap import execute
+from treetune.sandbox.launcher import HeldBy, Interpreter, Launcher, explain
+from treetune.sandbox.memory import CgroupParent, list_candidates
+from treetune.sandbox.probe import Capability, probe_as
 
 NOBODY = 65534
 DEVICES = {"full", "null", "random", "tty", "urandom", "zero"}
@@ -79,8 +77,6 @@ def _become_nobody() -> None:
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     os.chdir("/")
-    probe.cache_clear()
-    probe_with.cache_clear()
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -283,6 +279,54 @@ def test_it_runs_without_capabilities_and_cannot_gain_any(place):
     assert status["NoNewPrivs"] == "1"
 
 
+LOOK_INTO_FIRST = """
+    import ctypes, os
+    libc = ctypes.CDLL(None, use_errno=True)
+    room = ctypes.create_string_buffer(1)
+    vector = (ctypes.c_size_t * 2)(ctypes.addressof(room), 1)
+    for name, look in {
+        "attach": lambda: libc.ptrace(16, 1, 0, 0),
+        "seize": lambda: libc.ptrace(0x4206, 1, 0, 0),
+        "read": lambda: libc.process_vm_readv(1, vector, 1, vector, 1, 0),
+    }.items():
+        if look() != -1 or ctypes.get_errno() != 1:
+            print(name, ctypes.get_errno())
+    for name in ("mem", "environ", "maps", "fd/0", "root/", "cwd/"):
+        try:
+            os.stat(f"/proc/1/{name}") if name.endswith("/") else open(f"/proc/1/{name}", "rb").read(1)
+            print(name)
+        except PermissionError:
+            pass
+    for signal in (1, 2, 3, 9, 15, 19):
+        os.kill(1, signal)
+    print("asked")
+"""
+
+
+def test_the_first_process_can_neither_be_looked_into_nor_killed(place):
+    """It says how the command ended: whoever could trace it could say something else."""
+    result = place.python(LOOK_INTO_FIRST, limits={"seconds": 30})
+    assert (result.text, result.exit_code, result.ended) == ("asked\n", 0, Ended.COMPLETED)
+
+
+@pytest.mark.parametrize("group", ["0", "os.getpgid(0)", "os.getpgid(1)"])
+def test_no_signal_reaches_what_is_outside(place, group):
+    """The monitor has the same user, and must not be in a process group of the sandbox."""
+    code = f"""
+        import contextlib, os
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg({group}, 9)
+        os.kill(os.getpid(), 9)
+    """
+    result = place.python(code)
+    assert (result.exit_code, result.ended) == (137, Ended.COMPLETED)
+
+
+def test_what_the_first_process_says_of_a_commands_end_is_no_output(place):
+    result = place.run(["sh", "-c", "echo mine >&2; kill -SEGV $$"])
+    assert (result.exit_code, result.stderr) == (128 + signal.SIGSEGV, b"mine\n")
+
+
 def test_root_is_another_user_in_each_sandbox(place, marker):
     owners = place.call(_owners, marker)
     if os.geteuid() == 0 and place._executor is None:
@@ -425,7 +469,7 @@ def test_memory_is_limited_for_root_without_cgroups_too(code):
         pytest.skip("needs root and a sandbox")
     watching = msgspec.structs.replace(require(), held_by=HeldBy.WATCHED, parent=None)
     command = [watching.interpreter.path, "-c", textwrap.dedent(code)]
-    assert watching.execute(command, limits=SandboxLimits(**SMALL)).ended is Ended.MEMORY
+    assert execute(watching, command, limits=SandboxLimits(**SMALL)).ended is Ended.MEMORY
 
 
 def test_memory_that_processes_share_counts_once(place):
@@ -625,8 +669,7 @@ def _program(pid: int) -> str:
 
 
 def _cgroups_after_a_new_probe() -> list[str]:
-    probe.cache_clear()
-    probe_with.cache_clear()
+    probe_as.cache_clear()
     return _cgroups()
 
 
@@ -862,19 +905,14 @@ def test_where_bubblewrap_starts_the_tests_are_not_skipped():
     if subprocess.run(plain, capture_output=True).returncode:
         pytest.skip("bubblewrap does not start here")
     assert probe().available, probe()
-    own = _candidates(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
+    own = list_candidates(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     if own and own[0].version == 1 and os.access(own[0].path, os.W_OK):
         assert require().held_by is HeldBy.CGROUP
 
 
-def test_a_bubblewrap_is_a_sandbox():
-    assert isinstance(Bubblewrap(), Sandbox)
-
-
 def test_without_bubblewrap_nothing_is_run_and_the_remedy_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(launcher_module.shutil, "which", lambda name, path: None)
-    probe_with.cache_clear()
-    probe.cache_clear()
+    probe_as.cache_clear()
     try:
         assert not probe().available
         with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap") as raised:
@@ -884,8 +922,7 @@ def test_without_bubblewrap_nothing_is_run_and_the_remedy_is_told(monkeypatch, t
         with pytest.raises(SandboxUnavailable):
             require()
     finally:
-        probe_with.cache_clear()
-        probe.cache_clear()
+        probe_as.cache_clear()
     assert isinstance(raised.value, TreetuneError)
     assert list(tmp_path.iterdir()) == []
 
@@ -963,7 +1000,7 @@ def _without_descriptors() -> list[str]:
     ],
 )
 def test_what_bubblewrap_says_is_explained(said, remedy):
-    assert remedy in str(explained(SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said}")))
+    assert remedy in str(explain(SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said}")))
 
 
 def test_a_capability_tells_what_enforces_each_limit():
@@ -976,14 +1013,14 @@ def test_a_capability_tells_what_enforces_each_limit():
 
 def test_a_cgroup_is_made_below_the_own_one_in_version_1_and_beside_it_in_version_2(tmp_path):
     old = "30 20 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n31 20 0:2 / /proc rw - proc proc rw\n"
-    assert _candidates("4:memory:/a/b\n0::/c\n", old) == [Parent("/sys/fs/cgroup/memory/a/b", 1)]
+    assert list_candidates("4:memory:/a/b\n0::/c\n", old) == [CgroupParent("/sys/fs/cgroup/memory/a/b", 1)]
     inside = "30 20 0:26 /docker/x /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-    assert _candidates("4:memory:/docker/x\n", inside) == [Parent("/sys/fs/cgroup/memory", 1)]
+    assert list_candidates("4:memory:/docker/x\n", inside) == [CgroupParent("/sys/fs/cgroup/memory", 1)]
     new = f"30 20 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
     (tmp_path / "user").mkdir()
-    assert _candidates("0::/user/own\n", new) == []
+    assert list_candidates("0::/user/own\n", new) == []
     (tmp_path / "user/cgroup.subtree_control").write_text("cpu memory pids\n")
-    assert _candidates("0::/user/own\n", new) == [Parent(str(tmp_path / "user"), 2)]
+    assert list_candidates("0::/user/own\n", new) == [CgroupParent(str(tmp_path / "user"), 2)]
 
 
 def test_a_launcher_can_be_sent_to_another_process():

@@ -21,13 +21,12 @@ from treetune import Action
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.environment import shown_to
 from treetune.errors import ConfigError, EnvironmentFault, StorageError, UsageError
-from treetune.sandbox import SandboxUnavailable
-from treetune.sandbox.machine import Machine
-from treetune.sandbox.protocol import SandboxLimits
+from treetune.sandbox import SandboxUnavailable, probe
+from treetune.sandbox.launcher import Users
+from treetune.sandbox.limits import SandboxLimits
+from treetune.sandbox.pool import Machine
 from treetune.sandbox.rootfs import Recipe, build
 from treetune.sandbox.shell import Shell
-from treetune.sandbox.shell_probe import probe_shell
-from treetune.sandbox.shell_start import Users
 
 ROWS = [
     {
@@ -42,7 +41,7 @@ ROWS = [
 
 @pytest.fixture
 def taskset(tmp_path):
-    capability = asyncio.run(probe_shell())
+    capability = probe(shell=True)
     if not capability.available:
         pytest.skip(str(capability))
     (tmp_path / "samples.json").write_text(json.dumps(ROWS))
@@ -245,7 +244,7 @@ def test_debian_is_built_and_samples_are_played_on_it(treetune, taskset, tmp_pat
     assert steps[-1].reward == 1.0
     assert (tmp_path / "debian" / "usr" / "share").is_dir()
     said = asyncio.run(_on(rootfs, "x=1; ls /work /root /home", "echo $x; useradd -m jack; su - jack -c whoami"))
-    if asyncio.run(probe_shell()).start.users is Users.RANGE:
+    if probe(shell=True).start.users is Users.RANGE:
         assert said[1].text == "1\njack\n"
 
 

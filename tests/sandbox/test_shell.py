@@ -16,11 +16,11 @@ import pytest
 from shells import KINDS, places
 
 from treetune.errors import UsageError
-from treetune.sandbox import Ended, SandboxLimits
-from treetune.sandbox.shell import BubblewrapCarrier, SandboxGone, Shell
-from treetune.sandbox.shell_pool import ShellPool
-from treetune.sandbox.shell_probe import require_shell
-from treetune.sandbox.shell_start import Users
+from treetune.sandbox import Ended, SandboxLimits, require
+from treetune.sandbox.carrier import SETUP_MARK, BubblewrapCarrier
+from treetune.sandbox.launcher import Users
+from treetune.sandbox.pool import ShellPool
+from treetune.sandbox.shell import SandboxGone, Shell
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -125,11 +125,11 @@ def test_one_that_was_only_tried_does_not_keep_the_next_ones_waiting(place):
 
 
 async def _tried_and_used():
-    start = await require_shell()
+    launcher = await asyncio.to_thread(require, shell=True)
     said = []
     for number in range(3):
-        await (await BubblewrapCarrier.open(start, SandboxLimits())).close()
-        async with asyncio.timeout(15), await Shell.open(start=start) as shell:
+        await (await BubblewrapCarrier.open(launcher, SandboxLimits())).close()
+        async with asyncio.timeout(15), await Shell.open(launcher=launcher) as shell:
             said.append((await shell.execute(f"echo {number}")).text)
     return said
 
@@ -418,15 +418,15 @@ def test_what_runs_beside_the_shell_cannot_be_looked_into_from_it(place):
     ],
 )
 def test_what_happened_to_programs_is_told(place, command, found):
-    broken = place.play(_broken, command)
-    assert found in broken if found is not None else broken == []
+    tampered = place.play(_tamper, command)
+    assert found in tampered if found is not None else tampered == []
 
 
-async def _broken(command):
+async def _tamper(command):
     async with await Shell.open(SandboxLimits(seconds=20)) as shell:
-        await shell.seal()
+        await shell.record_files()
         await shell.execute(command)
-        return await shell.broken()
+        return await shell.find_tampered()
 
 
 def test_the_runner_keeps_its_limits(place):
@@ -530,17 +530,17 @@ def test_a_killed_process_leaves_no_sandbox(place):
 
 
 def test_cgroups_of_a_killed_process_go_with_the_next_sandbox_that_ends(root):
-    start = asyncio.run(require_shell())
-    if start.parent is None:
+    launcher = require(shell=True)
+    if launcher.parent is None:
         pytest.skip("no cgroup can be made here")
     marker = f"marker-{uuid.uuid4().hex}"
-    before = set(Path(start.parent.path).glob("treetune-*"))
+    before = set(Path(launcher.parent.path).glob("treetune-*"))
     root.play(_killed, marker)
     while _marked(marker):
         time.sleep(0.05)
-    assert len(set(Path(start.parent.path).glob("treetune-*")) - before) == 3
+    assert len(set(Path(launcher.parent.path).glob("treetune-*")) - before) == 3
     for _ in range(30):
-        if set(Path(start.parent.path).glob("treetune-*")) <= before:
+        if set(Path(launcher.parent.path).glob("treetune-*")) <= before:
             break
         root.shell("true")  # more than once where the kernel still counts a process that has ended
     else:
@@ -575,7 +575,7 @@ async def _busy_until_killed(marker, say):
 def test_garbage_instead_of_an_answer_ends_the_sandbox_and_nothing_else(root):
     async def garbage():
         async with await Shell.open() as shell:
-            shell._reader.feed_data(b'{"size": 99999999999}\n')
+            shell._carrier.reader.feed_data(b'{"size": 99999999999}\n')
             result = await shell.execute("true")
             return result, shell.alive
 
@@ -638,6 +638,6 @@ def test_closing_a_pool_that_is_starting_leaves_nothing(root):
         await pool.close()
         await asyncio.gather(filling, return_exceptions=True)
 
-    before = _marked("shell_setup.py")
+    before = _marked(SETUP_MARK)
     root.play(closed)
-    assert set(_marked("shell_setup.py")) <= set(before)
+    assert set(_marked(SETUP_MARK)) <= set(before)

@@ -9,14 +9,13 @@ import os
 import pytest
 from fake_docker import FakeDocker
 
-from treetune.sandbox import SandboxLimits, SandboxUnavailable
-from treetune.sandbox.docker import RUNNER, Engine, container_config, open_shell, socket_path
-from treetune.sandbox.shell_probe import probe_shell
+from treetune.sandbox import SandboxLimits, SandboxUnavailable, probe
+from treetune.sandbox.docker import RUNNER, connect, container_config, open_shell
 
 
 @pytest.fixture
 def socket(sockets):
-    capability = asyncio.run(probe_shell())
+    capability = probe(shell=True)
     if not capability.available:
         pytest.skip(str(capability))
     return str(sockets / "docker.sock")
@@ -59,7 +58,7 @@ def test_a_client_that_vanishes_leaves_no_container_running(socket, busy):
             if busy:
                 commands.append(asyncio.create_task(shell.execute("sleep 1000", seconds=1000)))
                 await asyncio.sleep(0.5)
-            shell._writer.close()
+            await shell._carrier.stream.close()
             for _ in range(200):
                 if not engine.running:
                     break
@@ -94,10 +93,10 @@ def test_a_real_engine_runs_shells_and_keeps_none():
     image = os.environ.get("TREETUNE_TEST_IMAGE")
     if image is None:
         pytest.skip("TREETUNE_TEST_IMAGE names no image")
-    engine = Engine(socket_path())
 
     async def containers():
-        return await engine.call("GET", '/containers/json?all=1&filters={"label":["treetune=shell"]}')
+        async with connect() as engine:
+            return await engine.containers.list(all=1, filters='{"label": ["treetune=shell"]}')
 
     async def used():
         before = len(await containers())
@@ -113,7 +112,7 @@ def test_a_real_engine_runs_shells_and_keeps_none():
         await shell.execute("setsid sleep 1000 &")
         busy = asyncio.create_task(shell.execute("sleep 1000", seconds=1000))
         await asyncio.sleep(0.5)
-        shell._writer.close()  # as if this process had been killed
+        await shell._carrier.stream.close()  # as if this process had been killed
         async with asyncio.timeout(60):
             while await containers():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)

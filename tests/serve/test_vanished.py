@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 from test_serve_cli import resident, serve
 
-from treetune.sandbox.cgroup import Parent
-from treetune.sandbox.shell_probe import probe_shell
+from treetune.sandbox import probe
+from treetune.sandbox.memory import CgroupParent
 
 pytestmark = pytest.mark.slow
 TASKSET = """
@@ -45,7 +45,7 @@ SECONDS = 120
 
 @pytest.fixture
 def both(tmp_path):
-    capability = asyncio.run(probe_shell())
+    capability = probe(shell=True)
     if not capability.available:
         pytest.skip(str(capability))
     cgroup_parent()
@@ -105,8 +105,8 @@ def marked(marker: str) -> list[int]:
 
 
 @functools.cache
-def cgroup_parent() -> Parent | None:
-    return Parent.find()  # once: it also removes what was left
+def cgroup_parent() -> CgroupParent | None:
+    return CgroupParent.find()  # once: it also removes what was left
 
 
 def cgroups(pids: list[int]) -> list[str]:

@@ -31,7 +31,6 @@ from typing import Any
 
 from treetune import files, plugins
 from treetune.cli import output
-from treetune.sandbox import shell_probe
 
 ROOT = Path(__file__).parents[2]
 OWN = (str(ROOT / "src"), str(ROOT / "tests"), *(place for place in sys.path if place not in ("", os.getcwd())))
@@ -159,7 +158,6 @@ def _registries() -> Iterator[None]:
     for registry in registries:
         vars(registry).update(_registered={}, _resolved={})
         vars(registry).pop("_installed", None)
-    shell_probe._found.clear()
     for name, module in list(sys.modules.items()):
         if name.startswith("treetune."):
             for value in list(vars(module).values()):

@@ -1,7 +1,8 @@
 """A stand-in for a Docker engine, for machines without one: it answers the calls that shells make, and says so.
 
 It is no proof that a real engine works. What it runs as a container is the real runner, in bubblewrap; the HTTP calls,
-the upgraded connection and the frames are as the engine's API documents them.
+the upgraded connection and the frames are as the engine's API documents them. Calls are those of aiodocker, which asks
+for the engine's version first and looks at a container before it attaches.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import re
 import tarfile
 from typing import Any
 
-from treetune.sandbox import SandboxLimits
-from treetune.sandbox.shell_probe import require_shell
-from treetune.sandbox.shell_start import Started, spawn
+from treetune.sandbox import SandboxLimits, require
+from treetune.sandbox.carrier import BubblewrapCarrier
 
 
 class FakeDocker:
@@ -26,7 +26,7 @@ class FakeDocker:
         self.images: list[str] = []
         """Of all containers that were ever asked for."""
         self.files: dict[str, list[str]] = {}
-        self.running: dict[str, Started] = {}
+        self.running: dict[str, BubblewrapCarrier] = {}
         self.attached: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self.pumps: set[asyncio.Task[None]] = set()
         self.says_on_start: bytes | None = None
@@ -46,6 +46,7 @@ class FakeDocker:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, path, _ = head.split(" ", 2)
+        path = re.sub(r"^/v[\d.]+", "", path)
         size = re.search(r"content-length: (\d+)", head, re.I)
         body = await reader.readexactly(int(size[1])) if size else b""
         if "/attach" in path:
@@ -54,13 +55,16 @@ class FakeDocker:
             return
         status, answer = await self._answer(method, path, body)
         content = b"" if answer is None else json.dumps(answer).encode()
-        writer.write(f"HTTP/1.1 {status} x\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode())
-        writer.write(content)
+        kind = "Content-Type: application/json\r\n"
+        head = f"HTTP/1.1 {status} x\r\n{kind}Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + content)
         with contextlib.suppress(OSError):
             await writer.drain()
         writer.close()
 
     async def _answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        if path == "/version":
+            return 200, {"Version": "0.0 (a stand-in)", "ApiVersion": "1.43"}
         if path == "/containers/create":
             config = json.loads(body)
             if config["Image"] == "missing":
@@ -78,6 +82,8 @@ class FakeDocker:
                 return 404, {"message": f"No such container: {id}"}
             self._end(id)
             self.configs.pop(id, None)
+        elif path.endswith("/json"):
+            return 200, {"Id": id, "Config": self.configs[id]}
         else:
             await self._start(id)
         return 204, None
@@ -88,8 +94,9 @@ class FakeDocker:
             writer.write(b"\2\0\0\0" + len(self.says_on_start).to_bytes(4, "big") + self.says_on_start)
             writer.close()
             return
-        started = self.running[id] = spawn(await require_shell(), SandboxLimits())
-        inner_reader, inner_writer = await asyncio.open_unix_connection(sock=started.socket)
+        launcher = await asyncio.to_thread(require, shell=True)
+        carrier = self.running[id] = BubblewrapCarrier(launcher, SandboxLimits(), None)
+        inner_reader, inner_writer = await asyncio.open_unix_connection(sock=carrier._socket)
         for pump in (self._inward(id, reader, inner_writer), self._outward(inner_reader, writer)):
             self.pumps.add(asyncio.create_task(pump))
 
@@ -107,10 +114,8 @@ class FakeDocker:
         writer.close()
 
     def _end(self, id: str) -> None:
-        started = self.running.pop(id, None)
-        if started is not None:
-            started.process.kill()
-            started.process.wait()
-            started.memory.close()
+        carrier = self.running.pop(id, None)
+        if carrier is not None:
+            carrier._end()
             if self.configs[id]["HostConfig"]["AutoRemove"]:
                 del self.configs[id]

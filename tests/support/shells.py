@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from treetune.sandbox import SandboxLimits, probe
-from treetune.sandbox.probe import probe_with
 from treetune.sandbox.shell import Shell, ShellResult
-from treetune.sandbox.shell_probe import probe_shell
 
 NOBODY = 65534
 
@@ -54,8 +52,6 @@ def _become_nobody() -> None:
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     os.chdir("/")
-    probe.cache_clear()
-    probe_with.cache_clear()
 
 
 KINDS = [
@@ -70,14 +66,14 @@ def places(kind: str) -> Iterator[Place]:
     if kind == "root" or os.geteuid() != 0:
         if (kind == "root") != (os.geteuid() == 0):
             pytest.skip("the tests are not run as root")
-        capability = asyncio.run(probe_shell())
-        if capability.start is None:
+        capability = probe(shell=True)
+        if capability.launcher is None:
             pytest.skip(str(capability))
-        yield Place(None, capability.start.users)
+        yield Place(None, capability.launcher.users)
         return
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, mp_context=context, initializer=_become_nobody) as executor:
-        capability = executor.submit(_play, probe_shell).result()
-        if capability.start is None:
+        capability = executor.submit(probe, shell=True).result()
+        if capability.launcher is None:
             pytest.skip(str(capability))
-        yield Place(executor, capability.start.users)
+        yield Place(executor, capability.launcher.users)

@@ -69,7 +69,7 @@ def check_command(
     import asyncio
 
     from treetune.cli.output import console_for, print_json
-    from treetune.sandbox.survey import survey
+    from treetune.sandbox.probe import survey
 
     found = asyncio.run(survey(None if rootfs is None else str(rootfs)))
     console = console_for(json)

@@ -8,17 +8,7 @@ Where no sandbox can start there is no run: `SandboxUnavailable` says why and wh
 """
 
 from treetune.sandbox.bubblewrap import Bubblewrap
+from treetune.sandbox.limits import Ended, Result, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.probe import Capability, probe, require
-from treetune.sandbox.protocol import Ended, Result, Sandbox, SandboxLimits, SandboxUnavailable
 
-__all__ = [
-    "Bubblewrap",
-    "Capability",
-    "Ended",
-    "Result",
-    "Sandbox",
-    "SandboxLimits",
-    "SandboxUnavailable",
-    "probe",
-    "require",
-]
+__all__ = ["Bubblewrap", "Capability", "Ended", "Result", "SandboxLimits", "SandboxUnavailable", "probe", "require"]

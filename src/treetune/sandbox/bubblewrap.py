@@ -4,33 +4,77 @@
     result = sandbox.run_blocking([sandbox.python, "main.py"], files={"main.py": b"print(input())"}, stdin=b"hi")
     result.text   # "hi\\n"
 
-A start takes about ten milliseconds. Runs may be made from any number of tasks and threads at a time.
+Each run is a fresh sandbox, started in about ten milliseconds, and any number may be made at a time. Only what
+`_list_options` names exists inside: /usr is the host's, read-only; everything else is made for the run, in memory, and
+gone with it. Never seen: /home, /root, /run, /sys, the host's /proc, /etc/shadow, any environment variable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import select
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from io import FileIO
+from pathlib import PurePosixPath
+from types import MappingProxyType
 
-from treetune.sandbox.diagnose import explained
-from treetune.sandbox.execution import Stop
-from treetune.sandbox.interpreter import Interpreter
-from treetune.sandbox.probe import probe_with, required
-from treetune.sandbox.protocol import DEFAULT_LIMITS, NO_FILES, Result, SandboxLimits, SandboxUnavailable
+from treetune.errors import UsageError
+from treetune.sandbox.launcher import (
+    FIRST_UID,
+    GUARD,
+    START_SECONDS,
+    Interpreter,
+    Launcher,
+    Process,
+    explain_failures,
+    is_passable,
+    isolate,
+    mount_devices,
+    resource_limits,
+    wait_readable,
+)
+from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.probe import require
+from treetune.sandbox.rootfs import SYSTEM_FOLDERS
+from treetune.sandbox.seccomp import program
+
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+WORK = "/tmp/work"
+"""The working folder. Within /tmp, so that one tmpfs limits both."""
+MOUNTS = ("tmp", "dev/shm")
+PAGE, CHUNK = 4096, 1 << 16
+TICK_SECONDS = 0.05
+FROM_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
+OWN_ETC = {
+    "/etc/passwd": b"root:x:0:0:root:/:/bin/sh\nsandbox:x:1000:1000:sandbox:/tmp/work:/bin/sh\n",
+    "/etc/group": b"root:x:0:\nsandbox:x:1000:\n",
+    "/etc/hosts": b"127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files\n",
+}
+FIRST_PROCESS = 'trap : HUP INT QUIT TERM; exec 3>&2 2>/dev/null; echo && read -r go && (exec "$@" 2>&3 3>&-); exit $?'
+"""Waits to be told, so that a sandbox whose owner died while it started runs nothing; then reaps until the command has
+ended. What a shell says of the command's end ("Killed") is no output of the command."""
+READY, GO = b"\n", b"go\n"
+DROP_CAPABILITIES = ("--ambient-caps=-all", "--inh-caps=-all", "--bounding-set=-all")
+ENTER = 'echo 0 > "$0" && exec "$@"'
+"""Into a cgroup."""
+STAGE = 'mount --bind "$0" /tmp && exec "$@"'
+"""Shows a folder that only root may reach to the user that root becomes; in a mount namespace of its own."""
 
 
 class Bubblewrap:
-    """A `Sandbox`."""
-
     def __init__(self, interpreter: Interpreter | None = None) -> None:
         self._interpreter = interpreter or Interpreter.find()
 
     @property
     def python(self) -> str:
+        """The Python interpreter inside, for commands that want one."""
         return self._interpreter.path
 
     async def run(
@@ -40,26 +84,24 @@ class Bubblewrap:
         stdin: bytes = b"",
         files: Mapping[str, bytes] = NO_FILES,
         limits: SandboxLimits = DEFAULT_LIMITS,
-        writable_root: bool = False,
     ) -> Result:
+        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
+        with explain_failures():
+            stop = os.eventfd(0)
         try:
-            stop = Stop()
-        except OSError as error:
-            raise explained(SandboxUnavailable(f"a sandbox could not be set up: {error}")) from error
-        try:
-            run = partial(self._run, command, stdin=stdin, files=files, limits=limits, writable_root=writable_root)
-            outcome = asyncio.wrap_future(_in_thread(partial(run, stop=stop)))
+            run = partial(self._run, command, stdin=stdin, files=files, limits=limits, stop=stop)
+            outcome = asyncio.wrap_future(_start_thread(run))
             try:
                 return await asyncio.shield(outcome)
             except asyncio.CancelledError:
-                stop.set()
+                os.eventfd_write(stop, 1)
                 while not outcome.done():
                     # Cancelled again or not: nothing of it may be left when the caller goes on.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([outcome])
                 raise
         finally:
-            stop.close()
+            os.close(stop)
 
     def run_blocking(
         self,
@@ -68,9 +110,9 @@ class Bubblewrap:
         stdin: bytes = b"",
         files: Mapping[str, bytes] = NO_FILES,
         limits: SandboxLimits = DEFAULT_LIMITS,
-        writable_root: bool = False,
     ) -> Result:
-        return self._run(command, stdin=stdin, files=files, limits=limits, writable_root=writable_root, stop=None)
+        """The same for code without an event loop; the calling thread waits."""
+        return self._run(command, stdin=stdin, files=files, limits=limits, stop=None)
 
     def _run(
         self,
@@ -79,16 +121,12 @@ class Bubblewrap:
         stdin: bytes,
         files: Mapping[str, bytes],
         limits: SandboxLimits,
-        writable_root: bool,
-        stop: Stop | None,
+        stop: int | None,
     ) -> Result:
-        launcher = required(probe_with(self._interpreter))
-        return launcher.execute(
-            command, stdin=stdin, files=files, limits=limits, writable_root=writable_root, stop=stop
-        )
+        return execute(require(self._interpreter), command, stdin=stdin, files=files, limits=limits, stop=stop)
 
 
-def _in_thread(function: Callable[[], Result]) -> Future[Result]:
+def _start_thread(function: Callable[[], Result]) -> Future[Result]:
     """In a thread that lives as long as the run: `--die-with-parent` takes the thread that spawned for the parent."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()
@@ -101,3 +139,246 @@ def _in_thread(function: Callable[[], Result]) -> Future[Result]:
 
     threading.Thread(target=work, name="treetune-sandbox", daemon=True).start()
     return future
+
+
+def execute(
+    launcher: Launcher,
+    command: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] = NO_FILES,
+    limits: SandboxLimits = DEFAULT_LIMITS,
+    stop: int | None = None,
+) -> Result:
+    """Run one command in a fresh sandbox, from a thread that does nothing else meanwhile. `stop`: a descriptor that
+    ends it when it is readable."""
+    if not command or not all(map(is_passable, command)):
+        raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
+    data = {**OWN_ETC, **_place(files, limits)}
+    with explain_failures():
+        run = _Run(Process(launcher.hold_memory(limits, MOUNTS, all_at_once=True)), limits)
+        try:
+            try:
+                run.start(launcher, command, data)
+                ended = run.follow(stdin, stop) if run.is_ready() else None
+            finally:
+                run.process.end()
+            return run.conclude(ended)
+        finally:
+            run.process.close()
+
+
+class _Run:
+    """One command, its streams and its clock."""
+
+    def __init__(self, process: Process, limits: SandboxLimits) -> None:
+        self.process, self._limits = process, limits
+        self._began = time.monotonic()
+
+    def start(self, launcher: Launcher, command: Sequence[str], data: Mapping[str, bytes]) -> None:
+        process = self.process
+        user = FIRST_UID + threading.get_native_id() if launcher.becomes_user else None
+        staged = user is not None and launcher.interpreter.private
+        stdin, self._feed = process.make_pipe()
+        out, stdout = process.make_pipe()
+        err, stderr = process.make_pipe()
+        self._outputs = [_Output(out, self._limits.output_kb << 10), _Output(err, self._limits.output_kb << 10)]
+        if user is not None:
+            # Else `> /dev/stderr`, which opens the pipe again, is refused.
+            for end in (stdin, stdout, stderr):
+                os.fchown(end.fileno(), user, user)
+        contents = {path: process.make_file(content) for path, content in data.items()}
+        options = _list_options(launcher.interpreter, self._limits, contents, "/tmp" if staged else None)
+        options += ["--json-status-fd", str(process.report.fileno())]
+        passed = list(contents.values())
+        if calls := program():
+            passed.append(process.make_file(calls))
+            options += ["--seccomp", str(passed[-1].fileno())]
+        # Not on the command line: /proc/1/cmdline is seen inside.
+        arguments = process.make_file(os.fsencode("".join(f"{option}\0" for option in options)))
+        within = [f"--{name}={value}" for name, value in resource_limits(self._limits, own_processes=1).items()]
+        inside = [launcher.tools.prlimit, *within, "--", launcher.tools.setpriv, *DROP_CAPABILITIES, "--", *command]
+        process.spawn(
+            [
+                *_become_bubblewrap(launcher, user, staged, process.memory.entrance),
+                *("--args", str(arguments.fileno()), "--", "sh", "-c", FIRST_PROCESS, "sandbox", *inside),
+            ],
+            stdin=stdin.fileno(),
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+            files=[arguments, *passed],
+        )
+        for end in (stdin, stdout, stderr):
+            end.close()
+
+    def is_ready(self) -> bool:
+        """Wait for the first process, which waits for us; False where it did not start."""
+        out = self._outputs[0].pipe
+        if not wait_readable(out, START_SECONDS) or os.read(out.fileno(), 1) != READY:
+            return False
+        return self.process.find_first()
+
+    def follow(self, stdin: bytes, stop: int | None) -> Ended:
+        """Let the command begin, and wait for its end or the first limit that it passes."""
+        self._began = time.monotonic()
+        deadline = self._began + self._limits.seconds
+        next_look = self._began + TICK_SECONDS
+        poll = select.poll()
+        os.set_blocking(self._feed.fileno(), False)
+        left = memoryview(GO + stdin)
+        poll.register(self._feed, select.POLLOUT)
+        for descriptor in (*(output.pipe for output in self._outputs), self.process.status, stop):
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
+        while True:
+            wait = min(next_look, deadline) - time.monotonic()
+            ready = {descriptor for descriptor, _ in poll.poll(max(0.0, wait) * 1000)}
+            if not self._feed.closed and self._feed.fileno() in ready:
+                left = _write(self._feed, left)
+                if not left:
+                    poll.unregister(self._feed)
+                    self._feed.close()
+            for output in self._outputs:
+                if output.pipe.fileno() in ready and not output.read():
+                    poll.unregister(output.pipe)
+            if any(output.truncated for output in self._outputs):
+                return Ended.OUTPUT
+            if self.process.status.fileno() in ready and not self.process.hear():
+                return Ended.COMPLETED
+            if stop in ready:
+                return Ended.KILLED
+            if (now := time.monotonic()) >= deadline:
+                return Ended.TIMEOUT
+            if now >= next_look:
+                next_look = now + TICK_SECONDS
+                if self.process.memory.passed():
+                    return Ended.MEMORY
+
+    def conclude(self, ended: Ended | None) -> Result:
+        """The result, when everything inside is gone."""
+        seconds = time.monotonic() - self._began
+        out, err = self._outputs
+        for output in self._outputs:
+            while not output.truncated and output.read():
+                pass
+        if ended is None:
+            said = err.content.decode(errors="replace").strip()
+            raise SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said or 'it does not say why'}")
+        code = self.process.read_exit_code()
+        if ended is Ended.COMPLETED:
+            # What happened since the last look.
+            if self.process.memory.passed():
+                ended = Ended.MEMORY
+            elif out.truncated or err.truncated:
+                ended = Ended.OUTPUT
+            elif code is None:
+                ended = Ended.KILLED
+        return Result(
+            exit_code=code if code is not None and ended is Ended.COMPLETED else KILLED,
+            stdout=bytes(out.content),
+            stderr=bytes(err.content),
+            stdout_truncated=out.truncated,
+            stderr_truncated=err.truncated,
+            ended=ended,
+            seconds=seconds,
+        )
+
+
+class _Output:
+    """Keeps what a command writes up to a limit, and never more than that in memory."""
+
+    def __init__(self, pipe: FileIO, limit: int) -> None:
+        self.pipe, self._limit = pipe, limit
+        self.content = bytearray()
+        self.truncated = False
+
+    def read(self) -> bool:
+        chunk = os.read(self.pipe.fileno(), CHUNK)
+        room = self._limit - len(self.content)
+        self.content += chunk[:room]
+        self.truncated = self.truncated or len(chunk) > room
+        return bool(chunk)
+
+
+def _write(pipe: FileIO, left: memoryview) -> memoryview:
+    """Write what fits; gives the rest."""
+    try:
+        return left[os.write(pipe.fileno(), left[:CHUNK]) :]
+    except BlockingIOError:
+        return left
+    except BrokenPipeError:
+        return left[:0]  # it will read no more
+
+
+def _become_bubblewrap(launcher: Launcher, user: int | None, staged: bool, entrance: str | None) -> list[str]:
+    """What becomes bubblewrap in the end, as the right user and in the cgroup."""
+    chain = [launcher.tools.bwrap]
+    if user is not None:
+        chain = [launcher.tools.setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", *chain]
+    if staged:
+        stage = [launcher.tools.unshare, "--mount", "--", "sh", "-c", STAGE, str(launcher.interpreter.prefix)]
+        chain = [*stage, *chain]
+    return chain if entrance is None else ["sh", "-c", ENTER, entrance, *chain]
+
+
+def _list_options(
+    interpreter: Interpreter, limits: SandboxLimits, contents: Mapping[str, FileIO], prefix_at: str | None
+) -> list[str]:
+    """`contents`: the files to write. `prefix_at`: where the host shows the interpreter's prefix, if elsewhere than
+    inside."""
+    path = "/usr/local/bin:/usr/bin:/bin"
+    environment = {
+        "PATH": path if interpreter.prefix is None else f"{interpreter.prefix}/bin:{path}",
+        "HOME": WORK,
+        "LANG": "C.UTF-8",
+        # Math libraries start a thread per core of the host, which the process limit would refuse.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    # SETPCAP is there to give up all of them with: the command has none.
+    given = isolate((GUARD, "SETPCAP"), environment)
+    # Without a user namespace root would stay root on the host's books.
+    given += ["--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000", "--ro-bind", "/usr", "/usr"]
+    for folder in (f"/{name}" for name in SYSTEM_FOLDERS):
+        if os.path.islink(folder):
+            given += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            given += ["--ro-bind", folder, folder]
+    given += ["--perms", "0755", "--dir", "/etc"]
+    for path in FROM_ETC:
+        given += ["--ro-bind-try", path, path]
+    given += [*mount_devices(limits), "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
+    given += ["--dir", WORK, "--chdir", WORK]
+    if interpreter.prefix is not None:
+        given += ["--ro-bind", prefix_at or interpreter.prefix, interpreter.prefix]
+    for path, file in contents.items():
+        given += ["--perms", "0644", "--file", str(file.fileno()), path]
+    return [*given, "--remount-ro", "/"]
+
+
+def _place(files: Mapping[str, bytes], limits: SandboxLimits) -> dict[str, bytes]:
+    """The files of a run by their path inside. A name that leads out of the working folder is refused: bubblewrap
+    writes them while the host is still mounted."""
+    inside: dict[PurePosixPath, bytes] = {}
+    folders: set[PurePosixPath] = set()
+    for name, content in files.items():
+        path = PurePosixPath(name)
+        inside[path] = content
+        folders.update(path.parents)
+        if not _is_file_name(name, path):
+            raise UsageError(f"{name!r} is no name for a file in a sandbox", remedy="use a relative path without '..'")
+    if len(inside) < len(files) or not folders.isdisjoint(inside):
+        raise UsageError("two files for a sandbox have the same place", remedy="give each a path of its own")
+    pages = sum(-(-len(content) // PAGE) for content in inside.values())
+    if pages * PAGE > limits.disk_mb << 20:
+        raise UsageError(
+            f"the files for a sandbox need {pages * PAGE >> 20} MB, its disk has {limits.disk_mb} MB",
+            remedy="raise disk_mb, or pass less",
+        )
+    return {f"{WORK}/{path}": content for path, content in inside.items()}
+
+
+def _is_file_name(name: str, path: PurePosixPath) -> bool:
+    if not is_passable(name) or not path.parts or name.endswith("/") or path.is_absolute() or ".." in path.parts:
+        return False
+    return all(len(os.fsencode(part)) < 256 for part in path.parts)

@@ -1,12 +1,13 @@
 """The memory that all processes of one sandbox use together.
 
-    held = parent.hold(limit) if parent else Watched(limit)
-    held.entrance        # a file through which what becomes the sandbox enters; where there is none:
-    held.attach(pid)     # before the command starts
-    held.passed()        # asked while it runs, and once after
-    held.close()
+    parent = CgroupParent.find()                          # None: this process may make no cgroups
+    memory = parent.hold(limit) if parent else Watched(limit)
+    memory.entrance        # a file through which what becomes the sandbox enters; where there is none:
+    memory.attach(pid)
+    memory.passed()        # asked while it runs, and once after
+    memory.close()
 
-A cgroup is exact, and the kernel kills at once; where none is writable, the sandbox's processes are looked at as they
+A cgroup is exact, and the kernel kills at once. Where none is writable, the sandbox's processes are looked at as they
 run. Either is beside the limit that each process has for itself.
 """
 
@@ -15,15 +16,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from treetune.sandbox.protocol import SandboxLimits
+import msgspec
 
 INODE_BYTES = 1024
 """What the kernel keeps for a file without content."""
-MOUNTS = ("tmp", "dev/shm")
 
 
 class Memory(Protocol):
@@ -45,11 +47,6 @@ class Memory(Protocol):
         """Give back what holding it took."""
 
 
-def allowed(limits: SandboxLimits) -> int:
-    """Bytes of all processes together. Files are kept in memory, so what they may have is part of it."""
-    return (limits.memory_mb + limits.disk_mb) << 20
-
-
 class PerProcess:
     """No limit on the sum: for hosts that let nothing look into the sandbox."""
 
@@ -64,11 +61,10 @@ class PerProcess:
     def close(self) -> None: ...
 
 
-class Watched:
-    KERNEL_KILLS = False
-    entrance = None
+class Watched(PerProcess):
+    """Counted by looking at the sandbox's processes and at the files of its mounts."""
 
-    def __init__(self, limit: int, mounts: Sequence[str] = MOUNTS) -> None:
+    def __init__(self, limit: int, mounts: Sequence[str]) -> None:
         self._limit, self._mounts = limit, mounts
         self._root: Path | None = None
 
@@ -79,29 +75,21 @@ class Watched:
     def passed(self) -> bool:
         if self._root is None:
             return False
-        processes = self._processes()
-        # Resident pages are cheap to ask for but count a shared one in every process; what is exact is asked only then.
-        if sum(map(_resident, processes)) + self._files() <= self._limit:
-            return False
-        return sum(map(_proportional, processes)) + self._files() > self._limit
-
-    def close(self) -> None: ...
-
-    def _processes(self) -> list[Path]:
-        assert self._root is not None
+        processes: list[Path] = []
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             # The sandbox's own /proc: its processes and no others, daemons among them.
-            return [entry for entry in (self._root / "proc").iterdir() if entry.name.isdigit()]
-        return []
+            processes = [entry for entry in (self._root / "proc").iterdir() if entry.name.isdigit()]
+        files = sum(self._count_files(self._root / mount) for mount in self._mounts) * INODE_BYTES
+        # Resident pages are cheap to ask for but count a shared one in every process; what is exact is asked only then.
+        if sum(map(_resident, processes)) + files <= self._limit:
+            return False
+        return sum(map(_proportional, processes)) + files > self._limit
 
-    def _files(self) -> int:
-        assert self._root is not None
-        count = 0
-        for mount in self._mounts:
-            with contextlib.suppress(OSError):
-                usage = os.statvfs(self._root / mount)
-                count += usage.f_files - usage.f_ffree
-        return count * INODE_BYTES
+    def _count_files(self, mount: Path) -> int:
+        with contextlib.suppress(OSError):
+            usage = os.statvfs(mount)
+            return usage.f_files - usage.f_ffree
+        return 0
 
 
 def _resident(process: Path) -> int:
@@ -118,3 +106,119 @@ def _proportional(process: Path) -> int:
     except OSError:
         return _resident(process)
     return sum(int(kilobytes) << 10 for kilobytes in re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", text, re.M))
+
+
+class CgroupParent(msgspec.Struct, frozen=True):
+    """Where cgroups for sandboxes are made. Version 1 takes a child of the cgroup that this process is in. Version 2
+    allows no child with limits beside processes, so there it is a sibling."""
+
+    path: str
+    version: int
+
+    @classmethod
+    def find(cls) -> CgroupParent | None:
+        for candidate in list_candidates(_read("/proc/self/cgroup"), _read("/proc/self/mountinfo")):
+            with contextlib.suppress(OSError):
+                _sweep(Path(candidate.path))
+                candidate.hold(64 << 20).close()
+                return candidate
+        return None
+
+    def hold(self, limit: int, *, all_at_once: bool = True) -> Cgroup:
+        """`all_at_once`: with one process that takes too much all are killed, where the kernel can do so."""
+        path = Path(self.path) / f"treetune-{os.getpid()}-{secrets.token_hex(6)}"
+        return Cgroup(path, self.version, limit, all_at_once)
+
+
+class Cgroup:
+    KERNEL_KILLS = True
+
+    def __init__(self, path: Path, version: int, limit: int, all_at_once: bool) -> None:
+        self._path = path
+        # Moving oneself as a single thread is at once; any other way waits for all processors, 10 ms and more.
+        self.entrance = str(path / ("cgroup.procs" if version == 2 else "tasks"))
+        self._events = path / ("memory.events" if version == 2 else "memory.oom_control")
+        path.mkdir()
+        try:
+            if version == 2:
+                self._write("memory.max", limit)
+                self._write("memory.oom.group", int(all_at_once), optional=True)
+                self._write("memory.swap.max", 0, optional=True)
+            else:
+                self._write("memory.limit_in_bytes", limit)
+                self._write("memory.memsw.limit_in_bytes", limit, optional=True)
+        except OSError:
+            self.close()
+            raise
+
+    def attach(self, pid: int) -> None: ...
+
+    def passed(self) -> bool:
+        killed = re.search(r"^oom_kill (\d+)", self._events.read_text(), re.M)
+        return killed is not None and int(killed[1]) > 0
+
+    def close(self) -> None:
+        _sweep(self._path.parent)
+        for _ in range(100):
+            try:
+                return self._path.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                # The last process is gone, but the kernel still counts it for a moment.
+                time.sleep(0.01)
+
+    def _write(self, name: str, value: int, *, optional: bool = False) -> None:
+        with contextlib.suppress(FileNotFoundError) if optional else contextlib.nullcontext():
+            # Not write_text: that would make an ordinary file of a missing one.
+            descriptor = os.open(self._path / name, os.O_WRONLY)
+            try:
+                os.write(descriptor, str(value).encode())
+            finally:
+                os.close(descriptor)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes left that were killed; one that is in use cannot be removed."""
+    with contextlib.suppress(OSError):  # no more files can be opened: then with the next
+        for left in folder.glob("treetune-*-*"):
+            if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
+                with contextlib.suppress(OSError):
+                    left.rmdir()
+
+
+def list_candidates(memberships: str, mounts: str) -> list[CgroupParent]:
+    """The cgroups to try, from the contents of /proc/self/cgroup and /proc/self/mountinfo."""
+    found = []
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        root, point = fields.split()[3:5]
+        kind, flags = rest.split()[0], rest.split()[-1].split(",")
+        if kind not in ("cgroup", "cgroup2") or (kind == "cgroup" and "memory" not in flags):
+            continue
+        own = _find_own(memberships, "" if kind == "cgroup2" else "memory")
+        if own is None or not own.is_relative_to(root):
+            continue
+        place = Path(point) / own.relative_to(root)
+        if kind == "cgroup":
+            found.append(CgroupParent(str(place), 1))
+            continue
+        beside = place.parent if place != Path(point) else place
+        if "memory" in _read(beside / "cgroup.subtree_control").split():
+            found.append(CgroupParent(str(beside), 2))
+    return found
+
+
+def _find_own(memberships: str, controller: str) -> Path | None:
+    for line in memberships.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return Path(path)
+    return None
+
+
+def _read(path: Path | str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,24 +1,29 @@
 """What this machine can do: can a sandbox start, and what enforces its limits.
 
-    print(probe())       # as text
-    require()            # the same, or SandboxUnavailable with cause and remedy
+    print(probe())                  # for one-shot commands, as text
+    print(probe(shell=True))        # for shells
+    require()                       # the same, or SandboxUnavailable with cause and remedy
 
-A real sandbox is started once per process, in the configuration that all others get.
+A real sandbox is started once per process and user, in the configuration that all others get. As root a shell has users
+of its own; where that cannot be done, one user as for ordinary users. `survey` is what `treetune sandbox check` shows.
 """
 
 from __future__ import annotations
 
-import functools
+import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import msgspec
 
-from treetune.sandbox.cgroup import Parent
-from treetune.sandbox.interpreter import Interpreter
-from treetune.sandbox.launcher import HeldBy, Launcher, Tools, may_become_user
-from treetune.sandbox.protocol import SandboxLimits, SandboxUnavailable
+from treetune.sandbox.carrier import BubblewrapCarrier
+from treetune.sandbox.launcher import FIRST_UID, LAST_THREAD, HeldBy, Interpreter, Launcher, Tools, Users
+from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.memory import CgroupParent
 
 TRIAL = """
 import os, signal
@@ -38,6 +43,10 @@ TOGETHER = {
     HeldBy.WATCHED: "for all together Treetune looks twenty times a second",
     HeldBy.PROCESS: "nothing for all together",
 }
+USERS = {
+    Users.RANGE: "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed",
+    Users.SINGLE: "one user: files in /usr can be added and removed but not changed; no su, no chown to others",
+}
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +57,9 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     start_seconds: float = 0.0
     """What the trial took."""
     cause: str = ""
-    """Why no sandbox can start."""
+    """Why no sandbox can start, or why a shell has one user only although Treetune is root."""
     remedy: str = ""
+    shell: bool = False
 
     @property
     def available(self) -> bool:
@@ -70,65 +80,80 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         if self.launcher is None:
-            return f"no sandbox can start: {self.cause}\n  -> {self.remedy}"
-        lines = [
-            f"bubblewrap: {self.launcher.tools.bwrap}, started in {self.start_seconds * 1000:.0f} ms",
-            f"python: {self.launcher.interpreter.path}",
-            f"runs as: {'a user of its own for each run' if self.launcher.becomes_user else 'the user that you are'}",
-            *(f"{limit}: {by}" for limit, by in self.enforced.items()),
-        ]
-        return "\n".join(lines)
+            what = "no sandbox with a shell" if self.shell else "no sandbox"
+            return f"{what} can start: {self.cause}\n  -> {self.remedy}"
+        started = f"started in {self.start_seconds * 1000:.0f} ms"
+        if self.launcher.users is not None:
+            lines = [f"shell: {started}", USERS[self.launcher.users]]
+            return "\n".join([*lines, f"why not more: {self.cause}"] if self.cause else lines)
+        owner = "a user of its own for each run" if self.launcher.becomes_user else "the user that you are"
+        lines = [f"bubblewrap: {self.launcher.tools.bwrap}, {started}", f"python: {self.launcher.interpreter.path}"]
+        return "\n".join([*lines, f"runs as: {owner}", *(f"{limit}: {by}" for limit, by in self.enforced.items())])
 
 
-@functools.cache
-def probe() -> Capability:
-    """Start a sandbox to see whether it can be done; the answer is kept for the life of the process."""
-    return probe_with(Interpreter.find())
+def probe(interpreter: Interpreter | None = None, *, shell: bool = False) -> Capability:
+    """Start a sandbox to see whether it can be done; the answer is kept. Not from the thread of an event loop."""
+    # A forked process may be another user.
+    return probe_as(os.geteuid(), interpreter or Interpreter.find(), shell)
 
 
-def require() -> Launcher:
-    return required(probe())
-
-
-def required(capability: Capability) -> Launcher:
+def require(interpreter: Interpreter | None = None, *, shell: bool = False) -> Launcher:
+    capability = probe(interpreter, shell=shell)
     if capability.launcher is None:
         raise SandboxUnavailable(capability.cause, remedy=capability.remedy)
     return capability.launcher
 
 
-@functools.cache
-def probe_with(interpreter: Interpreter) -> Capability:
+@cache
+def probe_as(user: int, interpreter: Interpreter, shell: bool) -> Capability:
     if sys.platform != "linux":
         return Capability(cause=f"bubblewrap needs Linux, this is {sys.platform}", remedy="use a Linux machine")
     fault = None
     try:
-        tools = Tools.find()
-        for held_by, parent in _holders():
-            launcher = Launcher(tools, interpreter, may_become_user(), held_by, parent)
+        for launcher in _list_shell_launchers(interpreter) if shell else _list_launchers(interpreter):
             began = time.perf_counter()
             try:
-                _try(launcher)
+                _try_shell(launcher) if shell else _try_command(launcher)
             except SandboxUnavailable as error:
                 fault = error
-            else:
-                return Capability(launcher=launcher, start_seconds=time.perf_counter() - began)
-        assert fault is not None
+                continue
+            seconds = time.perf_counter() - began
+            cause = fault.message if fault and shell else ""
+            return Capability(launcher=launcher, start_seconds=seconds, cause=cause, shell=shell)
     except SandboxUnavailable as error:
         fault = error
-    return Capability(cause=fault.message, remedy=fault.remedy or "see docs/sandbox.md")
+    assert fault is not None
+    return Capability(cause=fault.message, remedy=fault.remedy or "see docs/sandbox.md", shell=shell)
 
 
-def _holders() -> Iterator[tuple[HeldBy, Parent | None]]:
+def _list_launchers(interpreter: Interpreter) -> Iterator[Launcher]:
     """What can hold a sandbox's memory, the best first."""
-    if (parent := Parent.find()) is not None:
-        yield HeldBy.CGROUP, parent
-    yield HeldBy.WATCHED, None
-    yield HeldBy.PROCESS, None
+    tools, becomes_user = Tools.find(), _may_become_user()
+    if (parent := CgroupParent.find()) is not None:
+        yield Launcher(tools, interpreter, becomes_user, HeldBy.CGROUP, parent)
+    yield Launcher(tools, interpreter, becomes_user, HeldBy.WATCHED)
+    yield Launcher(tools, interpreter, becomes_user, HeldBy.PROCESS)
 
 
-def _try(launcher: Launcher) -> None:
+def _list_shell_launchers(interpreter: Interpreter) -> Iterator[Launcher]:
+    launcher = require(interpreter)
+    for users in (Users.RANGE, Users.SINGLE) if launcher.becomes_user else (Users.SINGLE,):
+        yield msgspec.structs.replace(launcher, users=users)
+
+
+def _may_become_user() -> bool:
+    """Whether this is root with users to become; root of a small user namespace is an ordinary user to the kernel."""
+    if os.geteuid() != 0:
+        return False
+    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(first <= FIRST_UID and first + count > FIRST_UID + LAST_THREAD for first, _, count in ranges)
+
+
+def _try_command(launcher: Launcher) -> None:
+    from treetune.sandbox.bubblewrap import execute  # which asks this module what can be done
+
     python = launcher.interpreter.path
-    result = launcher.execute([python, "-I", "-S", "-c", TRIAL], limits=SandboxLimits(processes=2, seconds=30))
+    result = execute(launcher, [python, "-I", "-S", "-c", TRIAL], limits=SandboxLimits(processes=2, seconds=30))
     if not result.ok:
         raise SandboxUnavailable(
             f"{python} does not run in a sandbox: {result.error_text.strip() or result.ended}",
@@ -143,3 +168,59 @@ def _try(launcher: Launcher) -> None:
         raise SandboxUnavailable(
             "the kernel counts all processes of this user as those of a sandbox", remedy="use Linux 5.14 or newer"
         )
+
+
+def _try_shell(launcher: Launcher) -> None:
+    async def open_and_close() -> None:
+        await (await BubblewrapCarrier.open(launcher, DEFAULT_LIMITS)).close()
+
+    asyncio.run(open_and_close())
+
+
+class Part(msgspec.Struct, frozen=True):
+    name: str
+    works: bool
+    text: str
+    """What enforces its limits, or why it does not work and what to do."""
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """What this machine offers. Each part is tried, not guessed."""
+
+    parts: list[Part]
+    good: bool
+    """Whether code of tasks can be run here."""
+
+
+async def survey(rootfs: str | None = None) -> Survey:
+    commands = await asyncio.to_thread(probe)
+    shells = await asyncio.to_thread(probe, shell=True)
+    parts = [Part("commands", commands.available, str(commands)), Part("shells", shells.available, str(shells))]
+    if rootfs is not None:
+        parts.append(await _try_rootfs(rootfs))
+    good = all(part.works for part in parts)
+    return Survey([*parts, await _try_docker()], good)
+
+
+async def _try_rootfs(folder: str) -> Part:
+    from treetune.sandbox.shell import Shell
+
+    began = time.perf_counter()
+    try:
+        async with await Shell.open(rootfs=folder) as shell:
+            spent = time.perf_counter() - began
+            system = (await shell.execute(". /etc/os-release && echo $PRETTY_NAME; python3 --version")).text.split("\n")
+    except SandboxUnavailable as error:
+        return Part("rootfs", False, str(error))
+    return Part("rootfs", True, f"{folder}: {', '.join(filter(None, system))}; started in {spent * 1000:.0f} ms")
+
+
+async def _try_docker() -> Part:
+    from treetune.sandbox.docker import connect
+
+    try:
+        async with connect() as engine:
+            version = await engine.version()
+    except SandboxUnavailable as error:
+        return Part("docker", False, f"{error}\nonly tasks with an image of their own need it")
+    return Part("docker", True, f"engine {version.get('Version')}, API {version.get('ApiVersion')}")

@@ -13,6 +13,7 @@ import errno
 import platform
 import socket
 import struct
+from functools import cache
 
 X86_64, AARCH64 = 0xC000003E, 0xC00000B7
 ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
@@ -42,6 +43,7 @@ ALLOW, ERROR = 0x7FFF0000, 0x00050000
 Line = tuple[int, int, int, int]
 
 
+@cache
 def program(machine: str | None = None) -> bytes:
     architecture = ARCHITECTURES.get(machine or platform.machine())
     if architecture is None:

@@ -1,8 +1,8 @@
-"""The part of a Dockerfile that can be followed without a container engine: FROM, WORKDIR, ENV and COPY.
+"""The part of a Dockerfile that can be followed without building an image: FROM, WORKDIR, ENV and COPY.
 
     recipe = Recipe.parse("FROM python:3.12\\nWORKDIR /app\\nCOPY . .\\n")
     recipe.workdir, recipe.copies[0].target     # "/app", "/app/"
-    recipe.image(folder)                        # the copied files, as a tar with paths from / on
+    pack(recipe.list_files(folder))             # the copied files, as a tar with paths from / on
 
 Any other instruction is `Refused`, by its line: what a RUN would have installed is not there.
 """
@@ -15,16 +15,15 @@ import posixpath
 import re
 import shlex
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from treetune.sandbox.workspace import LEFT_OUT
-
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 FLAGS = ("--chown", "--chmod", "--link")
-"""Of COPY. Owners make no difference: all runs as one user."""
+"""Of COPY. Owners make no difference: all runs as root."""
+KERNELS_OWN = ("/proc", "/dev", "/sys")
 
 
 class Refused(Exception):
@@ -58,30 +57,18 @@ class Recipe(msgspec.Struct):
             raise Refused("there is no FROM")
         return recipe
 
-    def image(self, context: Path) -> bytes:
-        """What is copied from the folder beside the Dockerfile."""
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for source, target, mode in self.placed(context):
-                info = tar.gettarinfo(str(source), arcname=target.lstrip("/"))
-                if mode is not None and info.isreg():
-                    info.mode = mode
-                with source.open("rb") if info.isreg() else io.BytesIO() as file:
-                    tar.addfile(info, file)
-        return out.getvalue()
-
-    def placed(self, context: Path) -> Iterator[tuple[Path, str, int | None]]:
+    def list_files(self, context: Path) -> Iterator[tuple[Path, str, int | None]]:
         """Each file, folder and link that is copied, with its place and mode."""
         folders = {self.workdir}
         for copy in self.copies:
-            for source, target in _placed(copy, context, folders):
+            for source, target in _match(copy, context, folders):
                 yield source, target, copy.mode
 
     def _follow(self, line: int, instruction: str, rest: str) -> None:
         if instruction == "FROM" and not self.base:
             self.base = next(word for word in rest.split() if not word.startswith("--"))
         elif instruction == "WORKDIR":
-            self.workdir = self._absolute(line, f"WORKDIR {rest}", self._filled(rest).strip("\"'"))
+            self.workdir = self._absolute(line, f"WORKDIR {rest}", self._fill(rest).strip("\"'"))
         elif instruction == "ENV":
             self._set(rest)
         elif instruction == "COPY":
@@ -92,11 +79,11 @@ class Recipe(msgspec.Struct):
     def _set(self, rest: str) -> None:
         if "=" not in rest.split(maxsplit=1)[0]:
             name, _, value = rest.partition(" ")
-            self.env[name] = self._filled(value.strip())
+            self.env[name] = self._fill(value.strip())
             return
         for word in shlex.split(rest):
             name, _, value = word.partition("=")
-            self.env[name] = self._filled(value)
+            self.env[name] = self._fill(value)
 
     def _copy(self, line: int, rest: str) -> Copy:
         mode = None
@@ -111,21 +98,21 @@ class Recipe(msgspec.Struct):
         if rest.startswith("<<"):
             raise Refused(f"line {line}, COPY {rest}")
         words = msgspec.json.decode(rest, type=list[str]) if rest.startswith("[") else shlex.split(rest)
-        *sources, target = [self._filled(word) for word in words]
+        *sources, target = [self._fill(word) for word in words]
         if not sources:
             raise Refused(f"line {line}, COPY {rest}: it has no target")
         folder = target.endswith("/") or target == "." or len(sources) > 1
         target = self._absolute(line, f"COPY {rest}", target)
         return Copy(line, sources, f"{target.rstrip('/')}/" if folder else target, mode)
 
-    def _filled(self, text: str) -> str:
+    def _fill(self, text: str) -> str:
         return VARIABLE.sub(lambda found: self.env.get(found[1] or found[2]) or found[3] or "", text)
 
     def _absolute(self, line: int, written: str, path: str) -> str:
         absolute = posixpath.normpath(posixpath.join(self.workdir, path))
         absolute = "/" + absolute.lstrip("/")
-        if any(absolute == folder or absolute.startswith(f"{folder}/") for folder in LEFT_OUT):
-            raise Refused(f"line {line}, {written}: the system's folders cannot be changed")
+        if any(absolute == folder or absolute.startswith(f"{folder}/") for folder in KERNELS_OWN):
+            raise Refused(f"line {line}, {written}: the kernel's folders cannot be changed")
         return absolute
 
 
@@ -157,7 +144,7 @@ def _split(line: int, text: str) -> tuple[int, str, str]:
     return line, instruction.upper(), rest.strip()
 
 
-def _placed(copy: Copy, context: Path, folders: set[str]) -> Iterator[tuple[Path, str]]:
+def _match(copy: Copy, context: Path, folders: set[str]) -> Iterator[tuple[Path, str]]:
     """Of a folder the content is copied, not the folder."""
     for written in copy.sources:
         pattern = posixpath.normpath(written.lstrip("/")) if written.strip("/") else "."
@@ -170,16 +157,31 @@ def _placed(copy: Copy, context: Path, folders: set[str]) -> Iterator[tuple[Path
             if source.is_dir():
                 target = copy.target.rstrip("/")
                 folders.add(target or "/")
-                yield from _below(source, target)
+                yield from _walk(source, target)
             elif copy.target.endswith("/") or copy.target in folders or len(found) > 1:
                 yield source, f"{copy.target.rstrip('/')}/{source.name}"
             else:
                 yield source, copy.target
 
 
-def _below(folder: Path, target: str) -> Iterator[tuple[Path, str]]:
+def _walk(folder: Path, target: str) -> Iterator[tuple[Path, str]]:
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path, place = Path(entry.path), f"{target}/{entry.name}"
         yield path, place
         if entry.is_dir(follow_symlinks=False):
-            yield from _below(path, place)
+            yield from _walk(path, place)
+
+
+def pack(files: Iterable[tuple[Path, str, int | None]]) -> bytes:
+    """A tar of files, folders and links with their places and modes; all are root's."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for source, target, mode in files:
+            info = tar.gettarinfo(str(source), arcname=target.lstrip("/"))
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            if mode is not None and info.isreg():
+                info.mode = mode
+            with source.open("rb") if info.isreg() else io.BytesIO() as file:
+                tar.addfile(info, file)
+    return out.getvalue()

@@ -1,37 +1,53 @@
 """A Harbor task: shell commands on a machine, then the task's own tests decide.
 
-Commands run in the sandbox, one a turn, among files that stay (`treetune.sandbox.workspace`). At the end the tests are
-put beside them and `test.sh` writes the reward. A reward that is missing or no number is an error, never 0.
+The machine is a sandbox with a shell (`treetune.sandbox.shell`), or a container of the task's image; files and programs
+in the background live on from turn to turn. At the end every process is killed, the tests are put there and `test.sh`
+writes the reward. A reward that is missing or no number is an error, never 0.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import re
 import shlex
-import time
 from typing import Any
 
 import msgspec
 
-from treetune.builtin.harbor.folder import HarborFolder, filled
+from treetune.builtin.harbor.folder import HarborFolder, fill_variables
 from treetune.builtin.turns import max_turns_of
 from treetune.environment import Action, Environment, Step
-from treetune.errors import EnvironmentFault
-from treetune.sandbox import Bubblewrap, SandboxLimits
-from treetune.sandbox.workspace import Outcome, Workspace
+from treetune.errors import EnvironmentFault, UsageError
+from treetune.sandbox.limits import Ended, Result, SandboxLimits
+from treetune.sandbox.pool import Machine
+from treetune.sandbox.shell import Shell
 from treetune.task import Task
 
 MAX_TURNS = 50
 COMMAND_SECONDS = 60.0
-DISK_MB = 256
-MEMORY_MB = 2048
-VERIFIER_MB = 64
-"""Room for tests beside files that fill the disk."""
+SETUP_SECONDS = 60.0
+DISK_MB, MEMORY_MB, PROCESSES = 256, 2048, 256
+TESTS_MB = 64
+"""Room for the tests beside the files of the policy."""
+LEAST_MB, LEAST_FILES = 16, 100
+"""Where the policy has left less room than that, the tests are not run."""
+RUN = 'cd "$1" 2>/dev/null || { mkdir -p "$1" && cd "$1"; } && exec bash -c "$0" 2>&1'
+CLEAR = "[ -d /logs ] && [ ! -L /logs ] || rm -rf /logs; rm -rf /tests /logs/verifier; mkdir -p /logs/verifier"
+UNPACK = """
+import os, sys, tarfile
+with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as tar:
+    tar.extraction_filter = lambda member, path: member
+    tar.extractall("/")
+room = os.statvfs("/")
+print(room.f_bavail * room.f_frsize >> 20, room.f_favail)
+"""
+"""Says how many MB and how many files are free."""
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 FENCE = re.compile(r"(`{3,})[ \t]*(?:bash|sh|shell)?[ \t]*")
-DONE = "done"
+# Packages that the policy put into its home, or compiled files that it forged, would run within the tests.
+TEST_ENV = {"PYTHONNOUSERSITE": "1", "PYTHONPYCACHEPREFIX": "/dev/null"}
 
 
 class HarborTask(Task, frozen=True, kw_only=True):
@@ -50,40 +66,56 @@ class HarborEnvironment(Environment):
         super().__init__(task)
         self._max_turns = max_turns_of(task, MAX_TURNS)
         self._turns = 0
+        self._shell: Shell | None = None
 
     @classmethod
     def gold(cls, task: Task) -> list[str] | None:
         """The solution as an answer; None where there is none."""
-        return _solution_of(folder_of(task))
+        return _write_gold(folder_of(task))
 
-    def start(self) -> Any:
+    async def start(self) -> Any:
         folder = self._folder = folder_of(self.task)
-        refuse(folder)
-        toml, info = folder.toml, self.task.extra_info
-        self._limits = SandboxLimits(
-            seconds=float(info.get("command_seconds", COMMAND_SECONDS)),
-            memory_mb=toml.environment.memory_mb or MEMORY_MB,
-            processes=256,
-            disk_mb=int(info.get("disk_mb", DISK_MB)),
-            output_kb=16,
-        )
-        self._env = {"HOME": "/root", **folder.recipe.env, **filled(toml.environment.env)}
-        image = folder.image()
-        if len(image) > self._limits.disk_mb << 20:
+        if folder.refusal is not None:
             raise EnvironmentFault(
-                f"the files of {folder.name} are {len(image) >> 20} MB, its disk has {self._limits.disk_mb} MB",
+                f"{folder.name} cannot be served{'' if folder.engine else ' without a container engine'}: "
+                f"{folder.refusal}",
+                remedy="leave such tasks out with --taskset.unsupported skip",
+            )
+        info, files = self.task.extra_info, folder.pack_files()
+        disk_mb = int(info.get("disk_mb", DISK_MB))
+        if len(files) > disk_mb << 20:
+            raise EnvironmentFault(
+                f"the files of {folder.name} are {len(files) >> 20} MB, its disk has {disk_mb} MB",
                 remedy="raise --taskset.disk_mb; files are kept in memory",
             )
-        self._workspace = Workspace(Bubblewrap(), limits=self._limits, state=image)
-        self._left = toml.agent.timeout_sec
+        limits = SandboxLimits(
+            seconds=float(info.get("command_seconds", COMMAND_SECONDS)),
+            memory_mb=folder.toml.environment.memory_mb or MEMORY_MB,
+            processes=PROCESSES,
+            disk_mb=disk_mb + TESTS_MB,
+            output_kb=16,
+        )
+        self._env = {**folder.recipe.env, **fill_variables(folder.toml.environment.env)}
+        self._left = folder.toml.agent.timeout_sec
+        self._machine = Machine(rootfs=info.get("rootfs"), image=folder.recipe.base if folder.engine else None)
+        self._shell = await self._machine.open(limits)
+        if (unpacked := await self._unpack(files)).exit_code != 0:
+            raise EnvironmentFault(
+                f"the files of {folder.name} cannot be put in place: {unpacked.error_text[-300:].strip()}",
+                remedy="look at its Dockerfile",
+            )
+        await self._shell.record_files()
         return self.task.messages
 
     async def step(self, action: Action) -> Step:
         self._turns += 1
-        blocks = blocks_of(action.text)
+        blocks = list_blocks(action.text)
         done = len(blocks) <= 1 and _says_done(action.text)
         if len(blocks) == 1:
-            said = await self._run(blocks[0])
+            result, seconds = await self._run(blocks[0])
+            if result.ended is Ended.MEMORY:
+                return self._end(0.0, "it took more memory than there is, and ended the machine")
+            said = show(result, seconds)
         else:
             said = "" if done else "Nothing was run: answer with one block that begins with ```bash, or with DONE."
         over = self._turns >= self._max_turns or self._left <= 0
@@ -91,81 +123,91 @@ class HarborEnvironment(Environment):
             return Step(said, info={"metrics": {"turns": self._turns}})
         return await self._verify(said, truncated=not done)
 
-    async def _run(self, command: str) -> str:
-        seconds = min(self._limits.seconds, self._left)
-        began = time.monotonic()
-        outcome = await self._workspace.run(
-            ["bash", "-c", command],
-            cwd=self._folder.workdir,
-            env=self._env,
-            limits=msgspec.structs.replace(self._limits, seconds=seconds),
+    async def close(self) -> None:
+        if self._shell is not None:
+            await self._shell.close()
+
+    async def _run(self, command: str) -> tuple[Result, float]:
+        """The result, and the most time that it had."""
+        assert self._shell is not None
+        seconds = min(self._shell.limits.seconds, self._left)
+        result = await self._shell.run(
+            ["bash", "-c", RUN, command, self._folder.workdir], env=self._env, seconds=seconds
         )
-        self._left -= time.monotonic() - began
-        return shown(outcome, seconds)
+        self._left -= result.seconds
+        if result.ended is Ended.KILLED:
+            raise EnvironmentFault("the sandbox was ended by something outside", remedy="run the episode again")
+        return result, seconds
 
     async def _verify(self, said: str, *, truncated: bool) -> Step:
-        toml = self._folder.toml
-        outcome = await self._workspace.run(
+        assert self._shell is not None
+        await self._shell.kill_processes()
+        if tampered := await self._shell.find_tampered():
+            why = f"programs that the tests rely on were changed: {', '.join(tampered[:3])}"
+            return self._end(0.0, why, said, truncated)
+        await self._shell.run(["sh", "-c", CLEAR], seconds=SETUP_SECONDS)
+        unpacked = await self._unpack(self._folder.pack_tests())
+        megabytes, files = map(int, unpacked.text.split()) if unpacked.ok else (0, 0)
+        if megabytes < LEAST_MB or files < LEAST_FILES:
+            return self._end(0.0, "its files leave no room for the tests", said, truncated)
+        verifier = self._folder.toml.verifier
+        result = await self._shell.run(
             # As Harbor does: a script without a first line that names its shell is one for bash.
-            ["bash", "-c", "/tests/test.sh"],
-            cwd=self._folder.workdir,
-            # Packages that the policy put into its home would run within the tests.
-            env={**self._env, **filled(toml.verifier.env), "PYTHONNOUSERSITE": "1"},
-            remove=["/tests", "/logs/verifier"],
-            files={"/logs/verifier/.keep": b"", **self._folder.tests()},
-            read=REWARDS,
-            limits=msgspec.structs.replace(
-                self._limits,
-                seconds=toml.verifier.timeout_sec,
-                disk_mb=self._limits.disk_mb + VERIFIER_MB,
-                output_kb=64,
-            ),
+            ["bash", "-c", RUN, "/tests/test.sh", self._folder.workdir],
+            env={**self._env, **fill_variables(verifier.env), **TEST_ENV},
+            seconds=verifier.timeout_sec,
         )
-        rewards = rewards_of(outcome, toml.verifier.timeout_sec)
+        rewards = await self._read_rewards(result)
         reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
-        return Step(
-            said,
-            reward=reward,
-            done=True,
-            truncated=truncated,
-            info={
-                "explanation": outcome.text[-2000:].strip() or "the tests printed nothing",
-                "metrics": {**rewards, "reward": reward, "turns": self._turns},
-            },
-        )
+        return self._end(reward, result.text[-2000:].strip() or "the tests printed nothing", said, truncated, rewards)
 
-    async def close(self) -> None:
-        return None
+    async def _unpack(self, tar: bytes) -> Result:
+        assert self._shell is not None
+        command = [self._machine.python, "-I", "-S", "-c", UNPACK]
+        return await self._shell.run(command, stdin=tar, seconds=SETUP_SECONDS)
+
+    async def _read_rewards(self, result: Result) -> dict[str, float]:
+        """The rewards that the tests wrote, by name."""
+        assert self._shell is not None
+        for path in REWARDS if self._shell.alive else ():
+            with contextlib.suppress(UsageError):  # there is none
+                return parse_rewards(path, await self._shell.get(path))
+        if result.ended is Ended.TIMEOUT:
+            why = f"the tests did not end within {self._folder.toml.verifier.timeout_sec:g} seconds"
+        else:
+            why = f"the tests ended with {result.exit_code} and wrote no {' or '.join(REWARDS)}"
+        last = result.text[-1000:].strip() or "nothing"
+        raise EnvironmentFault(f"{why}; they last printed: {last}", remedy="look at tests/test.sh")
+
+    def _end(
+        self, reward: float, why: str, said: str = "", truncated: bool = False, rewards: dict[str, float] | None = None
+    ) -> Step:
+        metrics = {**(rewards or {}), "reward": reward, "turns": self._turns}
+        info = {"explanation": why, "metrics": metrics}
+        return Step(said, reward=reward, done=True, truncated=truncated, info=info)
 
 
 def folder_of(task: Task) -> HarborFolder:
     path = task.extra_info.get("folder")
     if not isinstance(path, str):
         raise EnvironmentFault("the task names no folder", remedy="set extra_info.folder to the folder of the task")
-    return HarborFolder(path)
+    return HarborFolder(path, engine=task.extra_info.get("sandbox") == "docker")
 
 
-def refuse(folder: HarborFolder) -> None:
-    if folder.refusal is not None:
-        raise EnvironmentFault(
-            f"{folder.name} cannot be served without a container engine: {folder.refusal}",
-            remedy="leave such tasks out with --taskset.unsupported skip",
-        )
-
-
-def opening(folder: HarborFolder, max_turns: int, command_seconds: float) -> list[dict[str, Any]]:
+def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -> list[dict[str, Any]]:
     """How the policy is told what to do."""
     place = "" if folder.refusal else f" in {folder.workdir}"
     rules = (
         "You work on a Linux machine by running commands. In each turn answer with one command or script in a block:"
         f"\n\n```bash\nls\n```\n\nIt is run by bash{place}, and you are shown what it prints. Files stay from one turn "
-        "to the next; variables, the current folder and programs that run on do not. There is no network. A turn may "
-        f"take {command_seconds:g} seconds, and you have {max_turns} turns. When the task is done, answer DONE."
+        "to the next, and programs in the background run on; variables and the current folder do not stay. There is "
+        f"no network. A turn may take {command_seconds:g} seconds, and you have {max_turns} turns. When the task is "
+        "done, answer DONE."
     )
     return [{"role": "system", "content": rules}, {"role": "user", "content": folder.instruction}]
 
 
-def blocks_of(text: str) -> list[str]:
+def list_blocks(text: str) -> list[str]:
     """What stands in the blocks of an answer. One ends with as many backticks as it began with, or more."""
     blocks: list[list[str]] = []
     fence = None
@@ -184,38 +226,22 @@ def blocks_of(text: str) -> list[str]:
 
 def _says_done(text: str) -> bool:
     lines = [line for line in text.splitlines() if line.strip()]
-    return bool(lines) and lines[-1].strip(" *_`.!").casefold() == DONE
+    return bool(lines) and lines[-1].strip(" *_`.!").casefold() == "done"
 
 
-def shown(outcome: Outcome, seconds: float) -> str:
-    """An outcome as the policy sees it."""
-    text = outcome.text
-    if outcome.omitted:
-        half = len(outcome.output) // 2
-        first, last = (part.decode(errors="replace") for part in (outcome.output[:half], outcome.output[half:]))
-        text = f"{first}\n... {outcome.omitted} bytes left out ...\n{last}"
-    ended = f"stopped after {seconds:.3g} seconds" if outcome.exit_code is None else f"exit code {outcome.exit_code}"
-    if outcome.problem is not None:
-        ended += f"; {outcome.problem}: all files are as they were before"
+def show(result: Result, seconds: float) -> str:
+    """A result as the policy sees it."""
+    text = result.text
+    if result.omitted:
+        half = len(result.stdout) // 2
+        first, last = (part.decode(errors="replace") for part in (result.stdout[:half], result.stdout[half:]))
+        text = f"{first}\n... {result.omitted} bytes left out ...\n{last}"
+    stopped = result.ended is Ended.TIMEOUT
+    ended = f"stopped after {seconds:.3g} seconds" if stopped else f"exit code {result.exit_code}"
     return f"{text.rstrip()}\n({ended})".lstrip()
 
 
-def rewards_of(outcome: Outcome, seconds: float) -> dict[str, float]:
-    """The rewards that the tests wrote, by name."""
-    for path in REWARDS:
-        content = outcome.contents.get(path)
-        if content is not None:
-            return _numbers(path, content)
-    if outcome.exit_code is None:
-        why = f"the tests did not end within {seconds:g} seconds"
-    else:
-        why = f"the tests ended with {outcome.exit_code} and wrote no {' or '.join(REWARDS)}"
-        why += f" ({outcome.problem})" if outcome.problem else ""
-    last = outcome.text[-1000:].strip()
-    raise EnvironmentFault(f"{why}; they last printed: {last or 'nothing'}", remedy="look at tests/test.sh")
-
-
-def _numbers(path: str, content: bytes) -> dict[str, float]:
+def parse_rewards(path: str, content: bytes) -> dict[str, float]:
     try:
         if path.endswith(".txt"):
             named: Any = {"reward": float(content)}
@@ -230,12 +256,12 @@ def _numbers(path: str, content: bytes) -> dict[str, float]:
     return {name: float(number) for name, number in numbers.items()}
 
 
-def _solution_of(folder: HarborFolder) -> list[str] | None:
-    files = folder.solution()
+def _write_gold(folder: HarborFolder) -> list[str] | None:
+    files = folder.read_solution()
     script = files.get("/solution/solve.sh")
     if script is None or folder.refusal is not None:
         return None
-    env = filled(folder.toml.solution.env)
+    env = fill_variables(folder.toml.solution.env)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     text = script.decode(errors="replace").strip()
     if len(files) == 1 and re.match(r"#!.*\bba?sh\b|(?!#!)", text):

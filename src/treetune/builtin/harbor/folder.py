@@ -2,10 +2,11 @@
 
     folder = HarborFolder("tasks/hello-world")
     folder.instruction
-    folder.refusal        # None, or what cannot be served without a container engine
+    folder.refusal        # None, or what cannot be served
 
 `instruction.md`, `task.toml`, `environment/Dockerfile`, `tests/test.sh`, and `solution/solve.sh` where it has one.
-Without a container engine the host's system stands in for the image, so only what needs no other is accepted.
+Without a container engine the host's system stands in for the image, so only what needs no other is accepted. With one
+the image is `environment.docker_image`, or what the Dockerfile begins with; none is built.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.builtin.harbor.dockerfile import VARIABLE, Recipe, Refused
+from treetune.builtin.harbor.dockerfile import VARIABLE, Recipe, Refused, pack
 from treetune.errors import TasksetError
 from treetune.task import digest
 
@@ -46,7 +47,7 @@ class Solution(msgspec.Struct):
     env: dict[str, Any] = {}
 
 
-class Machine(msgspec.Struct):
+class EnvironmentToml(msgspec.Struct):
     docker_image: str | None = None
     os: str = "linux"
     memory_mb: int | None = None
@@ -64,18 +65,19 @@ class TaskToml(msgspec.Struct):
     agent: Agent = msgspec.field(default_factory=Agent)
     verifier: Verifier = msgspec.field(default_factory=Verifier)
     solution: Solution = msgspec.field(default_factory=Solution)
-    environment: Machine = msgspec.field(default_factory=Machine)
+    environment: EnvironmentToml = msgspec.field(default_factory=EnvironmentToml)
     steps: list[Any] = []
 
 
 class HarborFolder:
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, engine: bool = False) -> None:
+        """`engine`: its machine is a container of its image."""
+        self.path, self.engine = Path(path), engine
 
     @cached_property
     def toml(self) -> TaskToml:
         try:
-            return msgspec.toml.decode(self._bytes("task.toml"), type=TaskToml)
+            return msgspec.toml.decode(self._read("task.toml"), type=TaskToml)
         except (msgspec.MsgspecError, ValueError) as error:
             raise TasksetError(f"{self.path / 'task.toml'}: {error}", remedy="correct the file") from None
 
@@ -85,37 +87,45 @@ class HarborFolder:
 
     @cached_property
     def instruction(self) -> str:
-        return self._bytes("instruction.md").decode(errors="replace").strip()
+        return self._read("instruction.md").decode(errors="replace").strip()
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Raises `Refused`."""
-        return Recipe.parse((self.path / "environment" / "Dockerfile").read_text(errors="replace"))
+        """What the machine is made of; raises `Refused`."""
+        folder, image = self.path / "environment", self.toml.environment.docker_image
+        if self.engine and image is not None:
+            return Recipe(base=image)
+        if not (folder / "Dockerfile").is_file():
+            raise Refused(f"task.toml, environment.docker_image = {image!r}" if image else "no environment/Dockerfile")
+        try:
+            recipe = Recipe.parse((folder / "Dockerfile").read_text(errors="replace"))
+            list(recipe.list_files(folder))
+        except Refused as refused:
+            raise Refused(f"environment/Dockerfile, {refused}") from None
+        return recipe
 
     @property
     def workdir(self) -> str:
         return self.toml.environment.workdir or self.recipe.workdir
 
-    def image(self) -> bytes:
-        return self.recipe.image(self.path / "environment")
+    def pack_files(self) -> bytes:
+        """The files that the Dockerfile copies, as a tar."""
+        return pack(self.recipe.list_files(self.path / "environment"))
 
-    def tests(self) -> dict[str, bytes]:
-        """The files of `tests/` by their paths inside."""
-        return self._files("tests")
+    def pack_tests(self) -> bytes:
+        """The files of `tests/`; scripts are among them."""
+        return pack((file.resolve(), place, 0o755) for place, file in self._walk("tests"))
 
-    def solution(self) -> dict[str, bytes]:
-        return self._files("solution")
+    @property
+    def has_tests(self) -> bool:
+        return "/tests/test.sh" in dict(self._walk("tests"))
+
+    def read_solution(self) -> dict[str, bytes]:
+        return {place: file.read_bytes() for place, file in self._walk("solution")}
 
     @cached_property
     def refusal(self) -> str | None:
-        """What cannot be served without a container engine; None: all of it can."""
-        try:
-            self._refuse()
-        except Refused as refused:
-            return str(refused)
-        return None
-
-    def _refuse(self) -> None:
+        """What cannot be served; None: all of it can."""
         toml, machine = self.toml, self.toml.environment
         unserved = {
             "[[steps]]: several steps": toml.steps,
@@ -129,35 +139,28 @@ class HarborFolder:
         }
         for key, asked in unserved.items():
             if asked:
-                raise Refused(f"task.toml, {key}")
-        for env in (machine.env, toml.verifier.env, toml.solution.env):
-            filled(env)
-        folder = self.path / "environment"
+                return f"task.toml, {key}"
         for name in (*COMPOSE, ".dockerignore"):
-            if (folder / name).exists():
-                raise Refused(f"environment/{name}")
-        if not (folder / "Dockerfile").is_file():
-            image = machine.docker_image
-            raise Refused(f"task.toml, environment.docker_image = {image!r}" if image else "no environment/Dockerfile")
+            if (self.path / "environment" / name).exists():
+                return f"environment/{name}"
         try:
-            for _ in self.recipe.placed(folder):
-                pass
+            for env in (machine.env, toml.verifier.env, toml.solution.env):
+                fill_variables(env)
+            assert self.recipe
         except Refused as refused:
-            raise Refused(f"environment/Dockerfile, {refused}") from None
+            return str(refused)
+        return None
 
     def digest(self, whole_bytes: int = WHOLE_BYTES) -> str:
         """Of everything but the solution; of larger files name and size."""
         files = [
-            (name, file.read_bytes() if file.stat().st_size <= whole_bytes else file.stat().st_size)
+            (place, file.read_bytes() if file.stat().st_size <= whole_bytes else file.stat().st_size)
             for part in ("environment", "tests")
-            for name, file in self._found(part)
+            for place, file in self._walk(part)
         ]
-        return digest([self._bytes("task.toml"), self._bytes("instruction.md"), files])
+        return digest([self._read("task.toml"), self._read("instruction.md"), files])
 
-    def _files(self, name: str) -> dict[str, bytes]:
-        return {path: file.read_bytes() for path, file in self._found(name)}
-
-    def _found(self, name: str) -> Iterator[tuple[str, Path]]:
+    def _walk(self, name: str) -> Iterator[tuple[str, Path]]:
         """The files of one of its folders, by their paths inside. A link that leads out of the task is none of it."""
         top = self.path / name
         for folder, folders, names in os.walk(top) if self._has(top) else ():
@@ -169,7 +172,7 @@ class HarborFolder:
     def _has(self, path: Path) -> bool:
         return not path.is_symlink() or path.resolve().is_relative_to(self.path.resolve())
 
-    def _bytes(self, name: str) -> bytes:
+    def _read(self, name: str) -> bytes:
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
@@ -179,14 +182,14 @@ class HarborFolder:
             ) from None
 
 
-def filled(env: dict[str, Any]) -> dict[str, str]:
+def fill_variables(env: dict[str, Any]) -> dict[str, str]:
     """Values with `${VAR}` and `${VAR:-default}` replaced from the environment of this process."""
 
-    def value(found: Any) -> str:
+    def look_up(found: Any) -> str:
         name, default = found[1] or found[2], found[3]
         given = os.environ.get(name) or default
         if given is None:
             raise Refused(f"task.toml, ${{{name}}}: this variable is not set")
         return str(given)
 
-    return {name: VARIABLE.sub(value, str(text)) for name, text in env.items()}
+    return {name: VARIABLE.sub(look_up, str(text)) for name, text in env.items()}

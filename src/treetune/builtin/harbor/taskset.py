@@ -1,9 +1,11 @@
-"""Harbor: a folder of Harbor tasks, parsed as they are drawn; commands and tests run in the sandbox. Multi-turn.
+"""Harbor: a folder or a dataset of Harbor tasks, parsed as they are drawn; commands and tests run in the sandbox.
 
     treetune validate harbor --taskset.folder tasks
-    treetune eval harbor --taskset.folder tasks -m scripted:gold
+    treetune eval harbor --taskset.dataset terminal-bench@2.0 --taskset.sandbox docker -m MODEL
+    treetune eval harbor --taskset.dataset https://github.com/org/tasks.git@main -m scripted:gold
 
-The host's system stands in for a task's image, so tasks that need another are refused, naming what they ask for.
+Without Docker the host's system stands in for a task's image, so tasks that need another are refused, naming what they
+ask for.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from treetune.builtin.harbor.download import REGISTRY, download
 from treetune.builtin.harbor.environment import (
     COMMAND_SECONDS,
     DISK_MB,
@@ -22,7 +25,7 @@ from treetune.builtin.harbor.environment import (
     HarborEnvironment,
     HarborTask,
     folder_of,
-    opening,
+    write_prompt,
 )
 from treetune.builtin.harbor.folder import HarborFolder
 from treetune.errors import ConfigError
@@ -34,18 +37,27 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class HarborConfig(TasksetConfig, frozen=True, kw_only=True):
-    folder: str
+    folder: str = ""
     """A folder with a task in each of its folders, or one task."""
+    dataset: str = ""
+    """In the place of a folder: `name` or `name@version` in the registry, or a git address, with `@branch` if need be.
+    It is downloaded once."""
+    registry: str = REGISTRY
+    """Where datasets are looked up: the address or path of a `registry.json`."""
     tasks: list[str] = []
     """Only these, by the names of their folders or patterns such as `sql-*`; empty: all."""
     unsupported: Literal["refuse", "skip"] = "refuse"
-    """Tasks that need a container engine: an error for each when it is run, or left out from the start."""
+    """Tasks that cannot be served here: an error for each when it is run, or left out from the start."""
     max_turns: Positive = MAX_TURNS
     """The most answers of an episode; then the tests are run."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
     """The most time of one command; a task's `agent.timeout_sec` is the most of all together."""
     disk_mb: Positive = DISK_MB
     """Room for the files of an episode. They are kept in memory."""
+    sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
+    """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the task's image."""
+    rootfs: str | None = None
+    """A root file system in a folder (`treetune sandbox build`), in the place of the host's own."""
 
 
 class Harbor(Taskset[HarborTask, HarborConfig]):
@@ -53,33 +65,38 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
 
     def __init__(self, config: HarborConfig | None = None) -> None:
         super().__init__(config)
-        # Absolute, so that tasks and runs can be taken up from another folder.
-        root = Path(self.config.folder).expanduser().resolve()
-        self.config = msgspec.structs.replace(self.config, folder=str(root))
+        if bool(self.config.folder) == bool(self.config.dataset):
+            raise ConfigError([("taskset.folder", "name a folder of tasks, or a dataset: one of the two")])
+        if self.config.dataset:
+            root = download(self.config.dataset, self.config.registry)
+        else:
+            # Absolute, so that tasks and runs can be taken up from another folder.
+            root = Path(self.config.folder).expanduser().resolve()
+            self.config = msgspec.structs.replace(self.config, folder=str(root))
         if not root.is_dir():
             raise ConfigError([("taskset.folder", f"no such folder: {root}")])
-        self._folders = list(self._found(root))
+        self._folders = list(self._find(root))
         if not self._folders:
             raise ConfigError([("taskset.folder", f"{root} has no folder with a task.toml that is asked for")])
         if self.config.unsupported == "skip":
             self._skip()
-        self._told = False
+        self._warned = self.config.sandbox == "docker" or self.config.rootfs is not None
 
     def count(self) -> int:
         return len(self._folders)
 
     def task_at(self, index: int) -> HarborTask:
-        folder = HarborFolder(self._folders[index])
+        folder = self._open(self._folders[index])
         config = self.config
-        if folder.refusal is None and not self._told:
-            self._told = True
+        if folder.refusal is None and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"{self.name}: the host's system stands in for the tasks' images (of {folder.name}: "
                 f"{folder.recipe.base}), without a network; `treetune validate` tells which solutions work here",
                 stacklevel=2,
             )
         return HarborTask(
-            prompt=opening(folder, config.max_turns, config.command_seconds),
+            prompt=write_prompt(folder, config.max_turns, config.command_seconds),
             env_class="harbor",
             ability="shell",
             extra_info={
@@ -87,6 +104,8 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
                 "max_turns": config.max_turns,
                 "command_seconds": config.command_seconds,
                 "disk_mb": config.disk_mb,
+                **({"sandbox": "docker"} if config.sandbox == "docker" else {}),
+                **({"rootfs": str(Path(config.rootfs).expanduser().resolve())} if config.rootfs else {}),
                 **({"refused": folder.refusal} if folder.refusal else {}),
             },
             name=folder.name,
@@ -99,15 +118,18 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
     def validate(self, task: HarborTask) -> Verdict:
         folder = folder_of(task)
         if folder.refusal is not None:
-            return invalid(f"cannot be served without a container engine: {folder.refusal}")
-        if "/tests/test.sh" not in folder.tests():
-            return invalid("there is no tests/test.sh")
-        return VALID
+            return invalid(
+                f"cannot be served{'' if folder.engine else ' without a container engine'}: {folder.refusal}"
+            )
+        return VALID if folder.has_tests else invalid("there is no tests/test.sh")
 
     def source(self) -> str:
-        return digest([(path.name, HarborFolder(path).digest(whole_bytes=0)) for path in self._folders])
+        return digest([(path.name, self._open(path).digest(whole_bytes=0)) for path in self._folders])
 
-    def _found(self, root: Path) -> Iterator[Path]:
+    def _open(self, path: Path) -> HarborFolder:
+        return HarborFolder(path, engine=self.config.sandbox == "docker")
+
+    def _find(self, root: Path) -> Iterator[Path]:
         if (root / "task.toml").is_file():
             yield root
             return
@@ -116,7 +138,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
                 yield path
 
     def _skip(self) -> None:
-        refusals = {path: HarborFolder(path).refusal for path in self._folders}
+        refusals = {path: self._open(path).refusal for path in self._folders}
         self._folders = [path for path, refusal in refusals.items() if refusal is None]
         left_out = {path.name: refusal for path, refusal in refusals.items() if refusal is not None}
         if left_out:

@@ -16,16 +16,15 @@ from typing import Any
 
 import msgspec
 
-from treetune.builtin.harbor.environment import blocks_of
+from treetune.builtin.harbor.environment import list_blocks
 from treetune.builtin.shell.sample import MATCHERS, Sample, Script, problem_with_reference
 from treetune.builtin.turns import max_turns_of
 from treetune.environment import Action, Environment, Step, show
 from treetune.errors import EnvironmentFault
-from treetune.sandbox.filesystem import is_passable
-from treetune.sandbox.machine import Machine
-from treetune.sandbox.protocol import Ended, Result, SandboxLimits
+from treetune.sandbox.launcher import is_passable
+from treetune.sandbox.limits import Ended, Result, SandboxLimits
+from treetune.sandbox.pool import Machine, share_pool
 from treetune.sandbox.shell import Shell, ShellResult
-from treetune.sandbox.shell_pool import shared
 from treetune.task import Message, Task
 
 MAX_TURNS = 8
@@ -96,7 +95,7 @@ class OSInteractionEnvironment(Environment):
                 f"this sample cannot be served: {sample.refusal}",
                 remedy="set scripts_root, or leave such samples out with --taskset.unsupported skip",
             )
-        self._shell = await shared(self._limits, self._machine).take()
+        self._shell = await share_pool(self._limits, self._machine).take()
         checks_state = bool(sample.evaluation.check) and not sample.evaluation.has_reference
         began = (await self._shell.run(["date", "+%s.%N"])).text.strip()
         before = await self._paths(PATHS) if checks_state else set()
@@ -107,7 +106,7 @@ class OSInteractionEnvironment(Environment):
         if sample.evaluation.has_reference:
             self._reference = await self._take_reference()
         if sample.evaluation.runs_scripts:
-            await self._shell.seal()
+            await self._shell.record_files()
         if checks_state:
             self._made = (await self._paths(PATHS) - before) | await self._paths(CHANGED_SYSTEM.format(began))
         return self.task.messages
@@ -212,7 +211,7 @@ class OSInteractionEnvironment(Environment):
         assert self._shell is not None
         if not self.task.sample.evaluation.runs_scripts:
             return []
-        return [path for path in await self._shell.broken() if path not in self._made]
+        return [path for path in await self._shell.find_tampered() if path not in self._made]
 
     def _end(self, reward: float, why: str, *, truncated: bool = False, said: str = "", answer: Any = None) -> Step:
         info: dict[str, Any] = {
@@ -317,7 +316,7 @@ def _parse_call(content: Any) -> Move:
 
 def _parse_text(text: str) -> Move:
     acts = ACT.findall(text)
-    blocks = blocks_of(text)
+    blocks = list_blocks(text)
     if len(acts) > 1 or len(blocks) > 1:
         return InvalidAction("do one thing a turn")
     act = acts[0].strip() if acts else ""

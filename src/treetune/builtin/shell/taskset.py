@@ -28,8 +28,8 @@ from treetune.builtin.shell.environment import (
 )
 from treetune.builtin.shell.sample import Sample, read_sample, script_finder
 from treetune.errors import ConfigError
-from treetune.sandbox.protocol import SandboxUnavailable
-from treetune.sandbox.shell_root import folder_root
+from treetune.sandbox.limits import SandboxUnavailable
+from treetune.sandbox.rootfs import Root
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import digest
 from treetune.taskset import Taskset, TasksetConfig
@@ -76,7 +76,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             faults.append(("taskset.rootfs", "is for bubblewrap; with docker it is `image`"))
         if "rootfs" in fixed and not faults:
             try:
-                folder_root(fixed["rootfs"])
+                Root.of_folder(fixed["rootfs"])
             except SandboxUnavailable as error:
                 faults.append(("taskset.rootfs", str(error)))
         if faults:

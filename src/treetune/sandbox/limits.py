@@ -1,24 +1,22 @@
-"""What every sandbox offers: run one command within limits, and say how it ended.
+"""What a sandbox may use, and how a command in it ended.
 
     result = await sandbox.run(["sort"], stdin=b"b\\na\\n", limits=SandboxLimits(seconds=2))
-    if result.ok:
-        print(result.text)
+    result.ok, result.ended, result.text
 
 Whatever the code inside does is a `Result`. Only a sandbox that cannot start is an exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated
 
 import msgspec
 
 from treetune.errors import TreetuneError
 
-NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+KILLED = 128 + 9
+"""The exit code of what was killed, as in a shell."""
 
 
 class SandboxUnavailable(TreetuneError):
@@ -39,6 +37,11 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Files in the working folder and `/tmp` together. Shared memory (`/dev/shm`) may hold as much again."""
     output_kb: Annotated[int, msgspec.Meta(ge=1)] = 1024
     """Standard output, and as much standard error; a command that writes more is killed."""
+
+    @property
+    def all_memory(self) -> int:
+        """Bytes of all processes together. Files are kept in memory, so they are part of it."""
+        return (self.memory_mb + self.disk_mb) << 20
 
 
 DEFAULT_LIMITS = SandboxLimits()
@@ -67,6 +70,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     stdout_truncated: bool = False
     """There was more than `output_kb`."""
     stderr_truncated: bool = False
+    omitted: int = 0
+    """Bytes that are missing in the middle of `stdout`; in a shell, which keeps the beginning and the end."""
     ended: Ended
     seconds: float
     """Wall-clock time of the command, without the sandbox's own start."""
@@ -84,36 +89,3 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def error_text(self) -> str:
         """Standard error as text."""
         return self.stderr.decode(errors="replace")
-
-
-@runtime_checkable
-class Sandbox(Protocol):
-    """Each run is a fresh sandbox: nothing of one is seen by the next."""
-
-    @property
-    def python(self) -> str:
-        """The Python interpreter inside, for commands that want one."""
-
-    async def run(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        files: Mapping[str, bytes] = NO_FILES,
-        limits: SandboxLimits = DEFAULT_LIMITS,
-        writable_root: bool = False,
-    ) -> Result:
-        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first.
-
-        `writable_root`: files and folders can be made anywhere but in the system's own, within `disk_mb` in all."""
-
-    def run_blocking(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        files: Mapping[str, bytes] = NO_FILES,
-        limits: SandboxLimits = DEFAULT_LIMITS,
-        writable_root: bool = False,
-    ) -> Result:
-        """The same for code without an event loop; the calling thread waits."""

@@ -1,11 +1,16 @@
-"""Sandboxes with a shell, started before they are asked for.
+"""Shells on a machine of one's choice, and shells that are started before they are asked for.
+
+    machine = Machine(rootfs="bookworm")               # made by `treetune sandbox build bookworm`
+    machine = Machine(image="python:3.12-slim")        # where a Docker engine runs
+    shell = await machine.open(SandboxLimits())
 
     pool = ShellPool(SandboxLimits(), size=4)
-    async with await pool.take() as shell:    # in about a millisecond
+    async with await pool.take() as shell:             # in about a millisecond
         await shell.execute("ls")
     await pool.close()
 
-A sandbox is used once: the next one that is taken is fresh. `shared` gives one pool per event loop, limits and machine.
+A sandbox is used once: the next one that is taken is fresh. `share_pool` gives one pool per event loop, limits and
+machine.
 """
 
 from __future__ import annotations
@@ -17,12 +22,38 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from treetune.sandbox.machine import HOST, Machine
-from treetune.sandbox.protocol import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
+import msgspec
+
+from treetune.sandbox.launcher import Interpreter
+from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.shell import Shell
 
 SIZE = 2
 Open: TypeAlias = Callable[[SandboxLimits], Awaitable[Shell]]
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's own system, unless it says otherwise."""
+
+    rootfs: str | None = None
+    """A folder with a system of its own, in the place of the host's."""
+    image: str | None = None
+    """An image of a Docker engine; then there is no bubblewrap."""
+
+    async def open(self, limits: SandboxLimits) -> Shell:
+        if self.image is not None:
+            from treetune.sandbox.docker import open_shell
+
+            return await open_shell(self.image, limits)
+        return await Shell.open(limits, rootfs=self.rootfs)
+
+    @property
+    def python(self) -> str:
+        """The Python inside, for commands that want one."""
+        return Interpreter.find().path if self.image is None and self.rootfs is None else "python3"
+
+
+HOST = Machine()
 
 
 class ShellPool:
@@ -78,18 +109,18 @@ _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SandboxLimits, M
 )
 
 
-def shared(limits: SandboxLimits, machine: Machine = HOST) -> ShellPool:
+def share_pool(limits: SandboxLimits, machine: Machine = HOST) -> ShellPool:
     """The pool of this event loop for such limits and such a machine; it is closed when the loop ends."""
     pools = _pools.setdefault(asyncio.get_running_loop(), {})
     if (pool := pools.get((limits, machine))) is None:
         pool = pools[limits, machine] = ShellPool(limits, open=machine.open)
-        pool.keeper = _closing(pool)
+        pool.keeper = _close_at_end(pool)
         with contextlib.suppress(StopIteration):
             pool.keeper.__anext__().send(None)
     return pool
 
 
-async def _closing(pool: ShellPool) -> AsyncGenerator[None, None]:
+async def _close_at_end(pool: ShellPool) -> AsyncGenerator[None, None]:
     """Once begun, it is known to the event loop, which ends such generators at its own end."""
     try:
         yield

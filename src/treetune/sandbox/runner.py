@@ -2,8 +2,7 @@
 
 Any Python from 3.8 on, and of its library only what loads fast (not `json`, `re`, `contextlib`). See `shell.py` for the
 other end. A request is its size, a marshalled mapping, and `size` bytes; an answer a line of JSON and `size` bytes.
-Requests come one at a time. Before its answer a command that is watched sends what it writes, as answers that are
-`partial`.
+Requests come one at a time. A watched command sends what it writes at once, as `partial` answers before its own.
 
 bash never reads a command from its terminal, whose lines are short and which the command itself may read. It is given
 one line that takes the command from a pipe; a mark that it prints before each prompt says that it has ended. Shells
@@ -63,12 +62,9 @@ class Output:
         if chunk and self.to_show > 0:
             reply({"partial": True}, chunk[: self.to_show])
             self.to_show -= len(chunk)
-        room = self.half - len(self.first)
-        if room > 0:
-            self.first += chunk[:room]
-            chunk = chunk[room:]
-        if chunk:
-            self.last = (self.last + chunk)[-self.half :]
+        room = max(0, self.half - len(self.first))
+        self.first += chunk[:room]
+        self.last = (self.last + chunk[room:])[-self.half :]
 
     @property
     def content(self) -> bytes:
@@ -76,7 +72,7 @@ class Output:
 
 
 class Children:
-    """Every process that ends here is taken note of: the first process of a sandbox has to."""
+    """Reaps every process that ends here, as the first process of a sandbox has to."""
 
     def __init__(self) -> None:
         self.woken, wake = os.pipe()
@@ -111,18 +107,26 @@ class Children:
         self.waited[pid] = None
         return pid
 
-    def look(self) -> None:
+    def reap(self, options: int = os.WNOHANG) -> None:
         if select.select([self.woken], [], [], 0)[0]:
             os.read(self.woken, CHUNK)
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, options)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             if pid in self.waited:
                 self.waited[pid] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+    def kill_all(self) -> None:
+        """Every process here but this one. What it leaves behind becomes a child of this process."""
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self.reap(0)
 
 
 class Terminal:
@@ -170,16 +174,15 @@ class Terminal:
                 self.pid = self.children.start(["bash", "--login", "--noediting", "-i"], env, home(), ends, True)
                 break
             except BlockingIOError:
-                os.kill(-1, signal.SIGKILL)  # every other process here; too many leave no room for a shell
-                self.children.look()
+                self.children.kill_all()  # too many leave no room for a shell
         os.close(slave)
         os.close(reading)
         if self.wait(Output(CHUNK), seconds) is None:
             return False
-        self.type(b"export -n PROMPT_COMMAND PS1 PS2; unset OLDPWD", Output(CHUNK), seconds)
+        self.take(b"export -n PROMPT_COMMAND PS1 PS2; unset OLDPWD", Output(CHUNK), seconds)
         return True
 
-    def type(self, command: bytes, output: Output, seconds: float, exact: bool = False) -> int | None:
+    def take(self, command: bytes, output: Output, seconds: float, exact: bool = False) -> int | None:
         """Hand the shell a command and wait until a shell is at its prompt again; None: time was over."""
         self.number += 1
         termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # whatever a command has left
@@ -187,12 +190,12 @@ class Terminal:
         self.deaf = False
         left = memoryview(command + b"\0")
         os.write(self.master, NEXT.format(self.number, COMMANDS).encode())
-        while left and time.monotonic() < deadline and self.children.waited[self.pid] is None:
+        while left and time.monotonic() < deadline and not self.has_ended():
             try:
                 left = left[os.write(self.feed, left[:4096]) :]
             except BlockingIOError:
                 self.read(output, 0.005)
-                if self.reported():
+                if self.find_report():
                     break  # it does not read on
             except BrokenPipeError:
                 self.deaf = True
@@ -207,7 +210,7 @@ class Terminal:
         than the one that took the command (`su`, or `exit` from it), unless it must be `exact`."""
         deadline = time.monotonic() + seconds
         while True:
-            report = self.reported()
+            report = self.find_report()
             if report:
                 before, (number, code), self.buffer = report
                 output.add(before)
@@ -226,7 +229,7 @@ class Terminal:
                 return None
             self.read(output, left)
 
-    def reported(self) -> tuple[bytes, list[bytes], bytes] | None:
+    def find_report(self) -> tuple[bytes, list[bytes], bytes] | None:
         """What came before a report, the report (the number of a command, its exit code), and what came after."""
         before, begun, rest = self.buffer.partition(self.begin)
         report, ended, after = rest.partition(b"\x1e")
@@ -241,7 +244,7 @@ class Terminal:
         if 0 in ready:
             os._exit(0)  # nobody waits for the answer any more
         if self.children.woken in ready:
-            self.children.look()
+            self.children.reap()
         if self.master not in ready:
             return False
         try:
@@ -250,7 +253,7 @@ class Terminal:
             chunk = b""  # nobody has the terminal open any more
             time.sleep(0.002)
         self.buffer += chunk
-        if not self.reported():
+        if not self.find_report():
             # A report may have begun; everything else is output.
             begun = self.buffer.rfind(b"\x1e", -len(self.mark) - 32)
             kept = self.buffer[begun:] if begun >= 0 else b""
@@ -260,37 +263,37 @@ class Terminal:
 
     def execute(self, command: bytes, seconds: float, limit: int, watched: bool) -> tuple[dict[str, Any], bytes]:
         output = Output(limit, watched)
-        if self.children.waited[self.pid] is not None:
+        if self.has_ended():
             self.restart()  # something in the background ended it
         deadline = time.monotonic() + seconds
-        code = self.type(command, output, seconds)
-        deaf = self.deaf
-        if deaf and self.children.waited[self.pid] is None:
+        exit_code = self.take(command, output, seconds)
+        restarted = self.deaf
+        if self.deaf and not self.has_ended():
             # Its descriptors were changed so that it takes no commands any more.
             self.restart()
-            code = self.type(command, output, deadline - time.monotonic())
-        ended = "completed" if code is not None else "timeout"
-        if code is None:
-            code = self.interrupt(output)
-        restarted = code is None or self.children.waited[self.pid] is not None
-        if restarted:
+            exit_code = self.take(command, output, deadline - time.monotonic())
+        lives = exit_code is not None or self.interrupt(output)
+        if not lives or self.has_ended():
             self.restart()
-        restarted = restarted or deaf
-        content = output.content
-        reply = {"exit_code": code if ended == "completed" else None, "ended": ended, "restarted": restarted}
-        return {**reply, "written": output.written}, content
+            restarted = True
+        ended = "completed" if exit_code is not None else "timeout"
+        answer = {"exit_code": exit_code, "ended": ended, "restarted": restarted, "written": output.written}
+        return answer, output.content
+
+    def has_ended(self) -> bool:
+        return self.children.waited[self.pid] is not None
 
     def restart(self) -> None:
         """Where the new one does not come to its prompt either (something else is in bash's place), commands wait for
         their deadline."""
         self.end()
         if not self.spawn():
-            os.kill(-1, signal.SIGKILL)  # too many processes leave it no room
+            self.children.kill_all()  # too many processes leave it no room
             self.end()
             self.spawn()
 
-    def interrupt(self, output: Output) -> int | None:
-        """Ctrl-C, then the end of what is in the foreground; None where the shell must go too."""
+    def interrupt(self, output: Output) -> bool:
+        """Ctrl-C, then the end of what is in the foreground; False where the shell must go too."""
         os.write(self.master, b"\x03")
         code = self.wait(output, INTERRUPT_SECONDS)
         if code is None:
@@ -301,56 +304,52 @@ class Terminal:
                     code = self.wait(output, INTERRUPT_SECONDS)
             except OSError:
                 pass
-        if code is not None and self.children.waited[self.pid] is None:
+        if code is not None and not self.has_ended():
             # It may reach a shell that was at its prompt already, and makes it say so twice.
-            code = self.type(b":", output, INTERRUPT_SECONDS, exact=True)
-        return code
+            code = self.take(b":", output, INTERRUPT_SECONDS, exact=True)
+        return code is not None
 
     def end(self) -> None:
-        while self.children.waited[self.pid] is None:
+        while not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
             select.select([self.children.woken], [], [], 0.01)
-            self.children.look()
+            self.children.reap()
         del self.children.waited[self.pid]
 
 
 def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
     """A command of its own, not in the shell. What it leaves in the background lives on."""
-    limit = request["output_bytes"]
-    streams = {}
-    ends = {}
+    outputs, ends = {}, {}
     for number in (1, 2):
         reading, ends[number] = os.pipe()
-        streams[reading] = Output(limit)
+        outputs[reading] = Output(request["output_bytes"])
     ends[0], feed = os.pipe()
     os.set_blocking(feed, False)
-    env = {**os.environ, **request["env"]}
     began = time.monotonic()
     deadline = began + request["seconds"]
     pid = None
     try:
-        pid = children.start(request["command"], env, request["cwd"] or home(), ends, False)
+        environment = {**os.environ, **request["env"]}
+        pid = children.start(request["command"], environment, request["cwd"] or home(), ends, False)
     except BlockingIOError:
         os.write(ends[2], b"no more processes can be started\n")
     for end in ends.values():
         os.close(end)
-    left = memoryview(stdin)
-    open_ends, feeding = set(streams), True
+    left, open_ends, feeding = memoryview(stdin), set(outputs), [feed]
     while True:
         if feeding and not left:
-            os.close(feed)
-            feeding = False
+            os.close(feeding.pop())
         code = CANNOT_START if pid is None else children.waited[pid]
         # Its end, not that of its pipes, which what it left running may hold open.
         wait = 0.0 if code is not None else max(0.0, deadline - time.monotonic())
-        ready, writable, _ = select.select([0, *open_ends, children.woken], [feed] if feeding else [], [], wait)
+        ready, writable, _ = select.select([0, *open_ends, children.woken], feeding, [], wait)
         if 0 in ready:
             os._exit(0)  # nobody waits for the answer any more
         if children.woken in ready:
-            children.look()
+            children.reap()
         for end in open_ends.intersection(ready):
             chunk = os.read(end, CHUNK)
-            streams[end].add(chunk)
+            outputs[end].add(chunk)
             if not chunk:
                 open_ends.remove(end)
         if writable:
@@ -365,13 +364,11 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
             break
         if time.monotonic() >= deadline + 1:
             break  # it has ended, but what it left never stops writing
-    if feeding:
-        os.close(feed)
-    for end in streams:
+    for end in (*feeding, *outputs):
         os.close(end)
     children.waited.pop(pid or 0, None)
-    out, err = (stream for stream in streams.values())
-    reply = {
+    out, err = outputs.values()
+    answer = {
         "exit_code": code,
         "ended": "completed" if code is not None else "timeout",
         "stdout": len(out.content),
@@ -379,35 +376,28 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
         "error_written": err.written,
         "seconds": time.monotonic() - began,
     }
-    return reply, out.content + err.content
+    return answer, out.content + err.content
 
 
-def put(request: dict[str, Any], content: bytes) -> dict[str, Any]:
+def put(request: dict[str, Any], content: bytes) -> None:
     path = request["path"]
-    try:
-        os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
-        if os.path.lexists(path):
-            os.unlink(path)
-        write_file(path, content)
-        os.chmod(path, request["mode"])
-    except OSError as error:
-        return {"error": f"{path}: {error.strerror}"}
-    return {"error": None}
+    os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+    if os.path.lexists(path):
+        os.unlink(path)
+    write_file(path, content)
+    os.chmod(path, request["mode"])
 
 
-def get(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    try:
-        # Not to wait for a writer where it is a pipe.
-        descriptor = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return {"error": "it is no file"}, b""
-            return {"error": None}, file.read(request["limit"])
-    except OSError as error:
-        return {"error": error.strerror}, b""
+def get(request: dict[str, Any]) -> bytes:
+    # Not to wait for a writer where it is a pipe.
+    descriptor = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "it is no file", request["path"])
+        return file.read(request["limit"])
 
 
-def files_at(patterns: list[str]) -> dict[str, int]:
+def list_files(patterns: list[str]) -> dict[str, int]:
     """Every file at or below the paths, and when it was last changed: a time that nobody inside can set."""
     pending = []
     for pattern in patterns:
@@ -431,7 +421,7 @@ def files_at(patterns: list[str]) -> dict[str, int]:
     return files
 
 
-def broken(before: dict[str, int], now: dict[str, int]) -> list[str]:
+def find_tampered(before: dict[str, int], now: dict[str, int]) -> list[str]:
     """Files that were changed, removed, or put where something else finds them first. New programs are no fault."""
 
     def is_program(path: str) -> bool:
@@ -440,7 +430,7 @@ def broken(before: dict[str, int], now: dict[str, int]) -> list[str]:
     programs = {os.path.basename(path) for path in before if is_program(path)}
     changed = [path for path, when in before.items() if now.get(path) != when]
     added = [path for path in now if path not in before]
-    return changed + [path for path in added if not is_program(path) or os.path.basename(path) in programs]
+    return sorted(changed + [path for path in added if not is_program(path) or os.path.basename(path) in programs])
 
 
 def write_file(path: str, content: bytes) -> None:
@@ -509,7 +499,8 @@ def main() -> None:
     terminal = Terminal(children)
     reply({"ready": True})
     idle = Output(CHUNK)
-    sealed: dict[str, int] = {}
+    paths: list[str] = []
+    recorded: dict[str, int] = {}
     while True:
         ready, _, _ = select.select([0, terminal.master, children.woken], [], [])
         if terminal.master in ready or children.woken in ready:
@@ -519,26 +510,36 @@ def main() -> None:
             continue
         request = marshal.loads(read_exactly(int.from_bytes(read_exactly(4), "big")))
         content = read_exactly(request["size"])
-        kind = request["kind"]
-        if kind == "execute":
-            limits = request["seconds"], request["output_bytes"]
-            terminal.busy = True
-            said, output = terminal.execute(content, *limits, request["watched"])
-            terminal.busy = False
-            before, idle = idle.content, Output(CHUNK)
-            reply({**said, "written": said["written"] + len(before)}, (before + output)[: request["output_bytes"]])
-        elif kind == "run":
-            reply(*run(children, request, content))
-        elif kind == "put":
-            reply(put(request, content))
-        elif kind == "seal":
-            sealed = files_at(request["paths"])
-            reply({"error": None})
-        elif kind == "broken":
-            found = sorted(broken(sealed, files_at(request["paths"])))
-            reply({"error": None}, os.fsencode("\0".join(found))[:CHUNK])
-        else:
-            reply(*get(request))
+        kind, result = request["kind"], b""
+        answer: dict[str, Any] = {"error": None}
+        try:
+            if kind == "execute":
+                terminal.busy = True
+                answer, output = terminal.execute(
+                    content, request["seconds"], request["output_bytes"], request["watched"]
+                )
+                terminal.busy = False
+                result = (idle.content + output)[: request["output_bytes"]]
+                answer["written"] += len(idle.content)
+                idle = Output(CHUNK)
+            elif kind == "run":
+                answer, result = run(children, request, content)
+            elif kind == "put":
+                put(request, content)
+            elif kind == "get":
+                result = get(request)
+            elif kind == "record":
+                paths = request["paths"]
+                recorded = list_files(paths)
+            elif kind == "tampered":
+                result = os.fsencode("\0".join(find_tampered(recorded, list_files(paths))))[:CHUNK]
+            elif kind == "kill":
+                children.kill_all()
+        except OSError as error:
+            if "error" not in answer:
+                raise
+            answer = {"error": f"{request.get('path', kind)}: {error.strerror}"}
+        reply(answer, result)
 
 
 if __name__ == "__main__":

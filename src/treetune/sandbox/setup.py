@@ -1,6 +1,6 @@
 """Runs as a process of its own, outside: makes the root of one sandbox, then becomes bubblewrap.
 
-Started by `shell_start.py` with the descriptor of a pipe that brings its plan. Of the standard library only what loads
+Started by `carrier.py` with the descriptor of a file that holds its plan. Of the standard library only what loads
 fast (not `json`, `re`, `contextlib`): that is a third of a start. What it mounts is in namespaces of its own, so that
 it goes when the sandbox goes.
 
@@ -27,7 +27,6 @@ STAGE = "/tmp"
 HOME = f"{STAGE}/home"
 """A home for one user in a system of its own, whose /root may be somebody else's."""
 RANGE = 65536
-FD, RUNNER = "{fd}", "{runner}"
 MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV = 0x4000, 1 << 18, 0x1000, 2, 4
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
 OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
@@ -47,7 +46,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     check(libc.mount(*arguments, ctypes.c_ulong(flags), options.encode() or None), f"mount {kind or source}")
 
 
-def new_range(base: int, processes: int) -> int:
+def make_range(base: int, processes: int) -> int:
     """A user namespace with a range of users, as a descriptor."""
     told, tell = os.pipe()
     holder = os.fork()
@@ -73,7 +72,7 @@ def new_range(base: int, processes: int) -> int:
         os.close(tell)
 
 
-def shifted(path: str, users: int) -> int:
+def shift_owners(path: str, users: int) -> int:
     """A copy of a mount in which the owners are those of the range, not yet anywhere."""
     tree = check(libc.syscall(OPEN_TREE, HERE, path.encode(), CLONE_TREE | CLOSE_ON_EXEC), f"open_tree {path}")
     attributes = (ctypes.c_uint64 * 4)(IDMAP, 0, 0, users)
@@ -87,8 +86,8 @@ def enter(plan: dict[str, Any]) -> dict[str, int]:
     shown: dict[str, int] = {}
     if plan["base"] is not None and plan["range"]:
         os.setgroups([])
-        users = new_range(plan["base"], plan["rlimits"]["nproc"])
-        shown = {path: shifted(path, users) for path in plan["shown"]}
+        users = make_range(plan["base"], plan["rlimits"]["nproc"])
+        shown = {path: shift_owners(path, users) for path in plan["shown"]}
         check(libc.setns(users, NEW_USER), "setns")
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
@@ -197,35 +196,18 @@ def copy_entry(path: str, target: str) -> None:
         return
 
 
-def memory_file(content: bytes) -> int:
-    descriptor = os.memfd_create("sandbox", 0)
-    os.write(descriptor, content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    os.fchmod(descriptor, 0o444)
-    return descriptor
-
-
 def main() -> NoReturn:
-    source = int(sys.argv[1])
-    with os.fdopen(source, "rb") as pipe:
-        plan = marshal.load(pipe)
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        plan = marshal.load(file)
     try:
         if plan["entrance"] is not None:
             write(plan["entrance"], "0")
         build(plan, enter(plan))
         for name, value in plan["rlimits"].items():
-            number = getattr(resource, f"RLIMIT_{name.upper()}")
-            hard = resource.getrlimit(number)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(number, (value, value))
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
     except OSError as error:
         sys.exit(f"the root of a sandbox cannot be made: {error}")
-    handed = {FD: memory_file(bytes.fromhex(plan["seccomp"])), RUNNER: memory_file(plan["runner"])}
-    command = plan["command"]
-    for mark, descriptor in handed.items():
-        command = [text.replace(mark, str(descriptor)) for text in command]
-    os.set_inheritable(plan["status"], True)
-    os.execve(command[0], command, {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"})
+    os.execve(plan["command"][0], plan["command"], {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"})
 
 
 if __name__ == "__main__":
