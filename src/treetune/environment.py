@@ -13,7 +13,6 @@ Methods may be `async` or not; those that are not run in a thread. The `info` of
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from enum import StrEnum
@@ -26,6 +25,8 @@ from treetune.plugins import environments
 from treetune.task import Message, Task
 
 if TYPE_CHECKING:
+    import asyncio
+
     from treetune.task import Task
 
 if TYPE_CHECKING:
@@ -189,6 +190,8 @@ def show(text: str) -> None:
     """Shows a part of the observation to whoever watches this step."""
     if (watched := _shown.get()) is None:
         return
+    import asyncio
+
     loop, sink = watched
     if asyncio._get_running_loop() is loop:
         sink(text)
@@ -205,6 +208,8 @@ class shown_to:
         self._sink = sink
 
     def __enter__(self) -> None:
+        import asyncio  # not above: reading and checking rows does without it
+
         self._token = _shown.set((asyncio.get_running_loop(), self._sink))
 
     def __exit__(self, *exception: object) -> None:

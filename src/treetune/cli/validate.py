@@ -145,7 +145,7 @@ def _validate_files(
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from treetune.cli.output import console_for, print_json
-    from treetune.validate.files import name_of, read_batches, split, validate
+    from treetune.validate.files import read_batches, split, validate
     from treetune.validate.gold import check_gold
     from treetune.validate.prompts import Lengths
     from treetune.validate.report import print_report
@@ -172,7 +172,7 @@ def _validate_files(
     if fix is not None:
         # The rows of the targets, without those of `--val`, in the format of the first file.
         sources = training or held_out
-        formats = [report.formats[name] for name in map(name_of, sources) if name in report.formats]
+        formats = [report.formats[name] for name in map(str, sources) if name in report.formats]
         format = options["format"] or (formats[0] if formats else "skyrl")
         turns = any(one.rule == "null-max-turns" and one.found.startswith("max_turns") for one in report.findings)
         environments = options["environments"]

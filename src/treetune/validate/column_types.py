@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from calendar import monthrange
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -281,8 +281,13 @@ _LITERAL = re.compile(
 
 
 def _is_date(text: str) -> bool:
-    match = _DATE.fullmatch(text)
-    return match is not None and int(match[3]) <= monthrange(int(match[1]) or 2000, int(match[2]))[1]
+    if (match := _DATE.fullmatch(text)) is None:
+        return False
+    try:
+        date(int(match[1]) or 2000, int(match[2]), int(match[3]))
+    except ValueError:
+        return False
+    return True
 
 
 def _is_parsable(text: str) -> bool:

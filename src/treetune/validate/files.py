@@ -9,12 +9,12 @@ which can be prefiltered; JSON comes as rows. What cannot be read is a finding, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from treetune.errors import TreetuneError, UsageError
@@ -23,15 +23,7 @@ from treetune.rows.layouts import detect, format_named
 from treetune.rows.reading import hub_batches, text_batches
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import Batch, File, HubName, Kind, Row, Sources, find
-from treetune.validate.column_types import (
-    Feature,
-    JsonTypes,
-    Turns,
-    difference,
-    find_unsupported,
-    merge,
-    type_feature,
-)
+from treetune.validate.column_types import Feature, JsonTypes, Turns, difference, find_unsupported, merge, type_feature
 from treetune.validate.prompts import Lengths, Repeats, is_validation, key_of
 from treetune.validate.report import Report
 from treetune.validate.row import RowCheck
@@ -64,16 +56,18 @@ def validate(
     """Check files; those of `validation`, or whose name says so, must share no prompt with the others.
 
     `environments`: ids that are registered elsewhere. `quick`: only what needs no contents. `lengths`: also count each
-    prompt's tokens.
+    prompt's tokens. `on_rows` is called with the number of rows so far.
     """
-    checker = _Checker(format_named(format).name if format is not None else None, environments, quick, lengths, on_rows)
+    if format is not None:
+        format_named(format)
+    run = _Run(Report(quick=quick), format, environments, lengths)
     groups = split(sources, validation)
     for group in groups:
         for source in group:
-            checker.check_file(source)
-        checker.compare_files([name_of(source) for source in group])
-    checker.repeats.report_to(checker.report, [name_of(source) for source in groups[1]])
-    return checker.report
+            run.check_file(source, on_rows)
+        run.compare_files([str(source) for source in group])
+    run.repeats.report_to(run.report, [str(source) for source in groups[1]])
+    return run.report
 
 
 def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], list[Source]]:
@@ -82,51 +76,32 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], lis
     training = dict.fromkeys(source for source in find(sources) if source not in held_out)
     if held_out and not training:
         raise UsageError(
-            f"{name_of(next(iter(held_out)))} is the training file and the validation file",
+            f"{next(iter(held_out))} is the training file and the validation file",
             remedy="name other files beside those of --val",
         )
-    by_name = [source for source in training if is_validation(name_of(source))]
+    by_name = [source for source in training if is_validation(str(source))]
     return [source for source in training if source not in by_name], [*by_name, *held_out]
 
 
-def name_of(source: Source) -> str:
-    """A file's path, or what a user writes for a dataset of the hub."""
-    if isinstance(source, File):
-        return str(source.path)
-    return f"{source.name}{f'@{source.config}' if source.config else ''}:{source.split}"
+class _Run(msgspec.Struct):
+    """One call of `validate`: what is known of the files so far."""
 
+    report: Report
+    format: str | None
+    environments: Collection[str]
+    lengths: Lengths | None
+    repeats: Repeats = msgspec.field(default_factory=Repeats)
+    features: dict[str, dict[str, Feature]] = {}
+    turns: dict[str, tuple[Turns, str]] = {}
 
-def _is_parquet(source: Source) -> bool:
-    return isinstance(source, File) and source.kind is Kind.PARQUET
-
-
-class _Checker:
-    def __init__(
-        self,
-        format: str | None,
-        environments: Collection[str],
-        quick: bool,
-        lengths: Lengths | None,
-        on_rows: Callable[[int], None],
-    ) -> None:
-        self.report = Report(quick=quick)
-        self.format = format
-        self.environments = environments
-        self.quick = quick
-        self.lengths = lengths
-        self.on_rows = on_rows
-        self.repeats = Repeats()
-        self.features: dict[str, dict[str, Feature]] = {}
-        self.turns: dict[str, tuple[Turns, str]] = {}
-
-    def check_file(self, source: Source) -> None:
-        name, report = name_of(source), self.report
+    def check_file(self, source: Source, on_rows: Callable[[int], None]) -> None:
+        name, report = str(source), self.report
         report.files.append(name)
         path = source.path if isinstance(source, File) else None
         columns = self._check_types(path) if path and _is_parquet(source) else []
         types, turns, unit = JsonTypes(path), Turns(), "row"
         check: RowCheck | None = None
-        for chunk in read_chunks(source, report, quick=self.quick):
+        for chunk in read_chunks(source, report, quick=report.quick):
             unit = chunk.unit
             if check is None:
                 check = self._check_for(columns or [name for row in chunk.rows or () for name in row])
@@ -137,7 +112,7 @@ class _Checker:
             if chunk.rows is not None:
                 types.add(chunk.written, chunk.numbers, chunk.unit)
             report.rows += len(chunk.numbers)
-            self.on_rows(report.rows)
+            on_rows(report.rows)
         if types.features:
             types.report_to(report)
             self.features[name] = types.features
@@ -162,6 +137,19 @@ class _Checker:
             turns, unit = self.turns[name]
             turns.report_to(self.report, name, unit, column=column, inside=inside)
 
+    def _check_types(self, path: Path) -> list[str]:
+        """Check the types of a parquet file; gives its columns."""
+        import pyarrow.parquet as pq
+
+        try:
+            schema = pq.read_schema(path)
+        except Exception:
+            return []  # reported when its rows are read
+        feature = self.features[str(path)] = {column.name: type_feature(column.type) for column in schema}
+        if place := find_unsupported(feature):
+            self.report.add("unsupported-type", str(path), f"{place} is a type that `datasets` does not know")
+        return list(schema.names)
+
     def _check_for(self, columns: Iterable[str]) -> RowCheck:
         """The check for the format of a file; SkyRL's where the columns do not tell, for it asks for the most."""
         format, columns = self.format, set(columns)
@@ -173,11 +161,11 @@ class _Checker:
             if format == "verl" and "reward_model" not in columns:
                 format = "skyrl"
         special = {} if self.lengths is None else {"special": self.lengths.special}
-        return RowCheck(format, self.environments, contents=not self.quick, **special)
+        return RowCheck(format, self.environments, contents=not self.report.quick, **special)
 
     def _check_chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
-        every = np.arange(len(chunk.numbers))
-        positions, keys = every, None
+        positions = every = np.arange(len(chunk.numbers))
+        keys = None
         if chunk.table is not None:
             from treetune.validate.prefilter import prefilter
 
@@ -193,32 +181,15 @@ class _Checker:
                 self.report.add(rule, chunk.file, found, (number,), chunk.unit, helps=fixable)
             if chunk.written:
                 turns.add(chunk.written[position], number, check)
-        if len(rows) < len(every) and (self.lengths is not None or (keys is None and not self.quick)):
+        needs_keys = keys is None and check.contents
+        if len(rows) < len(every) and (needs_keys or self.lengths is not None):
             rows = chunk.rows_at(every)
-        if keys is None and not self.quick:
+        if needs_keys:
             keys = np.array([key_of(row.get("prompt")) for row in rows], np.uint64)
         if keys is not None:
             self.repeats.add(chunk.file, chunk.unit, chunk.numbers, keys)
         if self.lengths is not None:
             self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
-
-    def _check_types(self, path: Path) -> list[str]:
-        """Check the types of a parquet file; gives its columns."""
-        import pyarrow.parquet as pq
-
-        try:
-            with pq.ParquetFile(path) as file:
-                schema = file.schema_arrow
-        except Exception:
-            return []  # reported when its rows are read
-        feature = self.features[str(path)] = {field.name: type_feature(field.type) for field in schema}
-        if place := find_unsupported(feature):
-            self.report.add("unsupported-type", str(path), f"{place} is a type that `datasets` does not know")
-        try:
-            json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        except ValueError:
-            self.report.add("unsupported-type", str(path), "the metadata that `datasets` reads is no JSON")
-        return list(schema.names)
 
 
 # Reading
@@ -237,21 +208,13 @@ class Chunk(NamedTuple):
     table: pa.RecordBatch | None = None
     json_fields: Sequence[str] = ()
 
-    def rows_at(self, positions: np.ndarray[Any, Any], *, as_written: bool = False) -> list[Row]:
-        """Some of the rows, as Python values without nulls.
-
-        As trainers see them: what no parquet column holds is JSON text. `as_written`: as Treetune reads them.
-        """
+    def rows_at(self, positions: np.ndarray[Any, Any]) -> list[Row]:
+        """Some of the rows as trainers see them, without nulls: what no parquet column holds is JSON text."""
         if self.table is None:
             return [(self.rows or [])[position] for position in positions]
-        if not len(positions):
-            return []
         some = self.table if len(positions) == self.table.num_rows else _take(self.table, positions)
         with pause_gc():
-            rows = to_rows(some.schema.names, some.columns, some.num_rows)
-            return (
-                [parse_json_fields(row, self.json_fields) for row in rows] if as_written and self.json_fields else rows
-            )
+            return to_rows(some.schema.names, some.columns, some.num_rows) if len(positions) else []
 
 
 def _take(batch: pa.RecordBatch, positions: np.ndarray[Any, Any]) -> pa.RecordBatch:
@@ -262,17 +225,18 @@ def _take(batch: pa.RecordBatch, positions: np.ndarray[Any, Any]) -> pa.RecordBa
 
 
 def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
-    """The rows of all sources that can be read; `validate` reports the others."""
+    """The rows of all sources that can be read, as they were written; `validate` reports what cannot."""
     for source in sources:
-        for chunk in read_chunks(source, Report(), quick=False):
-            rows = chunk.rows_at(np.arange(len(chunk.numbers)), as_written=True)
+        for chunk in read_chunks(source, Report()):
+            rows = chunk.rows_at(np.arange(len(chunk.numbers)))
+            for row in rows if chunk.json_fields else ():
+                parse_json_fields(row, chunk.json_fields)
             yield Batch(chunk.file, chunk.unit, chunk.numbers, rows)
 
 
-def read_chunks(source: Source, report: Report, *, quick: bool) -> Iterator[Chunk]:
+def read_chunks(source: Source, report: Report, *, quick: bool = False) -> Iterator[Chunk]:
     """The chunks of one source; what cannot be read goes to the report."""
-    name = name_of(source)
-    count = 0
+    name, count = str(source), 0
     try:
         for chunk in _parquet_chunks(name, report, quick) if _is_parquet(source) else _text_chunks(source, report):
             count += len(chunk.numbers)
@@ -287,8 +251,12 @@ def read_chunks(source: Source, report: Report, *, quick: bool) -> Iterator[Chun
         report.add("no-rows", name, "no rows")
 
 
+def _is_parquet(source: Source) -> bool:
+    return isinstance(source, File) and source.kind is Kind.PARQUET
+
+
 def _text_chunks(source: Source, report: Report) -> Iterator[Chunk]:
-    name = name_of(source)
+    name = str(source)
     if isinstance(source, HubName):
         batches = hub_batches(source)
     else:
