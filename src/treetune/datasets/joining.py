@@ -103,7 +103,7 @@ def _wide(
             schema = _with_truths(schema)
         schema = _with_parts(schema, schemas)
         try:
-            wide = schema if wide is None else growing._widened(wide, schema)
+            wide = schema if wide is None else growing.widen(wide, schema)
         except TasksetError:
             one, other, between = next(_clashes_between(built))
             raise TasksetError(

@@ -16,7 +16,7 @@ import os
 import re
 import site
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,29 +61,35 @@ def pop_kept_files() -> list[Path]:
 
 def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
     """A value whose files of Python, `file.py` or `file.py:Name`, are kept in the cache and named by their hash."""
-    if isinstance(value, Mapping):
-        return {key: keep_files(item, cache_dir) for key, item in value.items()}
-    if isinstance(value, list):
-        return [keep_files(item, cache_dir) for item in value]
-    match = _FILE.fullmatch(value) if isinstance(value, str) and not value.startswith(SCHEME) else None
-    if match is None or not Path(match["file"]).expanduser().is_file():
-        return value
-    return keep(Path(match["file"]).expanduser(), cache_dir) + (match["name"] or "")
+
+    def keep_file(text: str) -> str:
+        match = None if text.startswith(SCHEME) else _FILE.fullmatch(text)
+        if match is None or not Path(match["file"]).expanduser().is_file():
+            return text
+        return keep(Path(match["file"]).expanduser(), cache_dir) + (match["name"] or "")
+
+    return _map_texts(value, keep_file)
 
 
 def locate_files(value: Any, *, trust: bool = False) -> Any:
     """The reverse: where the files are. A file that no build of this user's kept is refused, unless `trust`."""
+
+    def locate_file(text: str) -> str:
+        if text.startswith(SCHEME):
+            return _locate_kept(text)
+        if _FILE.fullmatch(text) and not _trusts(trust):
+            raise UsageError(f"a row names code that no build of yours has kept: {text}", remedy=_LOOK)
+        return text
+
+    return _map_texts(value, locate_file)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: locate_files(item, trust=trust) for key, item in value.items()}
+        return {key: _map_texts(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [locate_files(item, trust=trust) for item in value]
-    if not isinstance(value, str):
-        return value
-    if value.startswith(SCHEME):
-        return _found(value)
-    if _FILE.fullmatch(value) and not _trusts(trust):
-        raise UsageError(f"a row names code that no build of yours has kept: {value}", remedy=_LOOK)
-    return value
+        return [_map_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def check_module(module: str, *, trust: bool = False) -> None:
@@ -121,7 +127,7 @@ def keep(file: Path, cache_dir: str | Path | None = None) -> str:
     return f"{SCHEME}{name}/{file.name}"
 
 
-def _found(spec: str) -> str:
+def _locate_kept(spec: str) -> str:
     match = _KEPT.fullmatch(spec)
     if match is None:
         raise UsageError(f"{spec!r} names no code", remedy=f"it is {SCHEME}HASH/file.py:Name")

@@ -266,12 +266,7 @@ def _decode(text: bytes) -> Row:
     try:
         return _decode_object(text)
     except msgspec.DecodeError:
-        if not _may_hold_nan(text):
-            raise
-        try:
-            row = json.loads(text)
-        except ValueError:
-            row = None
+        row = _decode_with_nan(text)
         if not isinstance(row, dict):
             raise
         return row
@@ -305,30 +300,17 @@ def _split_array(content: bytes) -> list[Any]:
     try:
         return msgspec.json.decode(content, type=list[msgspec.Raw])
     except msgspec.DecodeError:
-        elements = _split_array_with_nan(content.decode(errors="replace")) if _may_hold_nan(content) else None
-        if elements is None:
+        if (values := _decode_with_nan(content)) is None:
             raise
-        return elements
+        return [json.dumps(value).encode() for value in values]
 
 
-def _split_array_with_nan(text: str) -> list[bytes] | None:
-    """The same of an array in which there are NaNs; None where something else is wrong with it."""
-    skip, read = json.decoder.WHITESPACE.match, json.JSONDecoder().raw_decode  # type: ignore[attr-defined]
-    place, found = text.index("[") + 1, list[bytes]()
-    while True:
-        begin = skip(text, place).end()
-        try:
-            _, end = read(text, begin)
-        except ValueError:
-            return None
-        found.append(text[begin:end].encode())
-        place = skip(text, end).end() + 1
-        if text[place - 1 : place] != ",":
-            return found if text[place - 1 : place] == "]" and not text[place:].strip() else None
-
-
-def _may_hold_nan(text: bytes) -> bool:
-    return b"NaN" in text or b"Infinity" in text
+def _decode_with_nan(text: bytes) -> Any:
+    """What JSON with NaN or Infinity in it holds; None where something else is wrong with it."""
+    try:
+        return json.loads(text) if b"NaN" in text or b"Infinity" in text else None
+    except ValueError:
+        return None
 
 
 def _csv(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:

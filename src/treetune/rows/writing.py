@@ -14,6 +14,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from treetune.task import Message, Task
 from treetune.taskset import Taskset
 
 if TYPE_CHECKING:
-    from treetune.rows.parquet import ExactParquet
+    from treetune.rows.parquet import GrowingParquet
 
 BATCH = 10_000
 """Tasks of one batch."""
@@ -54,7 +55,7 @@ def write_file(
     """
     path, rows_format = Path(path).expanduser(), format_named(format)
     refuse_unwritable(path)
-    write = {Kind.PARQUET: write_parquet, Kind.JSON: _array, Kind.LINES: _lines}[kind_of(path)]
+    write = write_parquet if kind_of(path) is Kind.PARQUET else _write_json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside the file, so that it can be put in its place in one step.
@@ -88,47 +89,41 @@ def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None
         elif task.env_class is not None and scorer is None and not of_rows:
             # Not of rows: a file that somebody else's rows name must not become one that this user kept.
             yield task, scorer_of_environment(task.env_class)
-        elif task.env_class is None and scorer is None and not of_rows and task.ground_truth is not None:
-            if _says(task):
-                yield task, None
-                continue
+        elif scorer is not None or of_rows or task.ground_truth is None or _names_scorer(task):
+            yield task, None if scorer == RULE else scorer  # which needs a ground truth
+        else:
             raise TasksetError(
                 f"task {number} has a ground truth, and nothing says what scores it",
                 remedy='pass the taskset that it is of, as scorer=taskset, or scorer="rule": answers are compared with '
                 "ground truths",
             )
-        else:
-            yield task, None if scorer == RULE else scorer  # which needs a ground truth
 
 
-def _says(task: Task) -> bool:
+def _names_scorer(task: Task) -> bool:
     return isinstance(task.extra_info.get("scorer"), str)
 
 
-def _lines(tasks: Iterator[Scored], path: Path, format: Format) -> int:
+def _write_json(tasks: Iterator[Scored], path: Path, format: Format) -> int:
+    """An array of rows, or a row on each line, by the name of the file."""
+    lines = kind_of(path) is Kind.LINES
+    before, between, after = (b"", b"\n", b"\n") if lines else (b"[\n", b",\n", b"\n]\n")
     count = 0
     with path.open("wb") as file:
-        for line in _encoded(tasks, format):
-            file.write(line + b"\n")
-            count += 1
+        for count, (task, scorer) in enumerate(tasks, 1):
+            with _numbered(count - 1):
+                encoded = encode_json(format.row_of(task, scorer=scorer))
+            file.write((between if count > 1 else before) + encoded)
+        file.write(after)
     return count
 
 
-def _array(tasks: Iterator[Scored], path: Path, format: Format) -> int:
-    count = 0
-    with path.open("wb") as file:
-        for count, line in enumerate(_encoded(tasks, format), 1):
-            file.write((b",\n" if count > 1 else b"[\n") + line)
-        file.write(b"\n]\n")
-    return count
-
-
-def _encoded(tasks: Iterator[Scored], format: Format) -> Iterator[bytes]:
-    for number, (task, scorer) in enumerate(tasks):
-        try:
-            yield encode_json(format.row_of(task, scorer=scorer))
-        except TasksetError as error:
-            raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
+@contextmanager
+def _numbered(number: int) -> Iterator[None]:
+    """Names the task in what is wrong with it."""
+    try:
+        yield
+    except TasksetError as error:
+        raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
 
 
 Opening = Callable[[Task], list[Message]]
@@ -137,10 +132,10 @@ Opening = Callable[[Task], list[Message]]
 
 def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: Opening | None = None) -> int:
     """Rows of any values as parquet; gives their number."""
-    from treetune.rows.parquet import ExactParquet, MixedTruths
+    from treetune.rows.parquet import GrowingParquet, MixedTruths
 
     batches = _batched(tasks)
-    with ExactParquet(path) as writer:
+    with GrowingParquet(path, exact=True) as writer:
         for batch in batches:
             json_fields = set(writer.json_fields)
             try:
@@ -149,7 +144,7 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: 
                 writer.json_fields = json_fields  # what the file has, without the batch that it does not have
                 break
         else:
-            return _told(writer, format)
+            return _finish(writer, format)
     # From the beginning. SkyRL's environments need each its own type, so the column is JSON; elsewhere text among the
     # ground truths stays text, and the others become text, their original noted.
     as_json = format.name == "skyrl"
@@ -163,11 +158,11 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: 
             "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
             stacklevel=4,
         )
-    with ExactParquet(path) as writer:
+    with GrowingParquet(path, exact=True) as writer:
         for some in _batched(chain(done, batch, chain.from_iterable(batches))):
             _put(writer, some, format, opening, text_truth=not as_json, as_json=as_json)
     earlier.unlink(missing_ok=True)
-    return _told(writer, format)
+    return _finish(writer, format)
 
 
 def _batched(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
@@ -176,7 +171,7 @@ def _batched(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
 
 
 def _put(
-    writer: ExactParquet,
+    writer: GrowingParquet,
     tasks: list[Scored],
     format: Format,
     opening: Opening | None,
@@ -184,22 +179,20 @@ def _put(
     text_truth: bool = False,
     as_json: bool = False,
 ) -> None:
-    from treetune.rows.parquet import json_truths, table_of, with_json_truth
+    from treetune.rows.parquet import mark_json_truths, table_of, with_json_truth
 
     rows = []
     for number, (task, scorer) in enumerate(tasks, writer.rows):
-        try:
+        with _numbered(number):
             row = format.row_of(task, scorer=scorer, text_truth=text_truth)
             if opening is not None and not task.messages:
                 row = with_opening(row, opening(task))
             rows.append(with_json_truth(row) if as_json else row)
-        except TasksetError as error:
-            raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
     table = table_of(rows, strict_truths=True)
-    writer.write(json_truths(table) if as_json else table)
+    writer.write(mark_json_truths(table) if as_json else table)
 
 
-def _told(writer: ExactParquet, format: Format) -> int:
+def _finish(writer: GrowingParquet, format: Format) -> int:
     if "prompt" in writer.json_fields:
         warnings.warn(
             "no parquet column holds these prompts, whose messages differ in type: they are JSON text, which only "
