@@ -41,7 +41,7 @@ def encode_json(value: Any) -> bytes:
         encoded = _encode(value)
         # A None, and a float that JSON cannot spell, both come out as null: only then is the slow walk needed.
         if b"null" in encoded:
-            _refuse_unspeakable(value)
+            _refuse_nan(value)
             encoded = _encode(drop_nulls(value))
     except UnicodeEncodeError as error:
         raise TasksetError(f"text that is no Unicode: {error.object!r:.80}", remedy="remove lone surrogates") from None
@@ -84,7 +84,7 @@ def to_python(array: pa.Array) -> list[Any]:
     if isinstance(kind, pa.BaseExtensionType):
         stored = to_python(array.storage)
         # How the `datasets` library writes columns of mixed types.
-        return [_parsed(text) for text in stored] if kind.extension_name == "arrow.json" else stored
+        return [_parse_stored(text) for text in stored] if kind.extension_name == "arrow.json" else stored
     if pa.types.is_nested(kind):
         return [drop_nulls(value) for value in array.to_pylist(maps_as_pydicts="strict")]
     values: list[Any] = array.to_pylist()
@@ -114,7 +114,7 @@ def to_rows(names: list[str], arrays: list[Any], count: int) -> list[Any]:
     ]
 
 
-def _parsed(text: str | None) -> Any:
+def _parse_stored(text: str | None) -> Any:
     try:
         return None if text is None else drop_nulls(decode_json(text))
     except msgspec.DecodeError:
@@ -133,12 +133,12 @@ def pause_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _refuse_unspeakable(value: Any) -> None:
+def _refuse_nan(value: Any) -> None:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            _refuse_unspeakable(item)
+            _refuse_nan(item)
     elif isinstance(value, float) and not math.isfinite(value):
         raise TasksetError(f"JSON has no {value}", remedy="leave the key out, or write .parquet")
 
@@ -268,7 +268,7 @@ def refuse_mixed_truths(path: str) -> None:
 
 def schema_tree(schema: pa.Schema) -> dict[str, Any]:
     """A schema as plain values, for the sidecar: comparing two must not need pyarrow."""
-    return {field.name: _branch(field.type) for field in schema}
+    return {field.name: _type_tree(field.type) for field in schema}
 
 
 def find_clashes(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
@@ -282,24 +282,24 @@ def find_clashes(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "
         if isinstance(first, dict) and isinstance(second, dict):
             found += find_clashes(first, second, f"{here}.")
         elif not (isinstance(first, list) and isinstance(second, list) and "null" in (first[0], second[0])):
-            found.append(f"{here} ({_shown(first)} and {_shown(second)})")
+            found.append(f"{here} ({_describe_type(first)} and {_describe_type(second)})")
     return sorted(found)
 
 
-def _branch(type_: pa.DataType) -> Any:
+def _type_tree(type_: pa.DataType) -> Any:
     import pyarrow as pa
 
     if pa.types.is_struct(type_):
-        return {field.name: _branch(field.type) for field in type_}
+        return {field.name: _type_tree(field.type) for field in type_}
     if pa.types.is_list(type_):
-        return [_branch(type_.value_type)]
+        return [_type_tree(type_.value_type)]
     return str(type_)
 
 
-def _shown(branch: Any) -> str:
+def _describe_type(branch: Any) -> str:
     if isinstance(branch, dict):
         return "keys " + ", ".join(branch)
-    return f"list of {_shown(branch[0])}" if isinstance(branch, list) else str(branch)
+    return f"list of {_describe_type(branch[0])}" if isinstance(branch, list) else str(branch)
 
 
 def _offsets(array: pa.Array) -> pa.Array:

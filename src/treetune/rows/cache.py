@@ -194,13 +194,13 @@ class Cache:
             with contextlib.suppress(_Damaged):
                 if (found := self._hit(key)) is not None:
                     return found, True
-        with self._locked(key):
+        with self._lock(key):
             if not force and (found := self.hit(key)) is not None:
                 return found, True
             try:
                 return self._build(key, build), False
             except OSError as error:
-                raise self._unwritable(error) from None
+                raise self._write_error(error) from None
 
     def entries(self) -> list[Entry]:
         """Everything there is, last used first. Files that are no build's are left out."""
@@ -223,7 +223,7 @@ class Cache:
 
         removed = []
         for candidate in filter(selected, self.entries()):
-            with self._locked(candidate.key, wait=False) as held:
+            with self._lock(candidate.key, wait=False) as held:
                 entry = self._entry(candidate.key) if held else None
                 if entry is None or not selected(entry):  # a build ended meanwhile, or goes on
                     continue
@@ -327,7 +327,7 @@ class Cache:
         )
 
     @contextlib.contextmanager
-    def _locked(self, key: str, wait: bool = True) -> Iterator[bool]:
+    def _lock(self, key: str, wait: bool = True) -> Iterator[bool]:
         """Holds the key's lock; without `wait`, says whether it could be had."""
         from filelock import FileLock, Timeout
 
@@ -341,13 +341,13 @@ class Cache:
                     warnings.warn(f"another process is building {self.path(key)}, waiting for it", stacklevel=4)
                     lock.acquire()
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise self._write_error(error) from None
         try:
             yield lock.is_locked
         finally:
             lock.release()
 
-    def _unwritable(self, error: OSError) -> StorageError:
+    def _write_error(self, error: OSError) -> StorageError:
         folder = "pass --cache-dir, or set TREETUNE_TASK_CACHE_DIR, to a folder "
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         room = f"make room (`treetune cache prune --older-than 30`), or {folder}on another disk"

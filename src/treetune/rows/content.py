@@ -67,10 +67,10 @@ def content_hash(path: Path, memory: Path | None) -> str:
     `memory` is a folder in which the hashes of large files are remembered; None remembers nothing.
     """
     if not path.is_dir():
-        return _remembered_hash(path, memory)
+        return _hash_once(path, memory)
     total = hashlib.blake2b(digest_size=20)
-    for name in sorted(_names_in(path)):
-        total.update(f"{name}\0{_remembered_hash(path / name, memory)}\n".encode("utf-8", "surrogateescape"))
+    for name in sorted(_list_files(path)):
+        total.update(f"{name}\0{_hash_once(path / name, memory)}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()
 
 
@@ -83,13 +83,13 @@ def local_sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path]:
 
     Where `data_files` names files, the folder is only where they lie and is not read as a whole.
     """
-    given = _named(args, kwargs)
+    given = _bind_arguments(args, kwargs)
     path, data_dir, data_files = str(given.get("path") or ""), given.get("data_dir"), given.get("data_files")
     place = Path(path).expanduser()
     is_format, base = _is_format(path), _folder(path, data_dir)
     found: list[Path] = []
     if data_files is not None:
-        found += [file for pattern in _patterns(data_files) for file in _matches(pattern, base)]
+        found += [file for pattern in _iter_patterns(data_files) for file in _match_files(pattern, base)]
     elif base is not None and (data_dir or not is_format):
         found.append(base)
     if not is_format and place.is_dir():
@@ -123,19 +123,19 @@ def names_hub(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def file_patterns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """The names and globs in `data_files`."""
-    data_files = _named(args, kwargs).get("data_files")
-    return [] if data_files is None else list(_patterns(data_files))
+    data_files = _bind_arguments(args, kwargs).get("data_files")
+    return [] if data_files is None else list(_iter_patterns(data_files))
 
 
 def expand_pattern(pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path] | None:
     """The files here that one of the `file_patterns` means; None where it does not lie here."""
     if "://" in pattern or names_hub(args, kwargs):
         return None
-    given = _named(args, kwargs)
-    return _matches(pattern, _folder(str(given.get("path") or ""), given.get("data_dir")))
+    given = _bind_arguments(args, kwargs)
+    return _match_files(pattern, _folder(str(given.get("path") or ""), given.get("data_dir")))
 
 
-def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bind_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `load_dataset` by their names."""
     return {**dict(zip(("path", "name", "data_dir", "data_files"), args, strict=False)), **kwargs}
 
@@ -153,7 +153,7 @@ def _folder(path: str, data_dir: str | None) -> Path | None:
     return place / (data_dir or "") if place.is_dir() else None
 
 
-def _names_in(folder: Path) -> Iterator[str]:
+def _list_files(folder: Path) -> Iterator[str]:
     """The files below a folder, by relative name. Hidden ones stay out, as `load_dataset` does not read them."""
     seen = {os.path.realpath(folder)}
     for here, folders, names in os.walk(folder, followlinks=True):
@@ -170,7 +170,7 @@ def _names_in(folder: Path) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(here, name), folder)
 
 
-def _remembered_hash(path: Path, memory: Path | None) -> str:
+def _hash_once(path: Path, memory: Path | None) -> str:
     now = time.time_ns()
     with open(path, "rb") as file:
         state = _state(path, file)
@@ -204,22 +204,22 @@ def _state(path: Path, file: BufferedReader) -> _Memory:
     return _Memory(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def _patterns(data_files: Any) -> Iterator[str]:
+def _iter_patterns(data_files: Any) -> Iterator[str]:
     """The names in `data_files`, which may be one, a list, splits, or a list of `{split:, path:}`."""
     if isinstance(data_files, str | os.PathLike):
         yield str(data_files)
     elif isinstance(data_files, Mapping):
         entry = set(data_files) == {"split", "path"}
-        yield from _patterns(data_files["path"] if entry else list(data_files.values()))
+        yield from _iter_patterns(data_files["path"] if entry else list(data_files.values()))
     elif isinstance(data_files, Sequence):
         for item in data_files:
-            yield from _patterns(item)
+            yield from _iter_patterns(item)
     else:
         shown = f"expected the name of a file, a list or a mapping of them, got {data_files!r}"
         raise ConfigError([("loading_params.kwargs.data_files", shown)])
 
 
-def _matches(pattern: str, base: Path | None) -> list[Path]:
+def _match_files(pattern: str, base: Path | None) -> list[Path]:
     """The files that one name or glob means, relative names below `base`."""
     # `zip://*.csv::archive.zip` reads the archive.
     pattern = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://"))

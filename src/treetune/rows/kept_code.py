@@ -108,8 +108,8 @@ def keep(file: Path, cache_dir: str | Path | None = None) -> str:
 
     file = file.resolve()
     _kept[file] = None
-    contents = _contents(file)
-    name = _hash(contents)
+    contents = _read_contents(file)
+    name = _hash_contents(contents)
     # Also where other processes look that are not told of another cache folder.
     for folder in dict.fromkeys((_folder(None) / name, _folder(cache_dir) / name)):
         if (folder / ".origin").is_file():
@@ -136,10 +136,10 @@ def _locate_kept(spec: str) -> str:
     with contextlib.suppress(OSError):
         # Where it was kept from, if it is the same still: it may read other files beside it.
         origin = Path(os.fsdecode((folder / ".origin").read_bytes()))
-        if origin.name == file and _hash(_contents(origin)) == match["hash"]:
+        if origin.name == file and _hash_contents(_read_contents(origin)) == match["hash"]:
             return f"{origin}{name}"
     with contextlib.suppress(OSError):
-        if _hash(_contents(folder / file)) == match["hash"]:
+        if _hash_contents(_read_contents(folder / file)) == match["hash"]:
             return f"{folder / file}{name}"
     raise UsageError(
         f"the code that scores a row, {file}, is not in the cache of this machine: {folder}",
@@ -148,7 +148,7 @@ def _locate_kept(spec: str) -> str:
     )
 
 
-def _contents(file: Path) -> dict[str, bytes]:
+def _read_contents(file: Path) -> dict[str, bytes]:
     """What a file is made of: itself, and what it imports from beside it, by the names that they have there."""
     from treetune.files import with_imports
 
@@ -156,7 +156,7 @@ def _contents(file: Path) -> dict[str, bytes]:
     return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in files}
 
 
-def _hash(contents: Mapping[str, bytes]) -> str:
+def _hash_contents(contents: Mapping[str, bytes]) -> str:
     total = hashlib.sha256()
     for name in sorted(contents):
         total.update(f"{name}\0{hashlib.sha256(contents[name]).hexdigest()}\n".encode())

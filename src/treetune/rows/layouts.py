@@ -105,7 +105,7 @@ class VerlFormat(Format):
         for verl looks into it."""
         parts = parts_of(task, scorer)
         reward: Row = {"style": "rule", "ground_truth": None}
-        spec = pruned_spec(task)
+        spec = _spec_without_nulls(task)
         if spec:
             truth = spec.pop("ground_truth", None)
             if truth is None or "style" in spec or "" in spec:
@@ -148,7 +148,7 @@ class SkyRLFormat(Format):
         if parts.scorer == scorer_of(task) and task.env_class is not None:
             parts.scorer = None  # the column says it
         contract = _contract(task.env_class)
-        spec = pruned_spec(task)
+        spec = _spec_without_nulls(task)
         if "" in spec:
             parts.note["reward_spec"] = {key: value for key, value in spec.items() if key != "ground_truth"}
             del spec[""]
@@ -158,7 +158,7 @@ class SkyRLFormat(Format):
             spec["ground_truth"] = parts.truth(truth, stored, text_truth)
         # SkyRL plays every row in an environment: one that only asks for an answer, where the task has none.
         environment = SCORED if task.env_class is None and parts.scorer is not None else task.env_class
-        added = {name: value for name, value in _needed(task, contract).items() if name not in parts.columns}
+        added = {name: value for name, value in _further_columns(task, contract).items() if name not in parts.columns}
         if contract is not None and contract.column == "reward_model" and spec:
             added["reward_model"] = {("style" if key == "method" else key): value for key, value in spec.items()}
         if added:
@@ -209,7 +209,7 @@ class TrlFormat(Format):
 
     def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
         parts = parts_of(task, scorer)
-        spec = pruned_spec(task)
+        spec = _spec_without_nulls(task)
         truth = spec.pop("ground_truth", None)
         if spec != ({} if truth is None else _USUAL):
             parts.note["reward_spec"] = spec
@@ -246,6 +246,7 @@ _SQL_DATA = ("spider", "bird", "synsql")
 
 
 def format_named(name: str) -> Format:
+    """The format of a name that a user gave."""
     if name not in FORMATS:
         raise UnknownNameError.of("format", name, FORMATS)
     return FORMATS[name]
@@ -253,7 +254,11 @@ def format_named(name: str) -> Format:
 
 def detect(columns: Iterable[str]) -> Format:
     """The format that has these columns. Rows with none of the marks are the same in all formats."""
-    columns = list(columns)
+    return _detect(tuple(columns))
+
+
+@lru_cache(maxsize=256)
+def _detect(columns: tuple[str, ...]) -> Format:
     found = [name for name, format in FORMATS.items() if any(mark in columns for mark in format.marks)]
     if found == ["verl", "skyrl"]:  # SkyRL's aime has a `reward_model` too
         found = ["skyrl"]
@@ -268,22 +273,6 @@ def detect(columns: Iterable[str]) -> Format:
             remedy="make tasks of a dataset with `treetune build`",
         )
     return FORMATS[found[0] if found else "verl"]
-
-
-class FormatDetector:
-    """The format of each of many rows: the named one, else the one that has the row's columns."""
-
-    def __init__(self, name: str | None = None) -> None:
-        self._given = format_named(name) if name is not None else None
-        self._known: dict[tuple[str, ...], Format] = {}
-
-    def format_of(self, row: Mapping[str, Any]) -> Format:
-        if self._given is not None:
-            return self._given
-        columns = tuple(row)
-        if columns not in self._known:
-            self._known[columns] = detect(columns)
-        return self._known[columns]
 
 
 def convert_table(table: pa.Table, format: str) -> pa.Table:
@@ -350,7 +339,7 @@ def reward_spec(reward_model: Mapping[str, Any] | None) -> dict[str, Any]:
     return {} if spec == _USUAL else spec  # what a row without a reward is filled up with
 
 
-def pruned_spec(task: Task) -> dict[str, Any]:
+def _spec_without_nulls(task: Task) -> dict[str, Any]:
     return {key: value for key, value in task.reward_spec.items() if value is not None}
 
 
@@ -358,7 +347,7 @@ def _env_class(task: Task) -> dict[str, Any]:
     return {} if task.env_class is None else {"env_class": task.env_class}
 
 
-def _needed(task: Task, contract: Contract | None) -> dict[str, Any]:
+def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:
     """The further columns of a row of SkyRL's, out of `extra_info`."""
     names = [*_NEEDS.get(task.env_class or "", ()), *(contract.needs if contract is not None else ())]
     found = {name: task.extra_info.get(name) for name in names if "." not in name and name not in COLUMNS}

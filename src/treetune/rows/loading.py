@@ -54,7 +54,7 @@ class Source:
     def columns(self) -> dict[str, pa.DataType]:
         features = self._dataset.features
         if features is None:  # a stream does not know its columns before its first rows
-            first = next(self._explained(self._dataset.with_format("arrow").iter(batch_size=1)), None)
+            first = next(self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=1)), None)
             schema = [] if first is None else first.schema
         else:
             schema = features.arrow_schema
@@ -83,18 +83,18 @@ class Source:
 
     def first(self) -> dict[str, Any] | None:
         """The first row, or None where there is none."""
-        return next(self._explained(iter(self._dataset)), None)
+        return next(self._explain_faults(iter(self._dataset)), None)
 
     def batches(self) -> Iterator[SourceBatch]:
         """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
         ones (the library keeps columns of mixed types as JSON)."""
         if self._decodes:
-            return self._explained(self._rows())
+            return self._explain_faults(self._rows())
         files = self._whole_files()
-        batches = _rechunked(_streamed(files)) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
-        return self._explained(batches)
+        batches = _rechunk(_stream(files)) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
+        return self._explain_faults(batches)
 
-    def _explained(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _explain_faults(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same, with what fails on the way said as `open_source` says it."""
         try:
             yield from batches
@@ -179,7 +179,7 @@ def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
     return Source(dataset, params=params, fresh=True, held=held)
 
 
-def _streamed(files: list[str]) -> Iterator[pa.RecordBatch]:
+def _stream(files: list[str]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for name in files:
@@ -195,7 +195,7 @@ def _count(name: str) -> int:
         return sum(batch.num_rows for batch in reader)
 
 
-def _rechunked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _rechunk(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []
@@ -298,7 +298,7 @@ class Hold:
 def list_copies(cache_dir: Path) -> list[Copy]:
     """Everything that is kept, last used first."""
     folder = copies_folder(cache_dir)
-    found = [_measured(path) for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    found = [_measure(path) for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(found, key=lambda copy: -copy.last_used)
 
 
@@ -321,7 +321,7 @@ def _lock_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
-def _measured(folder: Path) -> Copy:
+def _measure(folder: Path) -> Copy:
     size = 0
     for here, _, names in os.walk(folder):
         for name in names:

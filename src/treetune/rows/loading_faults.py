@@ -94,33 +94,27 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
             return UsageError(
                 f"data_files names the folder {folders[0]}", remedy=f"write {pattern.rstrip('/')}/*, or use data_dir"
             )
-    files = [file for place in local_sources(params.args, kwargs) for file in _files_in(place)]
-    for file in files:
-        if (fault := _fault_of_file(file, str(kind))) is not None:
-            return fault
+    for place in local_sources(params.args, kwargs):
+        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if file.is_file() and (fault := _fault_of_file(file, str(kind))) is not None:
+                return fault
     return None
 
 
-def _files_in(place: Path) -> list[Path]:
-    return sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
-
-
 def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
-    from treetune.rows.reading import text_batches
+    from treetune.rows.reading import batches_of
     from treetune.rows.sources import File, Kind, known_kind
 
-    is_json = kind == "json" or known_kind(file) in (Kind.JSON, Kind.LINES)
+    shape = known_kind(file)
+    if kind in ("json", "parquet") and shape is not Kind.LINES:
+        shape = Kind(kind)
     try:
         with open(file, "rb") as opened:
             if not opened.read(1 << 16).strip():
                 return EmptyTasksetError(f"{file} is empty", remedy="give it rows, or leave it out of data_files")
-        if is_json:
-            known = known_kind(file)
-            shape = known if known in (Kind.JSON, Kind.LINES) else Kind.JSON
-            if not any([bool(batch.rows) for batch in text_batches(File(file, shape))]):
+        if shape in (Kind.JSON, Kind.LINES, Kind.PARQUET):
+            if not sum(len(batch.rows) for batch in batches_of(File(file, shape))):
                 return EmptyTasksetError(f"{file} has no rows", remedy="give it rows, or leave it out of data_files")
-        elif kind == "parquet" or known_kind(file) is Kind.PARQUET:
-            return _fault_of_parquet(file)
         elif kind in ("csv", "text"):
             return _fault_of_text(file, kind)
     except TreetuneError as error:
@@ -128,13 +122,6 @@ def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
     except OSError as error:
         return StorageError(f"{file} cannot be read: {error.strerror or error}")
     return None
-
-
-def _fault_of_parquet(file: Path) -> TreetuneError | None:
-    from treetune.rows.reading import read_batches
-
-    rows = sum(len(batch.rows) for batch in read_batches(str(file)))
-    return None if rows else EmptyTasksetError(f"{file} has no rows", remedy="leave it out of data_files")
 
 
 def _fault_of_text(file: Path, kind: str) -> TreetuneError | None:

@@ -208,7 +208,7 @@ class GrowingParquet:
 
     def _put(self, table: pa.Table, already_json: frozenset[str]) -> None:
         assert self.schema is not None
-        table = _marked(_with_json(table, self.json_fields - already_json), self.json_fields)
+        table = _add_mark(_encode_fields(table, self.json_fields - already_json), self.json_fields)
         arrays = [
             conform(table[field.name], field.type)
             if field.name in table.column_names
@@ -248,7 +248,7 @@ def unify_exactly(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def _with_json(table: pa.Table, paths: set[str]) -> pa.Table:
+def _encode_fields(table: pa.Table, paths: set[str]) -> pa.Table:
     """`table` with the values at these paths as JSON text."""
     for path in paths:
         name, _, key = path.partition(".")
@@ -275,7 +275,7 @@ def with_mark(schema: pa.Schema) -> pa.Schema:
     return schema.set(place, pa.field("extra_info", pa.struct([*{**fields, MARK: pa.string()}.items()])))
 
 
-def _marked(table: pa.Table, json_fields: set[str]) -> pa.Table:
+def _add_mark(table: pa.Table, json_fields: set[str]) -> pa.Table:
     if not json_fields or "extra_info" not in table.column_names:
         return table
     column = conform(table["extra_info"], table.schema.field("extra_info").type)

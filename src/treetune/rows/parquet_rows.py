@@ -85,7 +85,7 @@ class ParquetRows:
             try:
                 file = pq.ParquetFile(self.path, pre_buffer=False, buffer_size=BUFFER)
             except (pa.ArrowException, OSError) as error:
-                raise self._damaged(error) from None
+                raise self._damage_error(error) from None
             sizes = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
             self._ends = list(accumulate(sizes))
             self._json_fields = json_fields_of(file.metadata.metadata)
@@ -100,7 +100,7 @@ class ParquetRows:
         try:
             return [parse_json_fields(row, self._json_fields) for row in rows] if self._json_fields else rows
         except msgspec.DecodeError as error:
-            raise self._damaged(error) from None
+            raise self._damage_error(error) from None
 
     def _group(self, file: Any, number: int) -> pa.RecordBatch:
         import pyarrow as pa
@@ -111,13 +111,13 @@ class ParquetRows:
         try:
             table = file.read_row_group(number, use_threads=False).combine_chunks()
         except (pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from None
+            raise self._damage_error(error) from None
         self._groups[number] = table.to_batches()[0]
         while len(self._groups) > 1 and sum(group.nbytes for group in self._groups.values()) > KEPT:
             self._groups.popitem(last=False)
         return self._groups[number]
 
-    def _damaged(self, error: Exception) -> StorageError:
+    def _damage_error(self, error: Exception) -> StorageError:
         return StorageError(f"{self.path} cannot be read as rows: {error}", remedy="write or build the file again")
 
 

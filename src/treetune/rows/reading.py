@@ -25,7 +25,7 @@ import msgspec
 
 from treetune.errors import NetworkError, TreetuneError, UsageError
 from treetune.rows.arrow_values import SPLIT, decode_json, drop_nulls, json_fields_of, pause_gc, to_rows
-from treetune.rows.layouts import FormatDetector
+from treetune.rows.layouts import Format, detect, format_named
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import BATCH, Batch, File, HubName, Kind, ReadError, Row, Sources, find, open_plain
 from treetune.task import Task
@@ -48,7 +48,7 @@ def read_rows(sources: Sources, *, columns: Sequence[str] | None = None) -> Iter
 
 def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
     """The tasks of trainers' rows. Without a format each row is in the one that has its columns."""
-    return RowTasks(_tasks(sources, FormatDetector(format)))
+    return RowTasks(_read_tasks(sources, None if format is None else format_named(format)))
 
 
 class RowTasks:
@@ -64,11 +64,11 @@ class RowTasks:
         return next(self._tasks)
 
 
-def _tasks(sources: Sources, formats: FormatDetector) -> Iterator[Task]:
+def _read_tasks(sources: Sources, format: Format | None) -> Iterator[Task]:
     for batch in read_batches(sources):
         for position, row in enumerate(batch.rows):
             try:
-                yield formats.format_of(row).task_of_pruned(row)
+                yield (format or detect(row)).task_of_pruned(row)
             except TreetuneError as error:
                 raise type(error)(f"{batch.place(position)}: {error.message}", remedy=error.remedy) from None
 
@@ -97,7 +97,7 @@ def read_batches(sources: Sources, *, columns: Sequence[str] | None = None) -> I
 
 def batches_of(source: File | HubName, columns: Sequence[str] | None = None) -> Iterator[Batch]:
     if isinstance(source, File) and source.kind is Kind.PARQUET:
-        yield from _parquet(source.path, columns)
+        yield from _read_parquet(source.path, columns)
         return
     for batch in hub_batches(source) if isinstance(source, HubName) else text_batches(source):
         rows = batch.rows
@@ -109,7 +109,7 @@ def batches_of(source: File | HubName, columns: Sequence[str] | None = None) -> 
 # Parquet and the hub
 
 
-def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Batch]:
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Batch]:
     first = 0
     for batch in _parquet_batches(path, columns):
         rows = _arrow_rows(batch)
@@ -181,11 +181,11 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
     path = file.path
     try:
         if file.kind is Kind.CSV:
-            yield from _csv(path, on_fault)
+            yield from _read_csv(path, on_fault)
         elif file.kind is Kind.LINES or _holds_lines(path):
-            yield from _lines(path, on_fault)
+            yield from _read_lines(path, on_fault)
         else:
-            yield from _document(path, on_fault)
+            yield from _read_document(path, on_fault)
     except OSError as error:
         raise ReadError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -204,7 +204,7 @@ def _holds_lines(path: Path) -> bool:
     return True
 
 
-def _lines(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
+def _read_lines(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
     with open_plain(path) as file:
         numbered = enumerate(file, 1)
         while some := list(islice(numbered, BATCH)):
@@ -212,10 +212,10 @@ def _lines(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
                 some[0] = (1, some[0][1].removeprefix(_BOM))
             some = [(number, line) for number, line in some if line and not line.isspace()]
             with pause_gc():
-                yield _batch(path, "line", some, on_fault)
+                yield _decode_batch(path, "line", some, on_fault)
 
 
-def _document(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
+def _read_document(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
     """A JSON array of rows, or one row. Read whole: only its end tells whether an array is well-formed. Its rows are
     decoded batch by batch."""
     with open_plain(path) as file:
@@ -223,7 +223,7 @@ def _document(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
     if not content.strip():
         raise ReadError(f"{path} is empty", remedy="an empty list of rows is []")
     if not content.lstrip().startswith(b"["):
-        yield _batch(path, "row", [(0, content)], on_fault)
+        yield _decode_batch(path, "row", [(0, content)], on_fault)
         return
     try:
         raw = _split_array(content)
@@ -233,10 +233,10 @@ def _document(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
         raise ReadError(f"{path}{line}: {error}") from None
     for first in range(0, len(raw), BATCH):
         some = [(first + number, bytes(text)) for number, text in enumerate(raw[first : first + BATCH])]
-        yield _batch(path, "row", some, on_fault)
+        yield _decode_batch(path, "row", some, on_fault)
 
 
-def _batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_fault: OnFault | None) -> Batch:
+def _decode_batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_fault: OnFault | None) -> Batch:
     rows, numbers = [], []
     for number, text in texts:
         try:
@@ -313,7 +313,7 @@ def _decode_with_nan(text: bytes) -> Any:
         return None
 
 
-def _csv(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
+def _read_csv(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
     with open_plain(path) as content:
         text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")  # type: ignore[type-var]
         lines = csv.reader(text, strict=True)

@@ -47,7 +47,7 @@ _OWN = frozenset(("env_class", "scorer", ROW, MARK, KEY, ""))
 _HEX = frozenset("0123456789abcdef")
 
 
-class Parts(msgspec.Struct):
+class RowParts(msgspec.Struct):
     """A task on its way into a row."""
 
     extra: dict[str, Any]
@@ -77,10 +77,10 @@ class Parts(msgspec.Struct):
         return stored
 
 
-def parts_of(task: Task, scorer: str | None = None) -> Parts:
+def parts_of(task: Task, scorer: str | None = None) -> RowParts:
     """`scorer` says how the row is scored, unless the task says so itself; "" that nothing does. Without it, what
     follows from the task."""
-    parts = Parts(dict(task.extra_info), {}, {}, (scorer if scorer is not None else scorer_of(task)) or None)
+    parts = RowParts(dict(task.extra_info), {}, {}, (scorer if scorer is not None else scorer_of(task)) or None)
     if own := own_values(task):
         # As text in the note's text, so that a field that is None stays one.
         parts.note["fields"] = msgspec.json.encode(own).decode()
@@ -94,7 +94,7 @@ def parts_of(task: Task, scorer: str | None = None) -> Parts:
         del extra[KEY]
         parts.columns = {name: extra.pop(name) for name in memory["columns"] if name in extra}
         extra.update(memory["hidden"])
-    if _special(task, extra.get("scorer")):
+    if _is_special(task, extra.get("scorer")):
         parts.scorer = extra.pop("scorer")
     kept = {key: extra.pop(key) for key in _OWN & extra.keys()}
     if kept:
@@ -110,18 +110,18 @@ def build_task(
     `whole`: with what only a trainer's file needs, so that writing it again loses nothing: a scorer of its own, and
     which keys were columns. Then `extra_info.treetune` holds the latter.
     """
-    extra = dict(_checked(row, "extra_info", dict) or {})
-    note = _note(extra)
+    extra = dict(_get_typed(row, "extra_info", dict) or {})
+    note = _pop_note(extra)
     inner = extra.pop("env_class", None)
     env_class = inner if env_class is None else env_class
     if not whole or "scorer" in extra:
         extra.pop(ROW, None)
     others = [name for name in row if name not in own and name not in note.get("added", ())]
     if others:
-        _beside(row, others, extra, whole)
-    prompt = _checked(row, "prompt", (list, str))
+        _add_columns(row, others, extra, whole)
+    prompt = _get_typed(row, "prompt", (list, str))
     if "prompt" in note:
-        prompt = _as_it_was(prompt, note["prompt"])
+        prompt = _restore_prompt(prompt, note["prompt"])
     if "reward_spec" in note:
         truths = {"ground_truth": spec["ground_truth"]} if "ground_truth" in spec else {}
         spec = {**note["reward_spec"], **truths}
@@ -139,7 +139,7 @@ def build_task(
     # A uid of the user's own is a key like any other.
     if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
-    if "scorer" in extra and not (whole and _special(task, extra["scorer"])):
+    if "scorer" in extra and not (whole and _is_special(task, extra["scorer"])):
         del extra["scorer"]
     extra.update(note.get("extra_info", {}))
     return task
@@ -206,14 +206,14 @@ def truth_text(truth: Any) -> Any:
 
 def spec_of(row: Mapping[str, Any], column: str) -> dict[str, Any]:
     """A copy of a column that describes the reward."""
-    return dict(_checked(row, column, dict) or {})
+    return dict(_get_typed(row, column, dict) or {})
 
 
-def _special(task: Task, scorer: Any) -> bool:
+def _is_special(task: Task, scorer: Any) -> bool:
     return isinstance(scorer, str) and scorer != scorer_of(task)
 
 
-def _note(extra: dict[str, Any]) -> dict[str, Any]:
+def _pop_note(extra: dict[str, Any]) -> dict[str, Any]:
     """The note, taken out of `extra_info`; a key of that name that is no note stays."""
     written = extra.get(KEY)
     if not isinstance(written, str):
@@ -228,7 +228,7 @@ def _note(extra: dict[str, Any]) -> dict[str, Any]:
     return note
 
 
-def _beside(row: Mapping[str, Any], others: list[str], extra: dict[str, Any], whole: bool) -> None:
+def _add_columns(row: Mapping[str, Any], others: list[str], extra: dict[str, Any], whole: bool) -> None:
     """Other columns join `extra_info`."""
     if whole:
         names = [name for name in others if name and "." not in name and name not in COLUMNS]
@@ -250,7 +250,7 @@ def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, An
     return {**row, "prompt": opening, "extra_info": {**extra, KEY: to_json_text(note)}}
 
 
-def _as_it_was(prompt: Any, kind: str) -> Any:
+def _restore_prompt(prompt: Any, kind: str) -> Any:
     if kind == "opening":
         return None
     if kind == "none":
@@ -259,7 +259,7 @@ def _as_it_was(prompt: Any, kind: str) -> Any:
     return prompt[0]["content"] if single else prompt
 
 
-def _checked(row: Mapping[str, Any], column: str, kind: Any) -> Any:
+def _get_typed(row: Mapping[str, Any], column: str, kind: Any) -> Any:
     value = row.get(column)
     if value is not None and not isinstance(value, kind):
         expected = {"prompt": "a list of messages"}.get(column, "a mapping")

@@ -114,7 +114,7 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
         return _ByRule()
     if scorer.startswith(ENVIRONMENT):
         spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=trust)
-        _check(spec, environments, trust)
+        _check_module(spec, environments, trust)
         environments.resolve(spec)  # its file runs now, before many threads ask for it at once
         return ByEnvironment(spec, name="environment")
     try:
@@ -125,14 +125,14 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
         ) from None
     if not isinstance(node, dict):
         raise UsageError(f"a row names a scorer that is none: {scorer!r:.80}")
-    _check(str(node.get("id", "")), tasksets, trust)
+    _check_module(str(node.get("id", "")), tasksets, trust)
     path = str((node.get("custom_cls") or {}).get("path", ""))
     if path.startswith("pkg://"):
         check_module(path.removeprefix("pkg://"), trust=trust)
     return build_taskset(locate_files(node, trust=trust), path="scorer", source="the scorer of a row")
 
 
-def _check(spec: str, registry: Registry, trust: bool) -> None:
+def _check_module(spec: str, registry: Registry, trust: bool) -> None:
     """A module that a name stands for must be trusted; files are checked where they are located."""
     place, _, _ = spec.rpartition(":")
     if place and not place.endswith(".py") and spec not in registry.names() and place not in registry.foreign:

@@ -67,7 +67,7 @@ def find(sources: Sources) -> Iterator[File | HubName]:
     for source in [sources] if not isinstance(sources, Iterable) or isinstance(sources, str) else sources:
         if not isinstance(source, str | os.PathLike) or source == "":
             raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
-        yield from _named(os.path.expanduser(str(source)))
+        yield from _find_one(os.path.expanduser(str(source)))
 
 
 def names_rows(target: str) -> bool:
@@ -120,10 +120,10 @@ def refuse_unwritable(path: Path) -> None:
         )
 
 
-def _named(source: str) -> list[File | HubName]:
+def _find_one(source: str) -> list[File | HubName]:
     path = Path(source)
     if path.is_dir():
-        return _some(_inside(path), source)
+        return _to_files(_list_folder(path), source)
     if path.exists():
         return [File(path, kind_of(path))]
     if glob.has_magic(source):
@@ -131,14 +131,14 @@ def _named(source: str) -> list[File | HubName]:
         files = [match for match in matches if match.is_file() and known_kind(match)]
         # `data/*` may mean folders; `data/**` names their files already.
         folders = [] if "**" in source else [match for match in matches if match.is_dir()]
-        return _some([*files, *(file for folder in folders for file in _inside(folder))], source)
+        return _to_files([*files, *(file for folder in folders for file in _list_folder(folder))], source)
     match = _HUB_NAME.fullmatch(source)
     if match is None or known_kind(path):
         raise UsageError(f"no such file: {source}", remedy=f"paths are taken from {Path.cwd()}")
     return [HubName(match["name"], match["config"], match["split"] or "train")]
 
 
-def _inside(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     """The files below a folder, but for hidden ones."""
     found = (path for path in folder.rglob("*") if known_kind(path) and path.is_file())
     files = sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
@@ -146,7 +146,7 @@ def _inside(folder: Path) -> list[Path]:
     return [path for path in files if known_kind(path) is not Kind.CSV] or files
 
 
-def _some(paths: list[Path], source: str) -> list[File | HubName]:
+def _to_files(paths: list[Path], source: str) -> list[File | HubName]:
     if not paths:
         raise UsageError(f"{source} holds no {', '.join(KINDS)} files")
     return [File(path, kind_of(path)) for path in paths]

@@ -21,7 +21,7 @@ from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir
 from treetune.rows.content import content_hash
-from treetune.rows.layouts import FormatDetector
+from treetune.rows.layouts import detect, format_named
 from treetune.rows.loading import open_source
 from treetune.rows.parquet_rows import PackedRows, ParquetRows, write_packed
 from treetune.rows.reading import batches_of, read_tasks
@@ -47,13 +47,13 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         super().__init__(config)
         if not self.config.files:
             raise TasksetError("there are no files of rows", remedy="name some: files: [train.parquet]")
-        self._formats = FormatDetector(self.config.format)
+        self._format = None if self.config.format is None else format_named(self.config.format)
         self.name = Path(self.config.files[0]).name
 
     # The tasks
 
     def load_tasks(self) -> Iterable[Task]:
-        return map(_whole, read_tasks(self.config.files, self.config.format))
+        return map(_as_foreign, read_tasks(self.config.files, self.config.format))
 
     def task_at(self, index: int) -> Task:
         part = bisect_right(self._ends, index)
@@ -61,7 +61,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
             raise IndexError(index)
         _, rows = self._parts[part]
         row = rows[index - (self._ends[part - 1] if part else 0)]
-        return _whole(self._formats.format_of(row).task_of_pruned(row))
+        return _as_foreign((self._format or detect(row)).task_of_pruned(row))
 
     def count(self) -> int:
         return self._ends[-1]
@@ -70,7 +70,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         return digest([identity for identity, _ in self._parts])
 
     def type_of(self, task: Task) -> type[Task]:
-        return ForeignTask if _by_taskset(task) else Task
+        return ForeignTask if _is_scored_by_taskset(task) else Task
 
     def _first(self, num_tasks: int | None) -> Iterator[Task]:
         # Straight from the files: in their order nothing has to be counted, nor kept for random access.
@@ -87,22 +87,22 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     # How they are scored
 
     def environment(self, task: Task) -> Environment:
-        scorer, inner = self._scored(task)
+        scorer, inner = self._scorer_and_task(task)
         return scorer.environment(inner)
 
     def reward(self, task: Task, answer: str) -> Any:
-        scorer, inner = self._scored(task)
+        scorer, inner = self._scorer_and_task(task)
         return scorer.reward(inner, answer)
 
     def gold(self, task: Task) -> Any:
         try:
-            scorer, inner = self._scored(task)
+            scorer, inner = self._scorer_and_task(task)
         except TreetuneError:
             return None  # what cannot be scored here, or may not be, can still be looked at
         return scorer.gold(inner)
 
     def validate(self, task: Task) -> Any:
-        scorer, inner = self._scored(task)
+        scorer, inner = self._scorer_and_task(task)
         return scorer.validate(inner)
 
     def scorer_of(self, task: Task) -> str | None:
@@ -112,9 +112,9 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     def refuse_untrusted(self) -> None:
         """Raises where the first row names code that may not run, before anything is played."""
         for task in islice(self, 1):
-            self._scored(task)
+            self._scorer_and_task(task)
 
-    def _scored(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
+    def _scorer_and_task(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
         """What scores a task, and the task as that knows it."""
         if (name := self.scorer_of(task)) is None:
             raise TasksetError(
@@ -163,13 +163,13 @@ def _rows_on_demand(source: File | HubName, cache: Cache) -> tuple[str, ParquetR
     return key, PackedRows(cache.path(key))
 
 
-def _by_taskset(task: Task) -> bool:
+def _is_scored_by_taskset(task: Task) -> bool:
     """Whether a taskset scores it, which may declare a class of tasks with fields of its own."""
     scorer = task.extra_info.get("scorer")
     return isinstance(scorer, str) and scorer != RULE and not scorer.startswith(ENVIRONMENT)
 
 
-def _whole(task: Task) -> Task:
-    if type(task) is Task and _by_taskset(task):
+def _as_foreign(task: Task) -> Task:
+    if type(task) is Task and _is_scored_by_taskset(task):
         return ForeignTask(**{name: getattr(task, name) for name in Task.__struct_fields__})
     return task

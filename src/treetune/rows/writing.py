@@ -134,7 +134,7 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: 
     """Rows of any values as parquet; gives their number."""
     from treetune.rows.parquet import GrowingParquet, MixedTruths
 
-    batches = _batched(tasks)
+    batches = _batches(tasks)
     with GrowingParquet(path, exact=True) as writer:
         for batch in batches:
             json_fields = set(writer.json_fields)
@@ -159,13 +159,13 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: 
             stacklevel=4,
         )
     with GrowingParquet(path, exact=True) as writer:
-        for some in _batched(chain(done, batch, chain.from_iterable(batches))):
+        for some in _batches(chain(done, batch, chain.from_iterable(batches))):
             _put(writer, some, format, opening, text_truth=not as_json, as_json=as_json)
     earlier.unlink(missing_ok=True)
     return _finish(writer, format)
 
 
-def _batched(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
+def _batches(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
     while batch := list(islice(tasks, BATCH)):
         yield batch
 
