@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from treetune.datasets.config import FormatName
-from treetune.datasets.row_faults import build_batch
 from treetune.datasets.rows import RowBuilder
 from treetune.datasets.taskset import unknown_environment
 from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
@@ -83,18 +82,18 @@ def write_rows(
 
     `made`: the source has a trainer's rows already, from a `build_dataset` that selected them itself.
     """
-    from treetune.datasets.lengths import PromptLengths
+    from treetune.datasets.selection import length_filter
 
     config = taskset.config
     dropped: Counter[str] = Counter()
-    lengths = PromptLengths.of(config)
+    drop_long = length_filter(config)
     named: set[Any] = {config.env_class}
     with GrowingParquet(path) as writer:
         for number in range(1 if made else config.repeat):
             left = None if made else config.max_rows
             for table, missing in built_tables(taskset, opened, made, engine, on_rows):
-                if table is not None and lengths is not None:
-                    table = lengths.kept(table, missing)
+                if table is not None and drop_long is not None:
+                    table = drop_long(table, missing)
                 if number == 0:
                     dropped.update(missing)
                 if table is None or not table.num_rows:
@@ -154,7 +153,7 @@ def built_tables(
         return _on_ray(builder, work)
     if taskset.config.num_proc > 1:
         return _in_processes(builder, work, taskset.config.num_proc)
-    return (build_batch(builder, batch, first) for batch, first in work)
+    return (builder.build(batch, first) for batch, first in work)
 
 
 def _numbered(opened: Source, on_rows: Progress | None) -> Iterator[Work]:
@@ -177,7 +176,7 @@ def _remember(builder: RowBuilder) -> None:
 def _build(work: Work) -> Built | TreetuneError:
     assert _builder is not None
     try:
-        return build_batch(_builder, *work)
+        return _builder.build(*work)
     except TreetuneError as error:
         if error.__cause__ is None:
             return error  # raised, it would come with the traceback of this process
@@ -232,4 +231,4 @@ def _on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
 
 
 def _build_there(builder: RowBuilder, batch: SourceBatch, first: int) -> Built:
-    return build_batch(builder, batch, first)
+    return builder.build(batch, first)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from treetune.errors import did_you_mean
 from treetune.rows.content import LoadingParams
 from treetune.taskset import TasksetConfig
 
@@ -74,3 +76,8 @@ def filter_file(spec: str | None) -> Path | None:
     """The file of a filter that is `file.py:function`; None where it is an expression."""
     place, _, name = (spec or "").rpartition(":")
     return Path(place).expanduser() if place.endswith(".py") and name.isidentifier() else None
+
+
+def no_column(name: str, columns: Sequence[str]) -> str:
+    """What is wrong with a name that is no column."""
+    return f"no column {name!r}{did_you_mean(name, columns)}; there are: {', '.join(columns)}"

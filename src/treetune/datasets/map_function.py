@@ -1,73 +1,211 @@
-"""The map function of a dataset task as its config describes it: one source row in, one trainer's row out."""
+"""The function that makes a trainer's row of a source row, as the config of a dataset task describes it.
+
+    make_row = map_function(taskset)
+    make_row({"question": "1 + 1?", "answer": "2"}, 0)      # {"prompt": [...], "reward_model": {...}, ...}
+
+The prompt is a template over columns or a column of messages; the right answer is a column, or what a regular
+expression finds in one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+import inspect
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treetune.datasets.column_faults import no_column
-from treetune.datasets.ground_truth import GroundTruth
-from treetune.datasets.messages import chat_messages, says_nothing
-from treetune.datasets.rows import NO_PROMPT, NO_TRUTH, RowDropped
+import msgspec
+
+from treetune.datasets.config import GroundTruthConfig, no_column
 from treetune.datasets.template import Template
-from treetune.errors import ConfigError, TasksetError
+from treetune.errors import ConfigError, TasksetError, user_code
+from treetune.task import Message
 
 if TYPE_CHECKING:
     from treetune.datasets.taskset import DatasetTaskset
 
 Row = dict[str, Any]
 
+NO_PROMPT, NO_TRUTH = "no prompt", "no ground truth"
+"""Why rows are left out, or faults where the config says `drop_missing: false`."""
+
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+"""How the `from`/`value` spelling names roles."""
+
+
+class RowDropped(Exception):
+    """Raised while a row is made, to leave it out; the reason is counted and reported."""
+
 
 def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
     """Compiled at the first row, which shows the columns."""
     config = taskset.config
     data_source, ability, reward_method = config.data_source, config.ability, config.reward_method
-    extra_fields = config.extra_fields
-    compiled: list[tuple[Callable[[Row], list[Row]], GroundTruth | None]] = []
-
-    def compile_for(row: Row) -> tuple[Callable[[Row], list[Row]], GroundTruth | None]:
-        columns = list(row)
-        truth = GroundTruth(config.ground_truth, columns) if config.ground_truth is not None else None
-        if config.prompt_format == "chat_messages":
-            field = config.chat_messages_field
-            if field not in columns:
-                raise ConfigError([("chat_messages_field", no_column(field, columns))])
-
-            def messages(row: Row) -> list[Row]:
-                if says_nothing(row[field]):
-                    raise RowDropped(NO_PROMPT)
-                return chat_messages(row[field], config.system_prompt)
-
-            return messages, truth
-        template = Template(config.prompt_template, columns, [name for name in columns if isinstance(row[name], str)])
-        system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt is not None else []
-
-        def message(row: Row) -> list[Row]:
-            if template.lacks(row):
-                raise RowDropped(NO_PROMPT)
-            return [*system, {"role": "user", "content": template.format(row)}]
-
-        return message, truth
+    make_prompt: Callable[[Row], list[Message]] | None = None
+    truth: GroundTruth | None = None
 
     def make_row(row: Row, index: int = 0) -> Row:
-        if not compiled:
-            compiled.append(compile_for(row))
-        prompt_of, truth = compiled[0]
+        nonlocal make_prompt, truth
+        if make_prompt is None:
+            if config.ground_truth is not None:
+                truth = GroundTruth(config.ground_truth, list(row))
+            make_prompt = _prompt_maker(taskset, row)
         try:
-            prompt = prompt_of(row)
+            prompt = make_prompt(row)
         except ValueError as error:
             raise TasksetError(f"row {index}: {error}") from None
         extra = {"index": index}
-        for field in extra_fields:
+        for field in config.extra_fields:
             extra[field] = row[field]
         made: Row = {"data_source": data_source, "prompt": prompt, "extra_info": extra}
         if ability is not None:
             made["ability"] = ability
         if truth is not None:
-            found = truth.of(row)
+            found = truth.find(row[truth.column])
             if found is None:
                 raise RowDropped(NO_TRUTH)
             made["reward_model"] = {"style": reward_method, "ground_truth": found}
         return made
 
     return make_row
+
+
+def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[Message]]:
+    config, columns = taskset.config, list(first)
+    if config.prompt_format == "chat_messages":
+        field = config.chat_messages_field
+        if field not in columns:
+            raise ConfigError([("chat_messages_field", no_column(field, columns))])
+
+        def read_messages(row: Row) -> list[Message]:
+            if is_silent(row[field]):
+                raise RowDropped(NO_PROMPT)
+            return _read_messages(row[field], config.system_prompt)
+
+        return read_messages
+    template = Template(config.prompt_template, columns, [name for name in columns if isinstance(first[name], str)])
+    system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt is not None else []
+
+    def fill_template(row: Row) -> list[Message]:
+        if template.lacks(row):
+            raise RowDropped(NO_PROMPT)
+        return [*system, {"role": "user", "content": template.format(row)}]
+
+    return fill_template
+
+
+def call_make_map_fn(taskset: DatasetTaskset) -> Callable[[Row, int], Any]:
+    """The map function of a task, its own or a user's, called with the row and its index."""
+    whose = f"_make_map_fn() of {type(taskset).__name__}"
+    with user_code(whose):
+        function = taskset._make_map_fn()
+    if not callable(function):
+        raise TasksetError(f"{whose} gave {function!r:.80}, not a function", remedy="return a function of (row, index)")
+    parameters = inspect.signature(function).parameters.values()
+    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:]
+    # A second one with a default is its author's own (`lambda row, key=key`), unless its name says otherwise.
+    if several or any(p.default is p.empty or p.name in ("index", "idx", "i") for p in positional[:1]):
+        return function
+
+    def with_index(row: Row, index: int) -> Any:
+        made = function(row)
+        if isinstance(made, dict):
+            made["extra_info"] = {**(made.get("extra_info") or {}), "index": index}
+        return made
+
+    return with_index
+
+
+class GroundTruth:
+    """Where the right answer is; its column and its expression are checked at once."""
+
+    def __init__(self, config: str | GroundTruthConfig, columns: Sequence[str]) -> None:
+        given = GroundTruthConfig(column=config) if isinstance(config, str) else config
+        if given.column not in columns:
+            raise ConfigError([("ground_truth", no_column(given.column, columns))])
+        self.column = given.column
+        self.find: Callable[[Any], Any] = stored_truth
+        """The ground truth in a value of the column, as it is stored; None where there is none."""
+        if given.pattern is None:
+            return
+        try:
+            pattern = re.compile(given.pattern)
+        except re.error as error:
+            raise ConfigError([("ground_truth.pattern", f"no regular expression: {error}")]) from None
+        if pattern.groups > 1:
+            raise ConfigError([("ground_truth.pattern", "has several groups; use (?:...) for all but the answer")])
+
+        def search(value: Any) -> str | None:
+            # The last match counts: a solution may quote the marker before it ends.
+            matches = pattern.findall(value) if isinstance(value, str) else None
+            return (matches[-1].strip() or None) if matches else None
+
+        self.find = search
+
+
+def stored_truth(value: Any) -> Any:
+    """Scalars as text, since that is what scorers compare and what lets any two files be joined; structures as they
+    are."""
+    if value is None or value in ("", [], {}):
+        return None
+    if isinstance(value, str | list | dict):
+        return value
+    if isinstance(value, bytes):
+        return value.decode() or None  # bytes that are no text are a fault of their row
+    times = (datetime.date, datetime.time, datetime.timedelta)
+    return msgspec.to_builtins(value) if isinstance(value, times) else str(value)
+
+
+def is_silent(messages: Any) -> bool:
+    """Whether a conversation asks nothing: there is none, or nobody but the system says a word."""
+    if messages is None or messages == []:
+        return True
+    if not isinstance(messages, list):
+        return False
+    for message in messages:
+        if not isinstance(message, dict):
+            return False
+        speaker = message.get("role") or message.get("from")
+        if speaker != "system" and any(has_words(message.get(key)) for key in ("content", "value", "tool_calls")):
+            return False
+    return True
+
+
+def has_words(value: Any) -> bool:
+    return bool(value.strip() if isinstance(value, str) else value)
+
+
+def _read_messages(value: Any, system_prompt: str | None) -> list[Message]:
+    """The messages of one row, every key kept; raises ValueError with what is wrong."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"expected a list of messages, got {_show(value)}")
+    messages = [_read_message(entry, number) for number, entry in enumerate(value)]
+    if system_prompt is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return messages
+
+
+def _read_message(entry: Any, number: int) -> Message:
+    """A message spelled with `role` and `content`."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"message {number} is {_show(entry)}, not a mapping with role and content")
+    message = {key: value for key, value in entry.items() if value is not None or key == "content"}
+    if "role" not in message and "from" in message:
+        role = _ROLES.get(str(message["from"]))
+        if role is None:
+            raise ValueError(f"message {number} is from {message['from']!r}; known: {', '.join(_ROLES)}")
+        rest = {key: value for key, value in message.items() if key not in ("from", "value", "content")}
+        message = {"role": role, "content": message.get("value"), **rest}
+    if not isinstance(message.get("role"), str):
+        raise ValueError(f"message {number} has no role: {_show(entry)}")
+    # Tool calls may stand alone; anything else must say something.
+    if message.get("content") is None and not message.get("tool_calls"):
+        raise ValueError(f"message {number} ({message['role']}) has no content")
+    return message
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

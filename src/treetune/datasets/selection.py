@@ -1,32 +1,51 @@
-"""Which rows to keep: an expression, a function in a file, pass rates of an evaluation."""
+"""Which rows to keep: a filter (an expression or a function), pass rates of an evaluation, the length of prompts.
+
+    keep = Filter("len(question) < 500 and 0.1 < pass_rate < 0.9", columns=["question", "pass_rate"])
+    keep.columns  # ("question", "pass_rate")
+    keep.keeps({"question": "1 + 1?", "pass_rate": 0.5})  # True
+
+An expression is Python's, and every node of it is checked against what is allowed: there are no attributes, no names
+but columns, no calls but to the functions below. What would let a short text ask for endless work is bounded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import re
+import reprlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.datasets.config import filter_file
-from treetune.datasets.expression import Filter
-from treetune.errors import ConfigError
+from treetune.datasets.config import DatasetConfig, filter_file, no_column
+from treetune.errors import ConfigError, TasksetError, did_you_mean
 from treetune.plugins import load_object
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEY = "filter"
+MAX_LENGTH = 2000
+MAX_BITS = 4096
 
 
 def row_filter(
     spec: str | None, columns: list[str], with_pass_rate: bool
 ) -> tuple[Callable[[dict[str, Any]], Any] | None, bool]:
-    """The filter, and whether it can only run once the uid is known."""
+    """The filter that a config names, and whether it can only run once the uid is known."""
     if spec is None:
         return None, False
     if filter_file(spec) is not None:
         function = load_object(spec)
         if not callable(function):
-            raise ConfigError([("filter", f"{spec} is a {type(function).__name__}, not a function")])
+            raise ConfigError([(KEY, f"{spec} is a {type(function).__name__}, not a function")])
         return function, with_pass_rate
-    names = [*columns, "pass_rate"] if with_pass_rate else columns
-    parsed = Filter.parse(spec, names)
+    parsed = Filter(spec, [*columns, "pass_rate"] if with_pass_rate else columns)
     # A column of that name is the dataset's own, unless rates were given.
     return parsed.keeps, with_pass_rate and "pass_rate" in parsed.columns
 
@@ -37,9 +56,273 @@ def read_pass_rates(path: str) -> dict[str, float]:
         lines = Path(path).expanduser().read_bytes().splitlines()
         return {entry["uid"]: float(entry["pass_rate"]) for entry in map(msgspec.json.decode, lines)}
     except OSError as error:
-        raise ConfigError([("pass_rates", f"cannot read {path}: {error.strerror}")]) from None
+        problem = f"cannot read {path}: {error.strerror}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([("pass_rates", f"{path} is no pass-rate file: {error}")]) from None
+        problem = f"{path} is no pass-rate file: {error}"
     except (KeyError, TypeError, ValueError):
         problem = f'{path} is no pass-rate file: a line is not {{"uid": ..., "pass_rate": ...}}'
-        raise ConfigError([("pass_rates", problem)]) from None
+    raise ConfigError([("pass_rates", problem)])
+
+
+def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Counter[str]], pa.Table] | None:
+    """What takes prompts with too many tokens out of a table and counts them; None where the config sets no limit."""
+    if config.max_prompt_length is None:
+        return None
+    if config.tokenizer is None:
+        raise ConfigError([("tokenizer", "is required where max_prompt_length is set")])
+    from treetune.rows.prompt_lengths import PromptTokens, load_tokenizer
+
+    most = config.max_prompt_length
+    tokens = PromptTokens(load_tokenizer(config.tokenizer))
+
+    def drop_long(table: pa.Table, dropped: Counter[str]) -> pa.Table:
+        import pyarrow as pa
+
+        prompts = table["prompt"].to_pylist()
+        longer, faults = tokens.above(most, prompts)
+        if faults:
+            position, fault = min(faults.items())
+            raise TasksetError(f"{fault}, in the prompt {prompts[position]!r:.200}")
+        dropped[f"longer than {most} tokens"] += len(longer)
+        return table.filter(pa.array([position not in longer for position in range(table.num_rows)], pa.bool_()))
+
+    return drop_long
+
+
+class Filter:
+    """A checked and compiled expression; pickles by its text."""
+
+    def __init__(self, text: str, columns: Sequence[str]) -> None:
+        """Raises a `ConfigError` with every fault that can be seen without a row."""
+        self.text = text
+        checker = _Checker(columns)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about '\d', which is fine in a pattern
+                expression = checker.visit(_parse(text))
+                if checker.faults:
+                    raise ConfigError([(KEY, fault) for fault in checker.faults])
+                self._code = compile(ast.fix_missing_locations(expression), "<filter>", "eval")
+        except (RecursionError, MemoryError):
+            raise ConfigError([(KEY, "is nested too deeply")]) from None
+        self.columns = tuple(checker.used)
+        """The columns it uses, in order of first use."""
+
+    def keeps(self, row: Mapping[str, Any]) -> bool:
+        """Whether the row passes; a `ValueError` with the values where the expression does not fit them."""
+        try:
+            values = {column: row[column] for column in self.columns}
+        except KeyError as error:
+            raise ValueError(f"the row has no {error}, which {KEY} {self.text!r} uses") from None
+        try:
+            return bool(eval(self._code, _NAMES, values))  # noqa: S307 - only checked nodes, and no builtins
+        except Exception as error:
+            raise ValueError(self._explain(values, error)) from error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Filter, (self.text, self.columns)
+
+    def _explain(self, values: Mapping[str, Any], error: Exception) -> str:
+        shown = ", ".join(f"{column} = {reprlib.repr(value)}" for column, value in values.items())
+        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        message = f"{KEY} {self.text!r} does not fit a row: {problem} ({shown})"
+        empty = [column for column, value in values.items() if value is None]
+        if empty:
+            guard = " and ".join(f"{column} is not None" for column in empty)
+            return f"{message}; guard it: {guard} and ({self.text.strip()})"
+        if isinstance(error, TypeError) and any(isinstance(value, str) for value in values.values()):
+            return f"{message}; turn text into a number with int(...) or float(...)"
+        return message
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {reprlib.repr(value)}")
+    return value
+
+
+def _number(value: Any) -> Any:
+    # `*` would repeat a sequence without end and `%` would fill in a format of any width.
+    if not isinstance(value, Number):
+        raise TypeError(f"expected a number, got {reprlib.repr(value)}")
+    return value
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    base, exponent = _number(base), _number(exponent)
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > MAX_BITS:
+        raise OverflowError("the result of ** is too large")
+    return base**exponent
+
+
+def _round(number: Any, digits: int | None = None) -> Any:
+    if digits is not None and abs(digits) > MAX_BITS:
+        raise OverflowError("too many digits to round to")
+    return round(_number(number), digits)
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
+    "abs": (abs, 1, 1),
+    "bool": (bool, 1, 1),
+    "contains": (lambda text, part: part in text, 2, 2),
+    "endswith": (lambda text, part: _text(text).endswith(part), 2, 2),
+    "float": (float, 1, 1),
+    "int": (int, 1, 2),
+    "len": (len, 1, 1),
+    "lower": (lambda text: _text(text).lower(), 1, 1),
+    "matches": (lambda text, pattern: re.search(pattern, _text(text)) is not None, 2, 2),
+    "max": (max, 1, 100),
+    "min": (min, 1, 100),
+    "round": (_round, 1, 2),
+    "startswith": (lambda text, part: _text(text).startswith(part), 2, 2),
+    "str": (str, 1, 1),
+    "strip": (lambda text: _text(text).strip(), 1, 1),
+    "upper": (lambda text: _text(text).upper(), 1, 1),
+}
+"""What can be called, with the fewest and the most arguments; all are given by position."""
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Mult: lambda left, right: _number(left) * _number(right),
+    ast.Mod: lambda left, right: _number(left) % _number(right),
+    ast.Pow: _power,
+}
+
+# No identifier can spell these names, so a column called `len` hides nothing.
+_NAMES: dict[str, Any] = {
+    "__builtins__": {},
+    **{f"{name}()": function for name, (function, _, _) in _FUNCTIONS.items()},
+    **{f"{kind.__name__}()": function for kind, function in _OPERATORS.items()},
+}
+
+_PLAIN_NODES = (
+    ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.Add, ast.Sub, ast.Div,
+    ast.FloorDiv, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is,
+    ast.IsNot, ast.IfExp, ast.List, ast.Tuple, ast.Set, ast.Load,
+)  # fmt: skip
+
+_REMEDIES: dict[type[ast.AST], str] = {
+    ast.BitAnd: "& is not available; write `and`",
+    ast.BitOr: "| is not available; write `or`",
+    ast.Invert: "~ is not available; write `not`",
+    ast.NamedExpr: ":= is not available; write == to compare",
+    ast.JoinedStr: "f-strings are not available",
+    ast.Slice: "slices are not available; there are startswith(text, part) and endswith(text, part)",
+}
+
+_CONSTANTS = {"none": "None", "null": "None", "true": "True", "false": "False"}
+
+
+class _Checker(ast.NodeTransformer):
+    """Collects the columns used and the faults, and puts calls to our own functions in place of what could run away."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = columns
+        self.used: dict[str, None] = {}
+        self.faults: dict[str, None] = {}
+
+    def refuse(self, node: ast.AST, problem: str) -> ast.AST:
+        self.faults[problem] = None
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, _PLAIN_NODES):
+            return super().generic_visit(node)
+        shown = f"`{ast.unparse(node)}`" if isinstance(node, ast.expr) else type(node).__name__
+        return self.refuse(node, _REMEDIES.get(type(node), f"{shown} is not available in a filter"))
+
+    def visit_Expression(self, node: ast.Expression) -> ast.AST:
+        if isinstance(node.body, ast.Tuple | ast.List | ast.Set):
+            return self.refuse(node, f"`{ast.unparse(node)}` is a list, not a condition; join conditions with `and`")
+        return super().generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if node.value is None or isinstance(node.value, str | int | float):
+            return node
+        return self.refuse(node, f"{node.value!r} is not available: only numbers, text, True, False and None are")
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        name = node.id
+        if name in self.columns and not name.startswith("__"):
+            self.used[name] = None
+            return node
+        if name.casefold() in _CONSTANTS:
+            return self.refuse(node, f"no column {name!r}; did you mean {_CONSTANTS[name.casefold()]}?")
+        if name in _FUNCTIONS:
+            return self.refuse(node, f"{name} is a function: write {name}(...)")
+        return self.refuse(node, no_column(name, self.columns))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return self.refuse(node, f"`{ast.unparse(node)}` is an attribute, which a filter may not ask for")
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        index = node.slice.operand if isinstance(node.slice, ast.UnaryOp) else node.slice
+        if not isinstance(index, ast.Constant | ast.Name | ast.Slice):
+            return self.refuse(node, f"`{ast.unparse(node)}`: an index is a number, a text or a column")
+        return ast.Subscript(self.visit(node.value), self.visit(node.slice), node.ctx)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if type(node.op) not in _OPERATORS:
+            return super().generic_visit(node)
+        return self.call(type(node.op).__name__, [node.left, node.right])
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        for operator, right in zip(node.ops, node.comparators, strict=True):
+            singleton = isinstance(right, ast.Constant) and (right.value is None or isinstance(right.value, bool))
+            if isinstance(operator, ast.Is | ast.IsNot) and not singleton:
+                self.refuse(node, f"`{ast.unparse(node)}`: `is` is for None, True and False; compare with == or !=")
+        return super().generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        written = f"`{ast.unparse(node)}`"
+        there_are = f"there are: {', '.join(_FUNCTIONS)}"
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _FUNCTIONS:
+            arguments = ", ".join(ast.unparse(part) for part in [node.func.value, *node.args])
+            return self.refuse(node, f"{written}: write {node.func.attr}({arguments})")
+        if not isinstance(node.func, ast.Name):
+            return self.refuse(node, f"`{ast.unparse(node.func)}` cannot be called; {there_are}")
+        name = node.func.id
+        if name not in _FUNCTIONS:
+            return self.refuse(node, f"no function {name!r}{did_you_mean(name, _FUNCTIONS)}; {there_are}")
+        _, fewest, most = _FUNCTIONS[name]
+        if node.keywords or not fewest <= len(node.args) <= most:
+            takes = str(fewest) if fewest == most else f"{fewest} to {most}"
+            return self.refuse(node, f"{written}: {name} takes {takes} arguments, by position")
+        if name == "matches" and (fault := _pattern_fault(node.args[1])):
+            return self.refuse(node, f"{written}: {fault}")
+        return self.call(name, node.args)
+
+    def call(self, name: str, arguments: list[ast.expr]) -> ast.Call:
+        return ast.Call(ast.Name(f"{name}()", ast.Load()), [self.visit(argument) for argument in arguments], [])
+
+
+def _parse(text: str) -> ast.Expression:
+    if not text.strip():
+        raise ConfigError([(KEY, "is empty; leave the key out to keep every row")])
+    if len(text) > MAX_LENGTH:
+        remedy = "write a function and give file.py:function"
+        raise ConfigError([(KEY, f"has {len(text)} characters, more than {MAX_LENGTH}; {remedy}")])
+    try:
+        # In parentheses, so that a YAML block may break the lines.
+        return ast.parse(f"({text}\n)", mode="eval")
+    except (SyntaxError, ValueError) as error:
+        problem = error.msg if isinstance(error, SyntaxError) else str(error)
+        hints = {
+            r"&&|\|\|": "; write `and` and `or`",
+            r"![^=]": "; write `not`",
+            r"[^=!<>:]=[^=]": "; write == to compare",
+        }
+        hint = next((hint for pattern, hint in hints.items() if re.search(pattern, text)), "")
+        raise ConfigError([(KEY, f"{text!r} is no expression: {problem}{hint}")]) from None
+
+
+def _pattern_fault(pattern: ast.expr) -> str | None:
+    # A pattern from the data could take exponential time, and nobody would have written it.
+    if not isinstance(pattern, ast.Constant) or not isinstance(pattern.value, str):
+        return "the pattern must be written out as text"
+    if "\b" in pattern.value:
+        return r"'\b' in a plain text is a backspace; write the pattern as r'...'"
+    try:
+        re.compile(pattern.value)
+    except (re.error, OverflowError) as error:
+        return f"no regular expression: {error}"
+    return None

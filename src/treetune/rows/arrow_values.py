@@ -377,20 +377,6 @@ def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
     return conform(array, canonical_type(array.type))
 
 
-def are_misshapen(prompts: pa.Array) -> bool:
-    """Whether some entry of some prompt is no message: it has no role, or says what is no text."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    messages = prompts.flatten()
-    if not pa.types.is_struct(messages.type) or messages.type.get_field_index("role") < 0:
-        return True
-    roles = pc.struct_field(messages, "role")
-    content = messages.type.field("content").type if messages.type.get_field_index("content") >= 0 else pa.null()
-    said = pa.types.is_string(content) or pa.types.is_nested(content) or pa.types.is_null(content)
-    return bool(roles.null_count) or not pa.types.is_string(roles.type) or not said
-
-
 def to_parts(message: Any) -> Any:
     content = message.get("content") if isinstance(message, dict) else None
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
