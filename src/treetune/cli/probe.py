@@ -24,6 +24,7 @@ def probe_command(
     """
     import asyncio
 
+    import msgspec
     from rich.table import Table
     from rich.text import Text
 
@@ -42,15 +43,5 @@ def probe_command(
     console.print(table)
     console.print(Text(f"{report.url}: {report.verdict}", style="bold"))
     if json:
-        print_json(
-            {
-                "url": report.url,
-                "good": report.good,
-                "verdict": report.verdict,
-                "features": report.features,
-                "rewards": report.rewards,
-                "finished": report.finished,
-                "checks": report.checks,
-            }
-        )
+        print_json({**msgspec.structs.asdict(report), "good": report.good, "verdict": report.verdict})
     return 0 if report.good else 1

@@ -43,7 +43,7 @@ class Models:
         self._allowed = {_address(endpoint.base_url): endpoint for endpoint in config.allowed_endpoints}
         self._policies: OrderedDict[tuple[str, str | None], Policy] = OrderedDict()
         if config.model is not None:
-            self.policy_of(None, None)  # a wrong name or a missing key is told at the start
+            self.policy_of(None, None)  # a wrong name or a missing key is an error at the start
 
     @property
     def names(self) -> list[str]:
@@ -57,14 +57,14 @@ class Models:
         key = (name, _address(endpoint) if endpoint is not None else None)
         policy = self._policies.get(key)
         if policy is None:
-            policy = self._policies[key] = self._made(name, key[1])
+            policy = self._policies[key] = self._load(name, key[1])
             if len(self._policies) > _MOST:
                 self._retire(self._policies.popitem(last=False)[1])
         else:
             self._policies.move_to_end(key)
         return policy
 
-    def _made(self, name: str, address: str | None) -> Policy:
+    def _load(self, name: str, address: str | None) -> Policy:
         config = self._config
         if address is not None:
             if address not in self._allowed:
@@ -83,7 +83,7 @@ class Models:
         raise Denied(f"this server does not serve the model {name!r:.80}; it serves: {', '.join(self.names) or 'none'}")
 
     def _retire(self, policy: Policy) -> None:
-        """Closed once nothing can be waiting for it any more."""
+        """Closes it once nothing can be waiting for it any more."""
         loop = asyncio.get_running_loop()
         loop.call_later(3600, lambda: loop.create_task(policy.close()))
 

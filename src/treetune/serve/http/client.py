@@ -278,18 +278,17 @@ class TaskServerClient:
 
     async def step_many(self, moves: Sequence[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
         """A step of each of several episodes, in the order asked; steps that failed are errors."""
-        results: list[Step | ServeError] = [Unreachable("not asked")] * len(moves)
         numbers_of: dict[int, list[int]] = {}
         for number, (episode, _) in enumerate(moves):
             numbers_of.setdefault(id(episode._server), []).append(number)
+        results: dict[int, Step | ServeError] = {}
 
         async def step_on_server(numbers: list[int]) -> None:
-            some = [moves[number] for number in numbers]
-            for number, result in zip(numbers, await self._step_together(some), strict=True):
-                results[number] = result
+            steps = await self._step_together([moves[number] for number in numbers])
+            results.update(zip(numbers, steps, strict=True))
 
         await asyncio.gather(*map(step_on_server, numbers_of.values()))
-        return results
+        return [results[number] for number in range(len(moves))]
 
     async def _step_together(self, moves: list[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
         """Steps of episodes that live on one server."""
