@@ -18,8 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from treetune.sandbox import Bubblewrap, SandboxLimits, probe
-from treetune.sandbox.pool import ShellPool
-from treetune.sandbox.shell import Shell
+from treetune.sandbox.shell import Shell, ShellPool
 
 ROUNDS = 30
 

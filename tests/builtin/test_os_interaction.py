@@ -21,7 +21,7 @@ from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import ConfigError, EnvironmentFault
 from treetune.sandbox import probe
 from treetune.sandbox.launcher import Users
-from treetune.sandbox.pool import _pools
+from treetune.sandbox.shell import _pools
 
 COUNT = {"check": [None, {"language": "python", "file": "check/integer-match.py"}], "example": "ls /data | wc -l"}
 

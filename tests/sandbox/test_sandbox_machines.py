@@ -24,9 +24,8 @@ from treetune.errors import ConfigError, EnvironmentFault, StorageError, UsageEr
 from treetune.sandbox import SandboxUnavailable, probe
 from treetune.sandbox.launcher import Users
 from treetune.sandbox.limits import SandboxLimits
-from treetune.sandbox.pool import Machine
 from treetune.sandbox.rootfs import Recipe, build
-from treetune.sandbox.shell import Shell
+from treetune.sandbox.shell import Machine, Shell
 
 ROWS = [
     {

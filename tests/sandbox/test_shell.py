@@ -19,8 +19,7 @@ from treetune.errors import UsageError
 from treetune.sandbox import Ended, SandboxLimits, require
 from treetune.sandbox.carrier import SETUP_MARK, BubblewrapCarrier
 from treetune.sandbox.launcher import Users
-from treetune.sandbox.pool import ShellPool
-from treetune.sandbox.shell import SandboxGone, Shell
+from treetune.sandbox.shell import SandboxGone, Shell, ShellPool
 
 
 @pytest.fixture(scope="module", params=KINDS)

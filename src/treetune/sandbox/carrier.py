@@ -64,6 +64,8 @@ CAPABILITIES = (
     *("NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", GUARD),
 )
 """As in a container; they reach no further than the sandbox's own users."""
+RUNNER = ("terminal.py", "runner.py")
+FUTURE = "from __future__ import annotations\n"
 SETUP_MARK = "treetune-sandbox-setup"
 COMPILE = """
 import marshal, sys
@@ -125,8 +127,8 @@ class BubblewrapCarrier:
         process = self._process
         root = Root.of_host(launcher.interpreter) if rootfs is None else Root.of_folder(rootfs)
         # The folder's Python may be another than ours.
-        runner = process.make_file(compile_script("runner.py", root.python if rootfs is None else None))
-        setup = process.make_file(compile_script("setup.py", launcher.interpreter.path))
+        runner = process.make_file(compile_script(RUNNER, root.python if rootfs is None else None))
+        setup = process.make_file(compile_script(("setup.py",), launcher.interpreter.path))
         filter_file = process.make_file(program())
         plan = {
             "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if launcher.becomes_user else None,
@@ -220,13 +222,14 @@ def _list_options(launcher: Launcher, limits: SandboxLimits, root: Root) -> list
 
 
 @cache
-def compile_script(script: str, python: str | None) -> bytes:
-    """A script of this folder as the bytecode of the Python that runs it: compiling takes longer than starting Python.
-    None, or where it cannot be compiled: its source. Python tells the two apart by their first bytes."""
-    source = Path(__file__).with_name(script).read_bytes()
+def compile_script(names: tuple[str, ...], python: str | None) -> bytes:
+    """Scripts of this folder as one, in the bytecode of the Python that runs it: compiling takes longer than starting
+    Python. None, or where it cannot be compiled: its source. Python tells the two apart by their first bytes."""
+    texts = [Path(__file__).with_name(name).read_text().replace(FUTURE, "") for name in names]
+    source = (FUTURE + "\n".join(texts)).encode()
     if python is None:
         return source
-    command = [python, "-I", "-S", "-c", COMPILE, script]
+    command = [python, "-I", "-S", "-c", COMPILE, names[-1]]
     try:
         done = subprocess.run(command, input=source, capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from treetune.sandbox.carrier import ENVIRONMENT, OUR_PROCESSES, compile_script, receive
+from treetune.sandbox.carrier import RUNNER as SCRIPTS
 from treetune.sandbox.launcher import GUARD, START_SECONDS
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.shell import Shell
@@ -181,7 +182,7 @@ def container_config(image: str, limits: SandboxLimits) -> dict[str, Any]:
 
 
 def _pack_runner() -> bytes:
-    content = compile_script("runner.py", None)
+    content = compile_script(SCRIPTS, None)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         info = tarfile.TarInfo(RUNNER.lstrip("/"))

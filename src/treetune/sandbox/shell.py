@@ -6,25 +6,29 @@
         result.text, result.exit_code    # "3\\n/var\\n", 0
 
 Whatever commands do is a `ShellResult`. After `close` nothing of the sandbox is left; if this process is killed, its
-sandboxes end too. A shell belongs to the event loop it was opened in.
+sandboxes end too. A shell belongs to the event loop it was opened in. A `Machine` says what system it is on; a
+`ShellPool` starts shells before they are asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import marshal
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.sandbox.carrier import FILE_BYTES, MARSHAL, BubblewrapCarrier, Carrier, receive
-from treetune.sandbox.launcher import START_SECONDS, Launcher, is_passable
-from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits
+from treetune.sandbox.launcher import START_SECONDS, Interpreter, Launcher, is_passable
+from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.probe import require
 from treetune.sandbox.rootfs import Root
 
@@ -38,6 +42,7 @@ PROGRAMS = (
 )
 """What shells, the usual tools and Python consist of; a star stands for the rest of a name."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+POOL_SIZE = 2
 
 
 class SandboxGone(TreetuneError):
@@ -234,3 +239,104 @@ def _check_path(path: str) -> str:
     if not is_passable(path) or not path.startswith("/"):
         raise UsageError(f"{path!r} is no path in a sandbox", remedy="give a path from / on")
     return path
+
+
+Open: TypeAlias = Callable[[SandboxLimits], Awaitable[Shell]]
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's own system, unless it says otherwise."""
+
+    rootfs: str | None = None
+    """A folder with a system of its own, in the place of the host's."""
+    image: str | None = None
+    """An image of a Docker engine; then there is no bubblewrap."""
+
+    async def open(self, limits: SandboxLimits) -> Shell:
+        if self.image is not None:
+            from treetune.sandbox.docker import open_shell
+
+            return await open_shell(self.image, limits)
+        return await Shell.open(limits, rootfs=self.rootfs)
+
+    @property
+    def python(self) -> str:
+        """The Python inside, for commands that want one."""
+        return Interpreter.find().path if self.image is None and self.rootfs is None else "python3"
+
+
+HOST = Machine()
+
+
+class ShellPool:
+    def __init__(
+        self, limits: SandboxLimits = DEFAULT_LIMITS, *, size: int = POOL_SIZE, open: Open = Shell.open
+    ) -> None:
+        self._limits, self._size, self._open = limits, size, open
+        self._ready: deque[Shell] = deque()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.keeper: AsyncGenerator[None, None] | None = None
+
+    async def take(self) -> Shell:
+        """A fresh shell; the caller closes it."""
+        shell = None
+        while self._ready and (shell is None or not shell.alive):
+            shell = self._ready.popleft()
+        self._refill()
+        if shell is not None and shell.alive:
+            return shell
+        return await self._open(self._limits)
+
+    async def fill(self) -> None:
+        """Wait until as many as wanted are ready."""
+        self._refill()
+        while self._starting:
+            await asyncio.gather(*self._starting)
+
+    async def close(self) -> None:
+        self._closed = True
+        for starting in list(self._starting):
+            starting.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(shell.close() for shell in self._ready))
+        self._ready.clear()
+
+    def _refill(self) -> None:
+        while not self._closed and len(self._ready) + len(self._starting) < self._size:
+            task = asyncio.get_running_loop().create_task(self._start())
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def _start(self) -> None:
+        # Where none can start, whoever takes one is told so.
+        with contextlib.suppress(SandboxUnavailable):
+            shell = await self._open(self._limits)
+            if self._closed:
+                await shell.close()
+            else:
+                self._ready.append(shell)
+
+
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SandboxLimits, Machine], ShellPool]] = (
+    WeakKeyDictionary()
+)
+
+
+def share_pool(limits: SandboxLimits, machine: Machine = HOST) -> ShellPool:
+    """The pool of this event loop for such limits and such a machine; it is closed when the loop ends."""
+    pools = _pools.setdefault(asyncio.get_running_loop(), {})
+    if (pool := pools.get((limits, machine))) is None:
+        pool = pools[limits, machine] = ShellPool(limits, open=machine.open)
+        pool.keeper = _close_at_end(pool)
+        with contextlib.suppress(StopIteration):
+            pool.keeper.__anext__().send(None)
+    return pool
+
+
+async def _close_at_end(pool: ShellPool) -> AsyncGenerator[None, None]:
+    """Once begun, it is known to the event loop, which ends such generators at its own end."""
+    try:
+        yield
+    finally:
+        await pool.close()

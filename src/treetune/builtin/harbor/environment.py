@@ -21,8 +21,7 @@ from treetune.builtin.turns import max_turns_of
 from treetune.environment import Action, Environment, Step
 from treetune.errors import EnvironmentFault, UsageError
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
-from treetune.sandbox.pool import Machine
-from treetune.sandbox.shell import Shell
+from treetune.sandbox.shell import Machine, Shell
 from treetune.task import Task
 
 MAX_TURNS = 50

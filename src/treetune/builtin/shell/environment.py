@@ -23,8 +23,7 @@ from treetune.environment import Action, Environment, Step, show
 from treetune.errors import EnvironmentFault
 from treetune.sandbox.launcher import is_passable
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
-from treetune.sandbox.pool import Machine, share_pool
-from treetune.sandbox.shell import Shell, ShellResult
+from treetune.sandbox.shell import Machine, Shell, ShellResult, share_pool
 from treetune.task import Message, Task
 
 MAX_TURNS = 8

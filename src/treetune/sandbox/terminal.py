@@ -1,0 +1,354 @@
+"""The shell that lives on inside a sandbox: an interactive bash on a terminal of its own. Part of `runner.py`, which is
+sent into the sandbox together with it.
+
+bash never reads a command from its terminal, whose lines are short and which the command itself may read. It is given
+one line that takes the command from a pipe; a mark that it prints before each prompt says that it has ended. Shells
+within (`su - jack`) know both from the system's own start-up files.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]  # `signal` brings `enum`, a tenth of a start
+import fcntl
+import os
+import select
+import struct
+import sys
+import termios
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+COMMANDS, TERMINAL = 201, 202
+"""Descriptors that every shell here has: where commands come from, and the terminal to print marks to."""
+NEXT = (
+    '__tt=$?;__tt_number={};IFS= \\builtin read -r -d "" -u {} __tt_command;'
+    '__tt(){{ \\builtin return $__tt;}};__tt;\\builtin eval "$__tt_command"\n'
+)
+"""Takes a command from the pipe and runs it, with `$?` as the last one left it."""
+INTERRUPT_SECONDS = 0.5
+START_SECONDS = 30.0
+RESTART_SECONDS = 3.0
+CHUNK = 1 << 16
+ROWS, COLUMNS = 50, 200
+BECOME_BASH = '[ -n "$BASH_VERSION" ] || case $- in *i*) exec bash --login;; esac'
+"""Another shell at the terminal (`su - jack`, whose shell is dash) could take no commands from the pipe."""
+START_UP_FILES = ("/etc/bash.bashrc", "/etc/profile.d/treetune.sh")
+RTLD_NOW = 2
+CAPABILITIES_VERSION_3 = 0x20080522
+CAP_LEASE = 28
+"""Of no use here, but who lacks it cannot look into a process that has it. The shell and all from it lack it."""
+
+
+class Output:
+    """The beginning and the end of what a command wrote."""
+
+    def __init__(self, limit: int, watched: bool = False) -> None:
+        self.half = limit // 2
+        self.first, self.last, self.written = b"", b"", 0
+        self.to_show = limit if watched else 0
+
+    def add(self, chunk: bytes) -> None:
+        self.written += len(chunk)
+        if chunk and self.to_show > 0:
+            reply({"partial": True}, chunk[: self.to_show])
+            self.to_show -= len(chunk)
+        room = max(0, self.half - len(self.first))
+        self.first += chunk[:room]
+        self.last = (self.last + chunk[room:])[-self.half :]
+
+    @property
+    def content(self) -> bytes:
+        return self.first + self.last
+
+
+class Children:
+    """Reaps every process that ends here, as the first process of a sandbox has to."""
+
+    def __init__(self) -> None:
+        self.woken, wake = os.pipe()
+        os.set_blocking(self.woken, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.waited: dict[int, int | None] = {}
+        """The processes that someone waits for, and how they ended."""
+
+    def start(self, command: list[str], env: dict[str, str], cwd: str, ends: dict[int, int], terminal: bool) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                signal.set_wakeup_fd(-1)
+                for signal_number in (signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+                    signal.signal(signal_number, signal.SIG_DFL)
+                for number, end in ends.items():
+                    os.dup2(end, number)
+                if terminal:
+                    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+                    drop_capability()
+                os.closerange(3, COMMANDS) if terminal else os.closerange(3, 1024)
+                write_file("/proc/self/oom_score_adj", b"500")
+                os.chdir(cwd)
+                os.execvpe(command[0], command, env)
+            except BaseException as error:
+                os.write(2, f"{command[0]}: {error}\n".encode())
+            finally:
+                os._exit(127)
+        self.waited[pid] = None
+        return pid
+
+    def reap(self, options: int = os.WNOHANG) -> None:
+        if select.select([self.woken], [], [], 0)[0]:
+            os.read(self.woken, CHUNK)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, options)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.waited:
+                self.waited[pid] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+    def kill_all(self) -> None:
+        """Every process here but this one. What it leaves behind becomes a child of this process."""
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self.reap(0)
+
+
+class Terminal:
+    """The shell that lives on from one command to the next."""
+
+    def __init__(self, children: Children) -> None:
+        self.children = children
+        self.mark = os.urandom(8).hex()
+        self.begin = b"\x1e" + self.mark.encode()
+        self.prompt = f'printf "\\036{self.mark} %s %s\\036" "$__tt_number" "$?" >&{TERMINAL};PS1= PS2='
+        hook = f"[ ! -t {TERMINAL} ] || {{ PROMPT_COMMAND='{self.prompt}'; {BECOME_BASH}; }}"
+        for path in START_UP_FILES:
+            try:
+                with open(path, "a") as file:
+                    file.write(f"\n{hook}\n")
+            except OSError:
+                pass  # then only the first shell has it
+        self.master = self.feed = -1
+        self.deaf = False
+        """Whether the shell did not take the last command."""
+        self.busy = False
+        """Whether a command runs: then no request comes, and what can be read of the other end is its end."""
+        self.number = 0
+        if not self.spawn(START_SECONDS):
+            sys.exit("bash does not start in this sandbox")
+
+    def spawn(self, seconds: float = RESTART_SECONDS) -> bool:
+        """Start the shell; whether it came to its prompt."""
+        for old in (self.master, self.feed):
+            if old >= 0:
+                os.close(old)
+        self.buffer = b""
+        self.master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self.modes = termios.tcgetattr(slave)
+        self.modes[1] &= ~termios.ONLCR
+        self.modes[3] &= ~termios.ECHO
+        termios.tcsetattr(slave, termios.TCSANOW, self.modes)
+        reading, self.feed = os.pipe()
+        os.set_blocking(self.feed, False)
+        ends = {0: slave, 1: slave, 2: slave, TERMINAL: slave, COMMANDS: reading}
+        env = {**os.environ, "PROMPT_COMMAND": self.prompt, "PS1": "", "PS2": "", "TERM": "dumb"}
+        while True:
+            try:
+                self.pid = self.children.start(["bash", "--login", "--noediting", "-i"], env, home(), ends, True)
+                break
+            except BlockingIOError:
+                self.children.kill_all()  # too many leave no room for a shell
+        os.close(slave)
+        os.close(reading)
+        if self.wait(Output(CHUNK), seconds) is None:
+            return False
+        self.take(b"export -n PROMPT_COMMAND PS1 PS2; unset OLDPWD", Output(CHUNK), seconds)
+        return True
+
+    def take(self, command: bytes, output: Output, seconds: float, exact: bool = False) -> int | None:
+        """Hand the shell a command and wait until a shell is at its prompt again; None: time was over."""
+        self.number += 1
+        termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # whatever a command has left
+        deadline = time.monotonic() + seconds
+        self.deaf = False
+        left = memoryview(command + b"\0")
+        os.write(self.master, NEXT.format(self.number, COMMANDS).encode())
+        while left and time.monotonic() < deadline and not self.has_ended():
+            try:
+                left = left[os.write(self.feed, left[:4096]) :]
+            except BlockingIOError:
+                self.read(output, 0.005)
+                if self.find_report():
+                    break  # it does not read on
+            except BrokenPipeError:
+                self.deaf = True
+                break
+        code = self.wait(output, deadline - time.monotonic(), exact)
+        if code is not None and any(fcntl.ioctl(self.feed, termios.FIONREAD, bytes(4))):
+            self.deaf = True
+        return code
+
+    def wait(self, output: Output, seconds: float, exact: bool = False) -> int | None:
+        """The exit code when a shell is at its prompt, or has ended; None: time was over. The shell may be another
+        than the one that took the command (`su`, or `exit` from it), unless it must be `exact`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            report = self.find_report()
+            if report:
+                before, (number, code), self.buffer = report
+                output.add(before)
+                if exact and number != b"%d" % self.number:
+                    continue
+                return int(code)
+            ended = self.children.waited[self.pid]
+            if ended is not None:
+                while self.read(output, 0):
+                    pass
+                output.add(self.buffer)
+                self.buffer = b""
+                return ended
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self.read(output, left)
+
+    def find_report(self) -> tuple[bytes, list[bytes], bytes] | None:
+        """What came before a report, the report (the number of a command, its exit code), and what came after."""
+        before, begun, rest = self.buffer.partition(self.begin)
+        report, ended, after = rest.partition(b"\x1e")
+        words = report.split(b" ")[1:]
+        if not begun or not ended or len(words) != 2 or not words[1].isdigit():
+            return None
+        return before, words, after
+
+    def read(self, output: Output, seconds: float) -> bool:
+        watched = [self.master, self.children.woken, *([0] if self.busy else [])]
+        ready, _, _ = select.select(watched, [], [], max(0.0, seconds))
+        if 0 in ready:
+            os._exit(0)  # nobody waits for the answer any more
+        if self.children.woken in ready:
+            self.children.reap()
+        if self.master not in ready:
+            return False
+        try:
+            chunk = os.read(self.master, CHUNK)
+        except OSError:
+            chunk = b""  # nobody has the terminal open any more
+            time.sleep(0.002)
+        self.buffer += chunk
+        if not self.find_report():
+            # A report may have begun; everything else is output.
+            begun = self.buffer.rfind(b"\x1e", -len(self.mark) - 32)
+            kept = self.buffer[begun:] if begun >= 0 else b""
+            output.add(self.buffer[: len(self.buffer) - len(kept)])
+            self.buffer = kept
+        return bool(chunk)
+
+    def execute(self, command: bytes, seconds: float, limit: int, watched: bool) -> tuple[dict[str, Any], bytes]:
+        output = Output(limit, watched)
+        if self.has_ended():
+            self.restart()  # something in the background ended it
+        deadline = time.monotonic() + seconds
+        exit_code = self.take(command, output, seconds)
+        restarted = self.deaf
+        if self.deaf and not self.has_ended():
+            # Its descriptors were changed so that it takes no commands any more.
+            self.restart()
+            exit_code = self.take(command, output, deadline - time.monotonic())
+        lives = exit_code is not None or self.interrupt(output)
+        if not lives or self.has_ended():
+            self.restart()
+            restarted = True
+        ended = "completed" if exit_code is not None else "timeout"
+        answer = {"exit_code": exit_code, "ended": ended, "restarted": restarted, "written": output.written}
+        return answer, output.content
+
+    def has_ended(self) -> bool:
+        return self.children.waited[self.pid] is not None
+
+    def restart(self) -> None:
+        """Where the new one does not come to its prompt either (something else is in bash's place), commands wait for
+        their deadline."""
+        self.end()
+        if not self.spawn():
+            self.children.kill_all()  # too many processes leave it no room
+            self.end()
+            self.spawn()
+
+    def interrupt(self, output: Output) -> bool:
+        """Ctrl-C, then the end of what is in the foreground; False where the shell must go too."""
+        os.write(self.master, b"\x03")
+        code = self.wait(output, INTERRUPT_SECONDS)
+        if code is None:
+            try:
+                group = os.tcgetpgrp(self.master)
+                if group > 1 and group != self.pid:
+                    os.killpg(group, signal.SIGKILL)
+                    code = self.wait(output, INTERRUPT_SECONDS)
+            except OSError:
+                pass
+        if code is not None and not self.has_ended():
+            # It may reach a shell that was at its prompt already, and makes it say so twice.
+            code = self.take(b":", output, INTERRUPT_SECONDS, exact=True)
+        return code is not None
+
+    def end(self) -> None:
+        while not self.has_ended():
+            os.kill(self.pid, signal.SIGKILL)
+            select.select([self.children.woken], [], [], 0.01)
+            self.children.reap()
+        del self.children.waited[self.pid]
+
+
+def write_file(path: str, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def drop_capability() -> None:
+    with open("/proc/self/status") as file:
+        fields = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+    sets = [int(fields[name], 16) & ~(1 << CAP_LEASE) for name in ("CapEff", "CapPrm", "CapInh")]
+    words = [part >> shift & 0xFFFFFFFF for shift in (0, 32) for part in sets]
+    call("capset", struct.pack("Ii", CAPABILITIES_VERSION_3, 0), struct.pack("6I", *words))
+
+
+def call(function: str, *arguments: Any) -> None:
+    """A function of the C library; `ctypes` itself takes long to load."""
+    try:
+        import _ctypes
+
+        library = _ctypes.dlopen(None, RTLD_NOW)  # type: ignore[arg-type]
+        _ctypes.call_function(_ctypes.dlsym(library, function), arguments)
+    except (ImportError, OSError, AttributeError):
+        pass  # a Python without it: one wall less
+
+
+def home() -> str:
+    place = os.environ.get("HOME", "/")
+    return place if os.path.isdir(place) else "/"
+
+
+def reply(header: dict[str, Any], content: bytes = b"") -> None:
+    members = ",".join(f'"{name}":{as_json(value)}' for name, value in {**header, "size": len(content)}.items())
+    left = memoryview(b"{%s}\n" % members.encode() + content)
+    while left:
+        left = left[os.write(1, left) :]
+
+
+def as_json(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return '"' + "".join(c if c.isalnum() and c.isascii() else f"\\u{min(ord(c), 0xFFFF):04x}" for c in value) + '"'
+    return repr(value)
