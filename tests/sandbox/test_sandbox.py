@@ -39,7 +39,6 @@ from treetune.sandbox import (
     seccomp,
 )
 from treetune.sandbox import launcher as launcher_module
-from treetune.sandbox.bubblewrap import execute
 from treetune.sandbox.launcher import HeldBy, Interpreter, Launcher, explain
 from treetune.sandbox.memory import CgroupParent, list_candidates
 from treetune.sandbox.probe import Capability, probe_as
@@ -469,7 +468,8 @@ def test_memory_is_limited_for_root_without_cgroups_too(code):
         pytest.skip("needs root and a sandbox")
     watching = msgspec.structs.replace(require(), held_by=HeldBy.WATCHED, parent=None)
     command = [watching.interpreter.path, "-c", textwrap.dedent(code)]
-    assert execute(watching, command, limits=SandboxLimits(**SMALL)).ended is Ended.MEMORY
+    result = Bubblewrap(launcher=watching).run_blocking(command, limits=SandboxLimits(**SMALL))
+    assert result.ended is Ended.MEMORY
 
 
 def test_memory_that_processes_share_counts_once(place):

@@ -69,8 +69,8 @@ STAGE = 'mount --bind "$0" /tmp && exec "$@"'
 
 
 class Bubblewrap:
-    def __init__(self, interpreter: Interpreter | None = None) -> None:
-        self._interpreter = interpreter or Interpreter.find()
+    def __init__(self, interpreter: Interpreter | None = None, *, launcher: Launcher | None = None) -> None:
+        self._interpreter, self._launcher = interpreter or Interpreter.find(), launcher
 
     @property
     def python(self) -> str:
@@ -89,7 +89,7 @@ class Bubblewrap:
         with explain_failures():
             stop = os.eventfd(0)
         try:
-            run = partial(self._run, command, stdin=stdin, files=files, limits=limits, stop=stop)
+            run = partial(self.run_blocking, command, stdin=stdin, files=files, limits=limits, stop=stop)
             outcome = asyncio.wrap_future(_start_thread(run))
             try:
                 return await asyncio.shield(outcome)
@@ -110,20 +110,25 @@ class Bubblewrap:
         stdin: bytes = b"",
         files: Mapping[str, bytes] = NO_FILES,
         limits: SandboxLimits = DEFAULT_LIMITS,
+        stop: int | None = None,
     ) -> Result:
-        """The same for code without an event loop; the calling thread waits."""
-        return self._run(command, stdin=stdin, files=files, limits=limits, stop=None)
-
-    def _run(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: bytes,
-        files: Mapping[str, bytes],
-        limits: SandboxLimits,
-        stop: int | None,
-    ) -> Result:
-        return execute(require(self._interpreter), command, stdin=stdin, files=files, limits=limits, stop=stop)
+        """The same for code without an event loop; the calling thread waits. `stop`: a descriptor that ends it when it
+        is readable."""
+        launcher = self._launcher or require(self._interpreter)
+        if not command or not all(map(is_passable, command)):
+            raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
+        data = {**OWN_ETC, **_place(files, limits)}
+        with explain_failures():
+            run = _Run(Process(launcher.hold_memory(limits, MOUNTS, all_at_once=True)), limits)
+            try:
+                try:
+                    run.start(launcher, command, data)
+                    ended = run.follow(stdin, stop) if run.is_ready() else None
+                finally:
+                    run.process.end()
+                return run.conclude(ended)
+            finally:
+                run.process.close()
 
 
 def _start_thread(function: Callable[[], Result]) -> Future[Result]:
@@ -139,33 +144,6 @@ def _start_thread(function: Callable[[], Result]) -> Future[Result]:
 
     threading.Thread(target=work, name="treetune-sandbox", daemon=True).start()
     return future
-
-
-def execute(
-    launcher: Launcher,
-    command: Sequence[str],
-    *,
-    stdin: bytes = b"",
-    files: Mapping[str, bytes] = NO_FILES,
-    limits: SandboxLimits = DEFAULT_LIMITS,
-    stop: int | None = None,
-) -> Result:
-    """Run one command in a fresh sandbox, from a thread that does nothing else meanwhile. `stop`: a descriptor that
-    ends it when it is readable."""
-    if not command or not all(map(is_passable, command)):
-        raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
-    data = {**OWN_ETC, **_place(files, limits)}
-    with explain_failures():
-        run = _Run(Process(launcher.hold_memory(limits, MOUNTS, all_at_once=True)), limits)
-        try:
-            try:
-                run.start(launcher, command, data)
-                ended = run.follow(stdin, stop) if run.is_ready() else None
-            finally:
-                run.process.end()
-            return run.conclude(ended)
-        finally:
-            run.process.close()
 
 
 class _Run:

@@ -35,7 +35,7 @@ import msgspec
 
 from treetune.errors import UsageError
 from treetune.sandbox.limits import SandboxLimits, SandboxUnavailable
-from treetune.sandbox.memory import CgroupParent, Memory, PerProcess, Watched
+from treetune.sandbox.memory import CgroupParent, Memory, Watched
 
 FIRST_UID = 1_900_000_000
 """Root's one-shot sandboxes run as the user with this number plus that of their thread: one that no other run has."""
@@ -165,7 +165,7 @@ class Launcher(msgspec.Struct, frozen=True):
         """`mounts`: where files are kept in memory, as seen inside."""
         if self.parent is not None:
             return self.parent.hold(limits.all_memory, all_at_once=all_at_once)
-        return Watched(limits.all_memory, mounts) if self.held_by is HeldBy.WATCHED else PerProcess()
+        return Watched(limits.all_memory, mounts) if self.held_by is HeldBy.WATCHED else Memory()
 
 
 def isolate(capabilities: Sequence[str], environment: Mapping[str, str]) -> list[str]:

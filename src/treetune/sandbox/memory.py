@@ -20,7 +20,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -28,40 +27,26 @@ INODE_BYTES = 1024
 """What the kernel keeps for a file without content."""
 
 
-class Memory(Protocol):
-    @property
-    def KERNEL_KILLS(self) -> bool:
-        """Whether the kernel ends what takes too much, so that nobody else has to."""
+class Memory:
+    """No limit on the sum: for hosts that let nothing look into the sandbox."""
 
-    @property
-    def entrance(self) -> str | None:
-        """A file: a process that writes 0 to it is held, and all that it starts. None: the sandbox is attached."""
+    KERNEL_KILLS = False
+    """Whether the kernel ends what takes too much, so that nobody else has to."""
+    entrance: str | None = None
+    """A file: a process that writes 0 to it is held, and all that it starts. None: the sandbox is attached."""
 
     def attach(self, pid: int) -> None:
         """Hold the sandbox whose first process this is."""
 
     def passed(self) -> bool:
         """Whether it has used more than it may."""
+        return False
 
     def close(self) -> None:
         """Give back what holding it took."""
 
 
-class PerProcess:
-    """No limit on the sum: for hosts that let nothing look into the sandbox."""
-
-    KERNEL_KILLS = False
-    entrance = None
-
-    def attach(self, pid: int) -> None: ...
-
-    def passed(self) -> bool:
-        return False
-
-    def close(self) -> None: ...
-
-
-class Watched(PerProcess):
+class Watched(Memory):
     """Counted by looking at the sandbox's processes and at the files of its mounts."""
 
     def __init__(self, limit: int, mounts: Sequence[str]) -> None:
@@ -130,7 +115,7 @@ class CgroupParent(msgspec.Struct, frozen=True):
         return Cgroup(path, self.version, limit, all_at_once)
 
 
-class Cgroup:
+class Cgroup(Memory):
     KERNEL_KILLS = True
 
     def __init__(self, path: Path, version: int, limit: int, all_at_once: bool) -> None:
@@ -150,8 +135,6 @@ class Cgroup:
         except OSError:
             self.close()
             raise
-
-    def attach(self, pid: int) -> None: ...
 
     def passed(self) -> bool:
         killed = re.search(r"^oom_kill (\d+)", self._events.read_text(), re.M)

@@ -150,10 +150,10 @@ def _may_become_user() -> bool:
 
 
 def _try_command(launcher: Launcher) -> None:
-    from treetune.sandbox.bubblewrap import execute  # which asks this module what can be done
+    from treetune.sandbox.bubblewrap import Bubblewrap  # which asks this module what can be done
 
-    python = launcher.interpreter.path
-    result = execute(launcher, [python, "-I", "-S", "-c", TRIAL], limits=SandboxLimits(processes=2, seconds=30))
+    python, limits = launcher.interpreter.path, SandboxLimits(processes=2, seconds=30)
+    result = Bubblewrap(launcher=launcher).run_blocking([python, "-I", "-S", "-c", TRIAL], limits=limits)
     if not result.ok:
         raise SandboxUnavailable(
             f"{python} does not run in a sandbox: {result.error_text.strip() or result.ended}",

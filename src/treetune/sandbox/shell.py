@@ -18,7 +18,7 @@ import marshal
 import os
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 from weakref import WeakKeyDictionary
@@ -241,9 +241,6 @@ def _check_path(path: str) -> str:
     return path
 
 
-Open: TypeAlias = Callable[[SandboxLimits], Awaitable[Shell]]
-
-
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The host's own system, unless it says otherwise."""
 
@@ -270,9 +267,9 @@ HOST = Machine()
 
 class ShellPool:
     def __init__(
-        self, limits: SandboxLimits = DEFAULT_LIMITS, *, size: int = POOL_SIZE, open: Open = Shell.open
+        self, limits: SandboxLimits = DEFAULT_LIMITS, machine: Machine = HOST, *, size: int = POOL_SIZE
     ) -> None:
-        self._limits, self._size, self._open = limits, size, open
+        self._limits, self._machine, self._size = limits, machine, size
         self._ready: deque[Shell] = deque()
         self._starting: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -286,7 +283,7 @@ class ShellPool:
         self._refill()
         if shell is not None and shell.alive:
             return shell
-        return await self._open(self._limits)
+        return await self._machine.open(self._limits)
 
     async def fill(self) -> None:
         """Wait until as many as wanted are ready."""
@@ -311,7 +308,7 @@ class ShellPool:
     async def _start(self) -> None:
         # Where none can start, whoever takes one is told so.
         with contextlib.suppress(SandboxUnavailable):
-            shell = await self._open(self._limits)
+            shell = await self._machine.open(self._limits)
             if self._closed:
                 await shell.close()
             else:
@@ -327,7 +324,7 @@ def share_pool(limits: SandboxLimits, machine: Machine = HOST) -> ShellPool:
     """The pool of this event loop for such limits and such a machine; it is closed when the loop ends."""
     pools = _pools.setdefault(asyncio.get_running_loop(), {})
     if (pool := pools.get((limits, machine))) is None:
-        pool = pools[limits, machine] = ShellPool(limits, open=machine.open)
+        pool = pools[limits, machine] = ShellPool(limits, machine)
         pool.keeper = _close_at_end(pool)
         with contextlib.suppress(StopIteration):
             pool.keeper.__anext__().send(None)
