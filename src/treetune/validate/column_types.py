@@ -24,46 +24,32 @@ if TYPE_CHECKING:
 
 Feature = str | dict[str, Any] | list[Any]
 """A type: a name, a mapping of keys to types, or a list of one type."""
-UNSUPPORTED = "unsupported"
 
 BLOCK = 10 << 20
 """Bytes of JSON lines that `datasets` reads at a time."""
 
 
-# Parquet
-
-
-def type_feature(kind: pa.DataType) -> Feature:
+def type_feature(kind: pa.DataType, path: str, unsupported: list[str]) -> Feature:
+    """A type of parquet; the path of each that `datasets` does not know goes to `unsupported`."""
     import pyarrow as pa
 
     types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return "json" if kind.extension_name == "arrow.json" else UNSUPPORTED
     if types.is_struct(kind):
-        return {field.name: type_feature(field.type) for field in kind}
+        return {field.name: type_feature(field.type, f"{path}.{field.name}", unsupported) for field in kind}
     if types.is_list(kind):
-        return [type_feature(kind.value_type)]
+        return [type_feature(kind.value_type, f"{path}[]", unsupported)]
     if types.is_fixed_size_list(kind) or types.is_large_list(kind):
-        return [type_feature(kind.value_type), str(kind)]
+        return [type_feature(kind.value_type, f"{path}[]", unsupported), str(kind)]
     if types.is_dictionary(kind):
-        return type_feature(kind.value_type)
+        return type_feature(kind.value_type, path, unsupported)
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.json":
+            return "json"
+        unsupported.append(path)
     unknown = (types.is_map, types.is_union, types.is_list_view, types.is_large_list_view)
     if any(is_kind(kind) for is_kind in (*unknown, types.is_decimal32, types.is_decimal64)):
-        return UNSUPPORTED
+        unsupported.append(path)
     return str(kind)
-
-
-def find_unsupported(feature: Feature, path: str = "") -> str | None:
-    """The path of a type that `datasets` does not know."""
-    if isinstance(feature, dict):
-        below = (find_unsupported(item, f"{path}.{key}" if path else key) for key, item in feature.items())
-        return next((found for found in below if found), None)
-    if isinstance(feature, list):
-        return find_unsupported(feature[0], f"{path}[]")
-    return path if feature == UNSUPPORTED else None
-
-
-# Several files
 
 
 def difference(feature: Mapping[str, Feature], before: Mapping[str, Feature], path: str = "") -> str | None:
@@ -111,9 +97,6 @@ def _show(feature: Feature) -> str:
     return feature
 
 
-# JSON
-
-
 class Places:
     """Rows, counted; the first ten by number. A row counts once, however many of its values are meant."""
 
@@ -156,26 +139,21 @@ _FITTING = {
 class Shape:
     """The types of one place in the rows of a JSON file, and of the places below it."""
 
-    __slots__ = ("counts", "dates", "first", "items", "keys", "large", "nan", "nulls", "parsable", "text")
+    __slots__ = ("counts", "dates", "first", "items", "keys", "nulls", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        """The first row that has it."""
         self.counts: dict[str, int] = {}
         self.nulls = 0
-        self.first: int | None = None
-        """The first row that has it."""
         self.keys: dict[str, Shape] = {}
         self.items: Shape | None = None
         self.dates = True
-        self.text = Places()
-        self.large = Places()
-        self.parsable = Places()
-        """Rows whose text is JSON of something else, such as 7 or true."""
-        self.nan = Places()
-        """Rows with a number that JSON cannot spell."""
+        """Whether every text is a date."""
+        self.rows = {rule: Places() for rule in ("mixed-types", "nan-becomes-null", "reread-dates", "big-integers")}
+        """The rows that would break a rule."""
 
     def add(self, value: Any, row: int) -> None:
-        if self.first is None:
-            self.first = row
         if value is None:
             self.nulls += 1
             return
@@ -185,28 +163,29 @@ class Shape:
             for key, item in value.items():
                 shape = self.keys.get(key)
                 if shape is None:
-                    shape = self.keys[key] = Shape()
+                    shape = self.keys[key] = Shape(row)
                 shape.add(item, row)
         elif kind == "list":
-            self.items = self.items or Shape()
+            self.items = self.items or Shape(row)
             for item in value:
                 self.items.add(item, row)
         elif kind == "text":
-            self.text.add(row)
-            self.dates = self.dates and _is_date(value)
+            if self.dates:
+                self.dates = _is_date(value)
+                self.rows["reread-dates"].add(row)
             if _is_parsable(value):
-                self.parsable.add(row)
+                self.rows["mixed-types"].add(row)
         elif kind == "integer" and not -(2**63) <= value < 2**63:
-            self.large.add(row)
+            self.rows["big-integers"].add(row)
         elif kind == "float" and not math.isfinite(value):
-            self.nan.add(row)
+            self.rows["nan-becomes-null"].add(row)
 
     def feature(self) -> Feature:
         """As `datasets` reads it."""
         kinds = self.counts.keys()
         if not kinds:
             return "null"
-        if kinds == {"integer", "float"} or (kinds == {"integer"} and self.large.count):
+        if kinds == {"integer", "float"} or (kinds == {"integer"} and self.rows["big-integers"].count):
             return "double"
         if len(kinds) > 1 or "other" in kinds:
             return "json"
@@ -229,15 +208,16 @@ class Shape:
         """
         kinds = self.counts.keys()
         as_json = kept or (bool(path) and self.feature() == "json")
-        if "text" in kinds and len(kinds) > 1 and not kept and self.parsable.count:
-            others = ", ".join(sorted(kinds - {"text"}))
-            yield "mixed-types", f"{path} is text here, {others} in other rows", self.parsable
-        if (as_json or array) and self.nan.count:
-            yield "nan-becomes-null", f"{path} is NaN or infinite here", self.nan
+        found = {"big-integers": f"{path} is an integer over 64 bits"}
+        if as_json or array:
+            found["nan-becomes-null"] = f"{path} is NaN or infinite here"
+        if "text" in kinds and len(kinds) > 1 and not kept:
+            found["mixed-types"] = f"{path} is text here, {', '.join(sorted(kinds - {'text'}))} in other rows"
         if kinds == {"text"} and self.dates and not kept:
-            yield "reread-dates", f"{path} is a date in every row", self.text
-        if self.large.count:
-            yield "big-integers", f"{path} is an integer over 64 bits", self.large
+            found["reread-dates"] = f"{path} is a date in every row"
+        for rule, what in found.items():
+            if self.rows[rule].count:
+                yield rule, what, self.rows[rule]
         for key, shape in self.keys.items():
             yield from shape.faults(f"{path}.{key}" if path else key, array=array, kept=as_json)
         if self.items is not None:
@@ -346,9 +326,6 @@ def _count_lines(path: Path) -> int | None:
     with open_plain(path) as file:
         block = file.read(BLOCK) + file.readline()
         return block.count(b"\n") if file.read(1) else None
-
-
-# Turns
 
 
 class Turns:

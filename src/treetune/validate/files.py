@@ -23,7 +23,7 @@ from treetune.rows.layouts import detect, format_named
 from treetune.rows.reading import hub_batches, text_batches
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import Batch, File, HubName, Kind, Row, Sources, find
-from treetune.validate.column_types import Feature, JsonTypes, Turns, difference, find_unsupported, merge, type_feature
+from treetune.validate.column_types import Feature, JsonTypes, Turns, difference, merge, type_feature
 from treetune.validate.prompts import Lengths, Repeats, is_validation, key_of
 from treetune.validate.report import Report
 from treetune.validate.row import RowCheck
@@ -145,8 +145,9 @@ class _Run(msgspec.Struct):
             schema = pq.read_schema(path)
         except Exception:
             return []  # reported when its rows are read
-        feature = self.features[str(path)] = {column.name: type_feature(column.type) for column in schema}
-        if place := find_unsupported(feature):
+        unsupported: list[str] = []
+        self.features[str(path)] = {one.name: type_feature(one.type, one.name, unsupported) for one in schema}
+        for place in unsupported[:1]:
             self.report.add("unsupported-type", str(path), f"{place} is a type that `datasets` does not know")
         return list(schema.names)
 

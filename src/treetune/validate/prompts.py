@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,52 +69,47 @@ def is_validation(file: str) -> bool:
     return bool(_VALIDATION.search(path.stem.lower()) or _VALIDATION.fullmatch(path.parent.name.lower()))
 
 
+class _Part(NamedTuple):
+    file: str
+    unit: str
+    numbers: Sequence[int]
+    keys: Keys
+
+
 class Repeats:
     """Prompts that come more than once: among the training files, and in training and validation files both."""
 
     def __init__(self) -> None:
-        self._keys: dict[str, list[Keys]] = {}
-        self._numbers: dict[str, list[Sequence[int]]] = {}
-        self._units: dict[str, str] = {}
+        self._parts: list[_Part] = []
 
     def add(self, file: str, unit: str, numbers: Sequence[int], keys: Keys) -> None:
-        self._keys.setdefault(file, []).append(keys)
-        self._numbers.setdefault(file, []).append(numbers)
-        self._units[file] = unit
+        self._parts.append(_Part(file, unit, numbers, keys))
 
     def report_to(self, report: Report, validation: Sequence[str]) -> None:
-        files = {file: np.concatenate(keys) for file, keys in self._keys.items()}
-        training = {file: keys for file, keys in files.items() if file not in validation}
-        held_out = {file: keys for file, keys in files.items() if file in validation}
-        for group in (training, held_out):
-            self._report_repeats(group, report)
-        if training:
-            known = np.unique(np.concatenate(list(training.values())))
-            for file, keys in held_out.items():
-                both = np.isin(keys, known) & (keys != 0)
-                self._add(report, "train-val-overlap", file, both, "prompts that are in the training files too")
+        training = [part for part in self._parts if part.file not in validation]
+        held_out = [part for part in self._parts if part.file in validation]
+        for parts in (training, held_out):
+            keys = _join(parts)
+            order = np.argsort(keys, kind="stable")  # stable: the first of equals is the first in the files
+            again = np.zeros(len(keys), np.bool_)
+            again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+            _report("duplicate-prompts", parts, again, "prompts that came before", report)
+        both = np.isin(_join(held_out), _join(training))
+        _report("train-val-overlap", held_out, both, "prompts that are in the training files too", report)
 
-    def _report_repeats(self, group: dict[str, Keys], report: Report) -> None:
-        keys = np.concatenate([*group.values(), np.empty(0, np.uint64)])
-        order = np.argsort(keys, kind="stable")  # stable: the first of equals is the first in the files
-        again = np.zeros(len(keys), np.bool_)
-        again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
-        again &= keys != 0
-        first = 0
-        for file, own in group.items():
-            mask = again[first : first + len(own)]
-            first += len(own)
-            self._add(report, "duplicate-prompts", file, mask, "prompts that came before")
 
-    def _add(self, report: Report, rule: str, file: str, mask: np.ndarray[Any, Any], found: str) -> None:
-        rows: list[int] = []
-        first = 0
-        for numbers in self._numbers[file]:
-            places = np.flatnonzero(mask[first : first + len(numbers)])[: SHOWN - len(rows)]
-            rows.extend(numbers[int(place)] for place in places)
-            first += len(numbers)
-        if rows:
-            report.add(rule, file, found, rows, self._units[file], count=int(mask.sum()))
+def _join(parts: list[_Part]) -> Keys:
+    return np.concatenate([np.empty(0, np.uint64), *(part.keys for part in parts)])
+
+
+def _report(rule: str, parts: list[_Part], mask: np.ndarray[Any, Any], found: str, report: Report) -> None:
+    first = 0
+    for file, unit, numbers, keys in parts:
+        places = np.flatnonzero((keys != 0) & mask[first : first + len(keys)])
+        first += len(keys)
+        if len(places):
+            rows = [numbers[int(place)] for place in places[:SHOWN]]
+            report.add(rule, file, found, rows, unit, count=len(places))
 
 
 class Lengths:
@@ -130,7 +125,8 @@ class Lengths:
                 f"{tokenizer if isinstance(tokenizer, str) else 'the tokenizer'} has no chat template",
                 remedy="name that of an instruction-tuned model: trainers render prompts with it",
             )
-        self._tokens, self._most = PromptTokens(loaded), most
+        self._tokens = PromptTokens(loaded)
+        self._most = most
         # Also those that only the chat template uses, such as one before each turn.
         added = getattr(loaded, "added_tokens_decoder", {}).values()
         special = {*loaded.all_special_tokens, *(token.content for token in added if token.special)} - {""}
@@ -139,10 +135,11 @@ class Lengths:
 
     def check(self, rows: Sequence[Row], numbers: Sequence[int], file: str, unit: str, report: Report) -> None:
         """Count the prompts of some rows. Those that are no messages break another rule."""
-        longer, faults = self._tokens.above(self._most, [row.get("prompt") for row in rows])
-        for position, count in longer.items():
-            found = f"{count:,} tokens, the limit is {self._most:,}"
-            report.add("prompt-too-long", file, found, [numbers[position]], unit)
+        prompts = [prompt if isinstance(prompt := row.get("prompt"), list) else None for row in rows]
+        longer, faults = self._tokens.above(self._most, prompts)
         for position, fault in faults.items():
             if fault.startswith(TEMPLATE_FAILS):
                 report.add("template-fails", file, fault.removeprefix(TEMPLATE_FAILS), [numbers[position]], unit)
+        for position, count in longer.items():
+            found = f"{count:,} tokens, the limit is {self._most:,}"
+            report.add("prompt-too-long", file, found, [numbers[position]], unit)
