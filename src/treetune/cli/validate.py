@@ -65,18 +65,27 @@ def validate_command(
     from treetune.rows.sources import names_rows
     from treetune.target import refuse_server
 
-    def refuse(why: str, **flags: object) -> None:
-        if wrong := ["-" * (1 + (len(name) > 1)) + name.replace("_", "-") for name, value in flags.items() if value]:
-            raise UsageError(f"{', '.join(wrong)}: {why}")
-
     for target in targets:
         refuse_server(target, "validate")
     if unknown := [target for target in targets if target.startswith("-")]:
         context.args[:] = unknown  # typer takes them for targets
         read_overrides(context, (*TASKS, "limits"))
-    if any(map(names_rows, targets)):
-        why = f"only tasksets have that, and {targets[0]} is a file of rows"
-        refuse(why, n=num_tasks, c=max_concurrent, split=split, o=output, resume=resume)
+    are_files = any(map(names_rows, targets))
+    if len(targets) > 1 and not are_files:
+        raise UsageError(f"{targets[1]}: only files are checked together", remedy="name one taskset at a time")
+    of_files: dict[str, object] = {
+        "--val": val,
+        "--env": env,
+        "--format": format,
+        "--quick": quick,
+        "--tokenizer": tokenizer,
+    }
+    of_files |= {"--max-prompt-length": max_prompt_length, "--fix": fix, "--force": force}
+    of_tasksets = {"-n": num_tasks, "-c": max_concurrent, "--split": split, "-o": output, "--resume": resume}
+    if wrong := ", ".join(name for name, value in (of_tasksets if are_files else of_files).items() if value):
+        only, given = ("tasksets", "a file of rows") if are_files else ("files", "a taskset")
+        raise UsageError(f"{wrong}: only {only} have that, and {targets[0]} is {given}")
+    if are_files:
         if context.obj:
             raise UsageError(f"{context.obj[0]}: files of rows have no config to override")
         if quick and (tokenizer or gold):
@@ -85,32 +94,16 @@ def validate_command(
             raise UsageError("--max-prompt-length counts tokens", remedy="say with which --tokenizer")
         if force and fix is None:
             raise UsageError("--force: nothing is written", remedy="say --fix OUT")
-        options = {"format": format, "environments": env or [], "quick": quick}
         if fix is not None:
             _refuse_output(fix, force, targets, val or [])
+        options = {"format": format, "environments": env or [], "quick": quick}
         lengths = (tokenizer, max_prompt_length or MAX_PROMPT_LENGTH) if tokenizer is not None else None
         return _validate_files(targets, val or [], options, lengths, bool(gold), fix, json)
-    if len(targets) > 1:
-        raise UsageError(f"{targets[1]}: only files are checked together", remedy="name one taskset at a time")
-    refuse(
-        f"only files have that, and {targets[0]} is a taskset",
-        val=val,
-        env=env,
-        format=format,
-        quick=quick,
-        tokenizer=tokenizer,
-        max_prompt_length=max_prompt_length,
-        fix=fix,
-        force=force,
-    )
     if resume and output is None:
         raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
     overrides = read_overrides(context, (*TASKS, "limits"))
     flags = {"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold}
     return _validate_taskset(targets[0], overrides, flags, split, output, resume, json)
-
-
-# Files
 
 
 def _refuse_output(fix: Path, force: bool, targets: list[str], val: list[str]) -> None:
@@ -149,7 +142,7 @@ def _validate_files(
     from treetune.validate.gold import check_gold
     from treetune.validate.prompts import Lengths
     from treetune.validate.report import print_report
-    from treetune.validate.write import Fixed, write_fixed
+    from treetune.validate.write import write_fixed
 
     console = console_for(json)
     bars: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
@@ -168,15 +161,10 @@ def _validate_files(
             bar = progress.add_task("trying gold answers", total=report.rows)
             batches = read_batches([*training, *held_out])
             asyncio.run(check_gold(batches, options["format"], report, lambda: progress.advance(bar)))
-    fixed: Fixed | None = None
+    fixed = None
     if fix is not None:
-        # The rows of the targets, without those of `--val`, in the format of the first file.
-        sources = training or held_out
-        formats = [report.formats[name] for name in map(str, sources) if name in report.formats]
-        format = options["format"] or (formats[0] if formats else "skyrl")
-        turns = any(one.rule == "null-max-turns" and one.found.startswith("max_turns") for one in report.findings)
-        environments = options["environments"]
-        fixed = write_fixed(read_batches(sources), fix, format, report.formats, turns=turns, environments=environments)
+        del options["quick"]
+        fixed = write_fixed(training or held_out, fix, report, **options)
     if json:
         result = {"valid": report.ok, "rows": report.rows, "files": report.files, "gold_checked": report.gold_checked}
         result["findings"] = report.findings
@@ -207,9 +195,6 @@ def _print_fixed(fixed: Any, console: Any) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-# Tasksets
-
-
 def _validate_taskset(
     target: str,
     overrides: dict[str, str],
@@ -223,19 +208,14 @@ def _validate_taskset(
     import shlex
     import time
 
+    from rich.progress import Progress
+
     from treetune.cli.hosts import refuse_unservable
     from treetune.cli.output import console_for, print_json
     from treetune.config import convert, to_plain
     from treetune.evaluation.config import ValidateConfig, own_keys
     from treetune.evaluation.run_folder import RunFolder, unused
-    from treetune.evaluation.validation import (
-        CHECKS,
-        RETRIED,
-        Check,
-        ValidationSummary,
-        summarise_checks,
-        validate_taskset,
-    )
+    from treetune.evaluation.validation import CHECKS, RETRIED, Check, summarise_checks, validate_taskset
     from treetune.fingerprint import taskset_fingerprint
     from treetune.target import build_taskset, describe, read_target
 
@@ -255,22 +235,15 @@ def _validate_taskset(
     else:
         run = RunFolder.create(path, CHECKS, resolved, fingerprint)
     console = console_for(json)
-
-    async def validate() -> ValidationSummary:
-        from rich.progress import Progress
-
-        with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-            bar = progress.add_task("checking", total=config.num_tasks)
-
-            def on_check(check: Check) -> None:
-                progress.advance(bar)
-
-            return await validate_taskset(taskset, config, run, on_check)
-
     interrupted = False
-    with run:
+    with run, Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task("checking", total=config.num_tasks)
+
+        def on_check(check: Check) -> None:
+            progress.advance(bar)
+
         try:
-            summary = asyncio.run(validate())
+            summary = asyncio.run(validate_taskset(taskset, config, run, on_check))
         except KeyboardInterrupt:
             interrupted, summary = True, summarise_checks(list(run.read()), taskset.name)
     if json:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,11 @@ from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
 from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, encode_json, json_fields_of
 from treetune.rows.layouts import Format, format_named
-from treetune.rows.sources import Batch, Kind, Row, kind_of
+from treetune.rows.sources import File, HubName, Kind, Row, kind_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.validate.report import SHOWN, Finding
+from treetune.validate.report import SHOWN, Finding, Report
 from treetune.validate.row import RowCheck
 from treetune.validate.rules import RULES, Severity
 
@@ -111,27 +111,20 @@ class Fixed(msgspec.Struct):
 
 
 def write_fixed(
-    batches: Iterable[Batch],
-    path: Path,
-    format: str,
-    formats: Mapping[str, str],
-    *,
-    turns: bool = False,
-    environments: Collection[str] = (),
+    sources: Sequence[File | HubName], path: Path, report: Report, format: str | None, environments: Collection[str]
 ) -> Fixed:
-    """Write the rows as rows of `format`, fixed, and check what was written.
+    """Write the rows of files that `report` is about, fixed, and check what was written. They are in `format`, else in
+    that of the first file. `environments`: ids that are registered elsewhere."""
+    from treetune.validate.files import read_batches, validate
 
-    `formats`: of the files that are read, where it is another. `turns`: whether some rows have a column `max_turns`.
-    `environments`: ids that are registered elsewhere.
-    """
-    from treetune.validate.files import validate
-
+    format = format or next((report.formats[str(one)] for one in sources if str(one) in report.formats), "skyrl")
+    turns = any(one.rule == "null-max-turns" and one.found.startswith("max_turns") for one in report.findings)
     result = Fixed(str(path))
     left_out: dict[tuple[str, str], LeftOut] = {}
 
     def tasks() -> Iterator[Task]:
-        for batch in batches:
-            read = format_named(formats.get(batch.source, format))
+        for batch in read_batches(sources):
+            read = format_named(report.formats.get(batch.source, format))
             for number, row in zip(batch.numbers, batch.rows, strict=True):
                 try:
                     task = _task_of(row, read, turns)
