@@ -92,37 +92,25 @@ class WrongTurn(UsageError):
         super().__init__(f"this episode is at turn {turn}, not {asked}", remedy="send the next turn")
 
 
-class LiveEpisode:
-    __slots__ = (
-        "_free",
-        "_kept_bytes",
-        "heard",
-        "home",
-        "id",
-        "name",
-        "playing",
-        "replies",
-        "started",
-        "terms",
-        "turn",
-        "watchers",
-    )
-
-    def __init__(self, id: str, home: Home, terms: Terms, name: Hashable | None) -> None:
-        self.id, self.home, self.terms = id, home, terms
-        self.name = name
-        """Of the request that started it."""
-        self.started = self.heard = time.monotonic()
-        self.turn = 0
-        """The next one."""
-        self.replies: dict[int, Any] = {}
-        """By turn."""
-        self._kept_bytes = 0
-        self.playing: asyncio.Task[Any] | None = None
-        """The step under way."""
-        self._free: asyncio.Future[None] | None = None
-        self.watchers: list[Sink] = []
-        """Are given what the environment shows while a step is under way."""
+class LiveEpisode(msgspec.Struct, eq=False):
+    id: str
+    home: Home
+    terms: Terms
+    name: Hashable | None = None
+    """Of the request that started it."""
+    started: float = msgspec.field(default_factory=time.monotonic)
+    heard: float = msgspec.field(default_factory=time.monotonic)
+    turn: int = 0
+    """The next one."""
+    replies: dict[int, Any] = {}
+    """By turn."""
+    kept_bytes: int = 0
+    playing: asyncio.Task[Any] | None = None
+    """The step under way."""
+    free: asyncio.Future[None] | None = None
+    """Done when the step under way is; made only where somebody waits for that."""
+    watchers: list[Sink] = []
+    """Are given what the environment shows while a step is under way."""
 
     def show(self, text: str) -> None:
         for watcher in list(self.watchers):
@@ -131,21 +119,21 @@ class LiveEpisode:
     def keep(self, reply: Any) -> None:
         self.replies[self.turn] = reply
         self.turn += 1
-        self._kept_bytes += _size(reply)
-        while self._kept_bytes > self.terms.kept_bytes and len(self.replies) > 1:
-            self._kept_bytes -= _size(self.replies.pop(self.turn - len(self.replies)))
+        self.kept_bytes += _size(reply)
+        while self.kept_bytes > self.terms.kept_bytes and len(self.replies) > 1:
+            self.kept_bytes -= _size(self.replies.pop(self.turn - len(self.replies)))
 
     async def wait_free(self) -> None:
-        if self._free is None:
-            self._free = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._free])
+        if self.free is None:
+            self.free = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self.free])
 
     def rest(self) -> None:
         """The step is over."""
         self.playing, self.heard = None, time.monotonic()
-        if self._free is not None:
-            self._free.set_result(None)
-            self._free = None
+        if self.free is not None:
+            self.free.set_result(None)
+            self.free = None
 
 
 class EpisodeBook:
@@ -351,19 +339,19 @@ class _Ring:
 
     def add(self, key: Hashable, why: Ending) -> None:
         at = self._next
-        self._hashes[8 * at : 8 * at + 8] = _hashed(key)
+        self._hashes[8 * at : 8 * at + 8] = _hash(key)
         self._known[at : at + 1] = [why]
         self._next = (at + 1) % self._most
 
     def get(self, key: Hashable) -> Ending | None:
-        wanted = _hashed(key)
+        wanted = _hash(key)
         at = self._hashes.find(wanted)
         while at >= 0 and at % 8:  # across two of them
             at = self._hashes.find(wanted, at + 1)
         return self._known[at // 8] if at >= 0 else None
 
 
-def _hashed(key: Hashable) -> bytes:
+def _hash(key: Hashable) -> bytes:
     return hash(key).to_bytes(8, "big", signed=True)
 
 

@@ -24,16 +24,8 @@ from treetune.serve.pool.worker import OpenPayload, StepPayload, WorkerSpec, cou
 from treetune.serve.pool.workers import Call, Member, PoolConfig, Workers
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.task_signer import TaskSigner, concrete_task, pack_task, unpack_trace
-from treetune.serve.zmq.wire import (
-    RunGroupRequest,
-    RunGroupResponse,
-    RunRolloutRequest,
-    RunRolloutResponse,
-    StepResponse,
-    given,
-    pack,
-    unpack,
-)
+from treetune.serve.zmq import wire
+from treetune.serve.zmq.wire import given, pack, unpack
 from treetune.streams import Draw, Streams
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -57,14 +49,14 @@ class PoolHost(LocalHost):
         return concrete_task(await self._workers.run("make", msgspec.msgpack.encode(draw), size=0), self.taskset)
 
     async def run_rollout(self, task: Task, **options: Any) -> Trace:
-        name, request = options.pop("request", None), RunRolloutRequest(task=self._sign(task), **given(options))
+        name, request = options.pop("request", None), wire.RunRolloutRequest(task=self._sign(task), **given(options))
         data = await self._run_named(name, self._workers.run("run_rollout", pack(request)))
-        return unpack_trace(unpack(data, RunRolloutResponse).trace, task)
+        return unpack_trace(unpack(data, wire.RunRolloutResponse).trace, task)
 
     async def run_group(self, task: Task, n: int, **options: Any) -> list[Trace]:
-        name, request = options.pop("request", None), RunGroupRequest(task=self._sign(task), n=n, **given(options))
+        name, request = options.pop("request", None), wire.RunGroupRequest(task=self._sign(task), n=n, **given(options))
         data = await self._run_named(name, self._workers.run("run_group", pack(request), n))
-        return [unpack_trace(trace, task) for trace in unpack(data, RunGroupResponse).traces]
+        return [unpack_trace(trace, task) for trace in unpack(data, wire.RunGroupResponse).traces]
 
     def _sign(self, task: Task) -> msgspec.Raw:
         return msgspec.Raw(pack_task(task, self._signer.sign(task)))
@@ -89,7 +81,7 @@ class _HomeInWorker:
         payload, over = pack(StepPayload(self._id, action)), True
         try:
             data = await self._workers.call(Call("step", payload, member=self._member, pinned=True, show=show))
-            response = unpack(data, StepResponse)
+            response = unpack(data, wire.StepResponse)
             over = response.done
         except BadRequest as error:
             raise EnvironmentFault(

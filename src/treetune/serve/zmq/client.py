@@ -144,22 +144,20 @@ class EnvClient:
 
     async def run_rollout(self, task: Task, **options: Unpack[RolloutOptions]) -> Trace:
         name = options.pop("request", None)
-        message = wire.RunRolloutRequest(task=self._sealed(task), **given(options))
+        message = wire.RunRolloutRequest(task=self._with_seal(task), **given(options))
         response = await self._run("run_rollout", message, wire.RunRolloutResponse, name)
         return unpack_trace(response.trace, task)
 
     async def run_group(self, task: Task, n: int, **options: Unpack[GroupOptions]) -> list[Trace]:
-        name, message = (
-            options.pop("request", None),
-            wire.RunGroupRequest(task=self._sealed(task), n=n, **given(options)),
-        )
+        name = options.pop("request", None)
+        message = wire.RunGroupRequest(task=self._with_seal(task), n=n, **given(options))
         response = await self._run("run_group", message, wire.RunGroupResponse, name)
         for warning in response.warnings:
             log.warning("%s", warning)
         return [unpack_trace(trace, task) for trace in response.traces]
 
     async def start(self, task: Task) -> Started:
-        response = await self._run("start", wire.StartRequest(task=self._sealed(task)), wire.StartResponse)
+        response = await self._run("start", wire.StartRequest(task=self._with_seal(task)), wire.StartResponse)
         return Started(response.episode, response.observation)
 
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
@@ -171,7 +169,7 @@ class EnvClient:
         return (await self._ask("cancel", wire.CancelRequest(id=id), wire.CancelResponse)).found
 
     async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
-        request = wire.ObserveRequest(task=self._sealed(task), reward=reward, stream=stream)
+        request = wire.ObserveRequest(task=self._with_seal(task), reward=reward, stream=stream)
         await self._ask("observe", request, wire.Response)
 
     async def state(self, stream: str | None = None) -> State:
@@ -190,7 +188,7 @@ class EnvClient:
 
     def portable(self, task: Task) -> WireTask:
         """A sampled task with its seal in it, for another process to run with a client of its own."""
-        found, seal = unpack_task(bytes(self._sealed(task)), {})
+        found, seal = unpack_task(bytes(self._with_seal(task)), {})
         if isinstance(found, WireTask):
             return found
         return WireTask(**msgspec.structs.asdict(found), seal=seal)
@@ -276,7 +274,7 @@ class EnvClient:
         if self._calls:
             self._sweep_soon()
 
-    def _sealed(self, task: Task) -> msgspec.Raw:
+    def _with_seal(self, task: Task) -> msgspec.Raw:
         if isinstance(task, WireTask):
             return msgspec.Raw(pack_task(task))
         seal = self._seals.get(_content(pack(task)))

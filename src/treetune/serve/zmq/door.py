@@ -23,31 +23,10 @@ from treetune.host import MOST_IN_GROUP, PROTOCOL
 from treetune.host.episode_book import EpisodeEnded, Terms
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, Stopping, WorkerLost
 from treetune.serve.task_signer import pack_task
+from treetune.serve.zmq import wire
 from treetune.serve.zmq.reply_cache import ReplyCache
 from treetune.serve.zmq.sockets import Frames, LoopSocket
-from treetune.serve.zmq.wire import (
-    CancelRequest,
-    CancelResponse,
-    HealthResponse,
-    InfoResponse,
-    ObserveRequest,
-    Request,
-    Response,
-    RestoreRequest,
-    RunGroupRequest,
-    SampleRequest,
-    SampleResponse,
-    StartRequest,
-    StartResponse,
-    StateRequest,
-    StateResponse,
-    StatsResponse,
-    StepRequest,
-    failure,
-    pack,
-    pack_step,
-    unpack,
-)
+from treetune.serve.zmq.wire import Request, failure, pack, unpack
 from treetune.streams import Draw
 from treetune.task import Task
 
@@ -79,7 +58,7 @@ class ZmqDoor:
         self._server = server
         self._token = server.config.access.token
         self.replies = ReplyCache()
-        self._terms = Terms(render=pack_step)
+        self._terms = Terms(render=wire.pack_step)
         self._socket: LoopSocket | None = None
         self._running: dict[bytes, asyncio.Task[bytes]] = {}
         """By request id."""
@@ -94,15 +73,15 @@ class ZmqDoor:
             for name, kind, handler in (
                 ("health", Request, self._health),
                 ("info", Request, self._info),
-                ("sample", SampleRequest, self._sample),
+                ("sample", wire.SampleRequest, self._sample),
                 ("run_rollout", Request, self._run),
-                ("run_group", RunGroupRequest, self._run),
-                ("start", StartRequest, self._start),
-                ("step", StepRequest, self._step),
-                ("cancel", CancelRequest, self._cancel),
-                ("observe", ObserveRequest, self._observe),
-                ("state", StateRequest, self._state),
-                ("restore", RestoreRequest, self._restore),
+                ("run_group", wire.RunGroupRequest, self._run),
+                ("start", wire.StartRequest, self._start),
+                ("step", wire.StepRequest, self._step),
+                ("cancel", wire.CancelRequest, self._cancel),
+                ("observe", wire.ObserveRequest, self._observe),
+                ("state", wire.StateRequest, self._state),
+                ("restore", wire.RestoreRequest, self._restore),
                 ("stats", Request, self._stats),
             )
         }
@@ -262,12 +241,12 @@ class ZmqDoor:
     # What is asked about the order
 
     def _health(self, sender: Sender, request: None) -> Any:
-        return HealthResponse(ready=not self._server.stopping, in_flight=self._server.in_flight)
+        return wire.HealthResponse(ready=not self._server.stopping, in_flight=self._server.in_flight)
 
     def _info(self, sender: Sender, request: Request) -> Any:
-        return InfoResponse(**msgspec.structs.asdict(self._server.info()))
+        return wire.InfoResponse(**msgspec.structs.asdict(self._server.info()))
 
-    def _sample(self, sender: Sender, request: SampleRequest) -> None:
+    def _sample(self, sender: Sender, request: wire.SampleRequest) -> None:
         if self._is_known(sender):
             return
         server = self._server
@@ -297,9 +276,9 @@ class ZmqDoor:
             task = unpack(pack(task), type(task))
         sealed = pack_task(task, self._server.signer.sign(task))
         self._server.metrics.sources[task.data_source] += 1
-        return pack(SampleResponse(task=msgspec.Raw(sealed), index=draw.index))
+        return pack(wire.SampleResponse(task=msgspec.Raw(sealed), index=draw.index))
 
-    def _observe(self, sender: Sender, request: ObserveRequest) -> None:
+    def _observe(self, sender: Sender, request: wire.ObserveRequest) -> None:
         server = self._server
         task = server.signer.read_task(request.task, server.taskset)
         if self._is_known(sender):
@@ -309,10 +288,10 @@ class ZmqDoor:
             server.streams.observe(task, request.reward, request.stream)
         self._acknowledge(sender)
 
-    def _state(self, sender: Sender, request: StateRequest) -> Any:
-        return StateResponse(state=self._server.streams.state(request.stream))
+    def _state(self, sender: Sender, request: wire.StateRequest) -> Any:
+        return wire.StateResponse(state=self._server.streams.state(request.stream))
 
-    def _restore(self, sender: Sender, request: RestoreRequest) -> None:
+    def _restore(self, sender: Sender, request: wire.RestoreRequest) -> None:
         if self._is_known(sender):
             return
         for stream in request.state.streams:
@@ -321,40 +300,40 @@ class ZmqDoor:
         self._acknowledge(sender)
 
     def _acknowledge(self, sender: Sender) -> None:
-        data = pack(Response())
+        data = pack(wire.Response())
         self.replies.keep(sender.id, data)
         self._reply(sender, data)
 
     def _stats(self, sender: Sender, request: Request) -> Any:
         server = self._server
         stats = {"name": server.taskset.name, **server.metrics.stats(), **server.executor.stats()}
-        return StatsResponse(stats=stats)
+        return wire.StatsResponse(stats=stats)
 
     # Rollouts and episodes
 
     def _run(self, sender: Sender, request: Request) -> None:
         _check_protocol(request)
-        size = request.n if isinstance(request, RunGroupRequest) else 1
+        size = request.n if isinstance(request, wire.RunGroupRequest) else 1
         if not 1 <= size <= MOST_IN_GROUP:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
         run = self._server.executor.run
         self._begin(sender, lambda: run(sender.method, sender.payload, size), size)
 
-    def _start(self, sender: Sender, request: StartRequest) -> None:
+    def _start(self, sender: Sender, request: wire.StartRequest) -> None:
         _check_protocol(request)
         self._begin(sender, lambda: self._start_episode(sender.id, request.task), 1)
 
     async def _start_episode(self, id: bytes, data: msgspec.Raw) -> bytes:
         task = self._server.signer.read_task(data, self._server.taskset)
         started = await self._server.host.start(task, terms=self._terms, name=id)
-        return pack(StartResponse(episode=started.episode, observation=started.observation))
+        return pack(wire.StartResponse(episode=started.episode, observation=started.observation))
 
-    def _step(self, sender: Sender, request: StepRequest) -> None:
+    def _step(self, sender: Sender, request: wire.StepRequest) -> None:
         _check_protocol(request)
         step = self._server.host.step
         self._begin(sender, lambda: step(request.episode, request.action, request.turn, terms=self._terms))
 
-    def _cancel(self, sender: Sender, request: CancelRequest) -> Any:
+    def _cancel(self, sender: Sender, request: wire.CancelRequest) -> Any:
         target = request.id.encode() if isinstance(request.id, str) else request.id
         if not isinstance(target, bytes):
             raise BadRequest("an id is bytes or text")
@@ -368,10 +347,10 @@ class ZmqDoor:
             return None
         running = self._running.get(target)
         found = running is not None and running.get_name() != "sample" and running.cancel()
-        return CancelResponse(found=found)
+        return wire.CancelResponse(found=found)
 
     async def _cancel_episode(self, episode: str) -> bytes:
-        return pack(CancelResponse(found=await self._server.host.cancel(episode)))
+        return pack(wire.CancelResponse(found=await self._server.host.cancel(episode)))
 
 
 def _check_protocol(request: Request) -> None:

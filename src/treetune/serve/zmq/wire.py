@@ -196,20 +196,20 @@ _sorted_encoder = msgspec.msgpack.Encoder(enc_hook=repr, order="sorted")
 
 
 def pack(value: Any) -> bytes:
-    return _packed(_encoder, value)
+    return _encode(_encoder, value)
 
 
 def pack_sorted(value: Any) -> bytes:
     """The same bytes for the same content, whatever the order of its keys."""
-    return _packed(_sorted_encoder, value)
+    return _encode(_sorted_encoder, value)
 
 
-def _packed(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:
+def _encode(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:
     try:
         return encoder.encode(value)
     except (OverflowError, UnicodeEncodeError):
         plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=repr)
-        return encoder.encode(_portable(plain))
+        return encoder.encode(_make_portable(plain))
 
 
 def unpack(data: bytes | msgspec.Raw, type: type[T]) -> T:
@@ -235,16 +235,16 @@ def unpack_plain(data: bytes | msgspec.Raw) -> Any:
 
 @lru_cache(maxsize=256)
 def _decoder(type: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(type, ext_hook=_extension)
+    return msgspec.msgpack.Decoder(type, ext_hook=_read_extension)
 
 
-def _extension(code: int, data: memoryview) -> Any:
+def _read_extension(code: int, data: memoryview) -> Any:
     if code != BIG_INTEGER or len(data) > _MOST_DIGITS:
         raise msgspec.ValidationError(f"unknown extension {code}")
     return int(bytes(data))
 
 
-def _portable(value: Any) -> Any:
+def _make_portable(value: Any) -> Any:
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -252,8 +252,8 @@ def _portable(value: Any) -> Any:
     if isinstance(value, str):  # a model can sample half of a surrogate pair
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_portable(key): _portable(item) for key, item in value.items()}
-    return [_portable(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_make_portable(key): _make_portable(item) for key, item in value.items()}
+    return [_make_portable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-_plain_decoder = msgspec.msgpack.Decoder(ext_hook=_extension)
+_plain_decoder = msgspec.msgpack.Decoder(ext_hook=_read_extension)
