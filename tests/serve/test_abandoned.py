@@ -8,10 +8,8 @@ import sys
 import time
 
 import pytest
-from serving import Numbers, Talks, serving, until
-from test_http_server import playing, run
-from test_http_server_cli import post
-from test_serve_cli import serve
+from serve_process import post, serve
+from serving import Numbers, Talks, playing, run, serving, until
 
 from treetune import Action, Observation
 from treetune.cli.serve import summary
@@ -46,7 +44,7 @@ def test_a_start_that_is_cancelled_leaves_no_episode(workers, after):
     async def play():
         async with serving(Stubbornly(), workers=workers) as server, EnvClient(server.address) as client:
             task = await client.sample()
-            request = wire.StartRequest(task=client._sealed(task), protocol=PROTOCOL)
+            request = wire.StartRequest(task=client._with_seal(task), protocol=PROTOCOL)
             start = asyncio.create_task(client._run("start", request, wire.StartResponse, "mine"))
             await asyncio.sleep(after)
             found = await client.cancel("mine")

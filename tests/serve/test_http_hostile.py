@@ -9,8 +9,7 @@ import math
 
 import aiohttp
 import pytest
-from serving import Numbers, Talks, until
-from test_http_server import BOTH, playing, run
+from serving import BOTH, Numbers, Talks, playing, run, until
 
 from treetune import Observation, Step
 from treetune.host.episode_book import EndedEpisodes, EpisodeEnded, ending

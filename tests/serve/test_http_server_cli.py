@@ -10,13 +10,7 @@ import urllib.request
 
 import aiohttp
 import pytest
-from test_serve_cli import resident, serve
-
-
-def post(url, body):
-    request = urllib.request.Request(url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.load(reply)
+from serve_process import post, resident, serve
 
 
 @pytest.mark.parametrize("options", [["--http", ":0"], ["--port", "0", "-w", "1"]])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from serving import Numbers, served
-from test_http_server import playing
+from serving import Numbers, playing, served
 
 from treetune import Mixture, Task, Taskset, Union
 from treetune.errors import TasksetError, UsageError

@@ -12,7 +12,7 @@ import urllib.request
 
 import aiohttp
 import pytest
-from test_serve_cli import serve
+from serve_process import serve
 from venvs import venv
 
 SETTINGS = """

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import resources
 
 import pytest
-from test_serve_cli import serve
+from serve_process import serve
 
 TROUBLE = """
 from treetune import Environment, Observation, Step, Task, Taskset

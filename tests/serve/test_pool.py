@@ -20,6 +20,7 @@ from serving import (
     Slow,
     Stream,
     Talking,
+    pids,
     served,
     serving,
     shuffled,
@@ -40,10 +41,6 @@ def run(coroutine):
 def marks(tmp_path, monkeypatch):
     monkeypatch.setenv("TREETUNE_TEST_MARKS", str(tmp_path))
     return tmp_path
-
-
-def pids(server):
-    return [member.handle._process.pid for member in server.executor._members.values()]
 
 
 TASKSETS = {
@@ -323,7 +320,7 @@ def test_workers_end_with_their_broker(tmp_path):
     program = (
         "import asyncio, sys; sys.path[:0] = ['tests/support', 'tests/serve']\n"
         "from serving import Numbers, serving\n"
-        "from test_pool import pids\n"
+        "from serving import pids\n"
         "async def main():\n"
         "    async with serving(Numbers(), workers=2) as server:\n"
         "        print(*pids(server), flush=True)\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import task_servers
+from serve_process import serve
 from task_servers import scripted
-from test_serve_cli import serve
 
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.probe import probe

@@ -18,8 +18,10 @@ from serving import (
     Hangs,
     Numbers,
     Ranked,
+    Raw,
     Stream,
     Talking,
+    run,
     served,
     serving,
     shuffled,
@@ -37,39 +39,6 @@ from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
 from treetune.serve.zmq.wire import pack, unpack, unpack_plain
 from treetune.trace import Trace
-
-
-def run(coroutine):
-    return asyncio.run(coroutine)
-
-
-class Raw:
-    """A client that says exactly what it is told to."""
-
-    def __init__(self, address):
-        self.socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.connect(address)
-
-    async def send(self, *frames):
-        await self.socket.send_multipart(frames)
-
-    async def receive(self):
-        id, data = await asyncio.wait_for(self.socket.recv_multipart(), 10)
-        return id, unpack_plain(data)
-
-    async def ask(self, id, method, /, **payload):
-        await self.send(id, method.encode(), pack({"protocol": PROTOCOL, **payload}))
-        answered, data = await self.receive()
-        assert answered == id
-        return data
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.socket.close()
-
 
 TASKSETS = {
     "finite": Colours,

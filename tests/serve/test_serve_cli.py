@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import urllib.request
-from contextlib import contextmanager
 
 import pytest
 import zmq
+from serve_process import resident, serve
 
 from conftest import ROOT
 from treetune.builtin.arithmetic import Arithmetic
@@ -32,38 +28,6 @@ class Slow(Taskset):
         return 1.0
     def gold(self, task): return task.ground_truth
 """
-
-
-class Running:
-    def __init__(self, process, report):
-        self.process, self.report, self.address = process, report, report["address"]
-
-    def stop(self, number=signal.SIGTERM):
-        """Ends it; gives what it said on standard error."""
-        self.process.send_signal(number)
-        return self.process.communicate(timeout=60)[1].decode()
-
-
-@contextmanager
-def serve(folder, *arguments, **environment):
-    """`treetune serve`, once it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "treetune", "serve", *map(str, arguments), "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=folder,
-        env={**os.environ, **environment},
-    )
-    try:
-        lines = b""
-        while not lines.endswith(b"}\n"):
-            line = process.stdout.readline()
-            assert line, process.stderr.read().decode()
-            lines += line
-        yield Running(process, json.loads(lines))
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture
@@ -236,12 +200,6 @@ def send_garbage(socket, number):
 def drain(socket):
     while socket.poll(0):
         socket.recv_multipart()
-
-
-def resident(pid):
-    """Megabytes."""
-    with open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def test_the_token_of_the_environment_is_asked_for(tmp_path):

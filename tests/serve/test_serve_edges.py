@@ -6,8 +6,7 @@ import asyncio
 import time
 
 import pytest
-from serving import Flaw, Numbers, Stream, Talking, served, serving, until
-from test_serve import Raw, run
+from serving import Flaw, Numbers, Raw, Stream, Talking, run, served, serving, until
 
 from treetune import Environment, Step, Task
 from treetune.episode import Limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_serve_cli import serve
+from serve_process import serve
 
 from conftest import ROOT
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import zmq
+from serve_process import resident, serve
 from serving import Numbers
-from test_serve_cli import resident, serve
 
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.wire import pack, unpack_plain

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serve_process import serve
 from serving import until
-from test_serve_cli import serve
 
 from treetune.cli import app
 from treetune.errors import StorageError, TreetuneError, UsageError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from test_serve_cli import resident, serve
+from serve_process import resident, serve
 
 from treetune.sandbox import probe
 from treetune.sandbox.memory import CgroupParent

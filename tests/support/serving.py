@@ -8,12 +8,21 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import aiohttp
+import pytest
+import zmq
+import zmq.asyncio
+
 from treetune import Environment, Score, ShuffleConfig, Step, Task, Taskset, TasksetConfig
+from treetune.host import PROTOCOL
+from treetune.serve.http.episodes import HttpConfig
+from treetune.serve.http.server import HttpServer
 from treetune.serve.models import ModelsConfig
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.wire import pack, unpack_plain
 
 GOLD = ModelsConfig(model="scripted:gold")
 
@@ -195,3 +204,83 @@ async def until(condition) -> None:
     """Waits for something that another process, or another task, brings about."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 120))
+
+
+class Raw:
+    """A client that says exactly what it is told to."""
+
+    def __init__(self, address):
+        self.socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(address)
+
+    async def send(self, *frames):
+        await self.socket.send_multipart(frames)
+
+    async def receive(self):
+        id, data = await asyncio.wait_for(self.socket.recv_multipart(), 10)
+        return id, unpack_plain(data)
+
+    async def ask(self, id, method, /, **payload):
+        await self.send(id, method.encode(), pack({"protocol": PROTOCOL, **payload}))
+        answered, data = await self.receive()
+        assert answered == id
+        return data
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.socket.close()
+
+
+# Over HTTP
+
+BOTH = pytest.mark.parametrize("workers", [0, 1])
+"""In one process and through a pool."""
+
+
+class Client:
+    def __init__(self, session, http, server):
+        self.session, self.http, self.server = session, http, server
+
+    async def get(self, path, **options):
+        async with self.session.get(self.http.url + path, **options) as reply:
+            return reply.status, await reply.json()
+
+    async def post(self, path, body=None, **options):
+        options = {"json": body, **options} if "data" not in options else options
+        async with self.session.post(f"{self.http.url}/api/episode/{path}", **options) as reply:
+            self.headers = reply.headers
+            return reply.status, await reply.json()
+
+    async def good(self, path, body=None):
+        status, answer = await self.post(path, body)
+        assert status == 200, answer
+        return answer
+
+    async def begun(self, **body):
+        return (await self.good("start", body))["episode_id"]
+
+    async def step(self, episode, action, turn=None):
+        return await self.post("step", {"episode_id": episode, "action": action, "turn": turn})
+
+
+@contextlib.asynccontextmanager
+async def playing(taskset, *, workers=0, http=None, **options):
+    async with serving(taskset, workers=workers, **{"address": "", **options}) as server:
+        door = HttpServer(server, HttpConfig(**{"address": ":0", **(http or {})}))
+        await door.start()
+        try:
+            async with aiohttp.ClientSession() as session:
+                yield Client(session, door, server)
+        finally:
+            await door.close()
+
+
+def pids(server):
+    return [member.handle._process.pid for member in server.executor._members.values()]
