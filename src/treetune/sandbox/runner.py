@@ -168,7 +168,9 @@ def main() -> None:
     paths: list[str] = []
     recorded: dict[str, int] = {}
     while True:
-        ready, _, _ = select.select([0, terminal.master, children.woken], [], [])
+        # A terminal that nobody has open can always be read, and would keep this process busy.
+        awaited = [0, children.woken] if terminal.has_ended() else [0, children.woken, terminal.master]
+        ready, _, _ = select.select(awaited, [], [])
         if terminal.master in ready or children.woken in ready:
             # What runs in the background may write, and is shown with the next command.
             terminal.read(idle, 0)
