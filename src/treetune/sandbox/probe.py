@@ -184,22 +184,14 @@ class Part(msgspec.Struct, frozen=True):
     """What enforces its limits, or why it does not work and what to do."""
 
 
-class Survey(msgspec.Struct, frozen=True):
-    """What this machine offers. Each part is tried, not guessed."""
-
-    parts: list[Part]
-    good: bool
-    """Whether code of tasks can be run here."""
-
-
-async def survey(rootfs: str | None = None) -> Survey:
+async def survey(rootfs: str | None = None) -> list[Part]:
+    """What this machine offers. Each part is tried, not guessed; all but `docker` should work."""
     commands = await asyncio.to_thread(probe)
     shells = await asyncio.to_thread(probe, shell=True)
     parts = [Part("commands", commands.available, str(commands)), Part("shells", shells.available, str(shells))]
     if rootfs is not None:
         parts.append(await _try_rootfs(rootfs))
-    good = all(part.works for part in parts)
-    return Survey([*parts, await _try_docker()], good)
+    return [*parts, await _try_docker()]
 
 
 async def _try_rootfs(folder: str) -> Part:

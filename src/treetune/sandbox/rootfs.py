@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -167,7 +167,7 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
     folder = folder.expanduser().absolute()
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or (folder.exists() and any(folder.iterdir())):
         raise UsageError(f"{folder} is there already", remedy="name another folder, or remove it first")
-    maker = _maker()
+    tool = _find_tool()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A lock that cannot be made would look like one that another process holds.
@@ -182,8 +182,7 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
             _remove(place)  # of a build that was interrupted
             place.mkdir()
             try:
-                maker(place, recipe, say)
-                root = place / "root"
+                root = _make_root(tool, place, recipe, say)
                 _finish(root)
                 size, files = _measure(root)
                 root.rename(folder)
@@ -193,85 +192,75 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
                 Path(lock.lock_file).unlink(missing_ok=True)
     except Timeout as error:
         raise UsageError(f"{folder} is being built by another process", remedy="wait for it") from error
-    return Built(folder=str(folder), suite=recipe.suite, size=size, files=files, tool=maker.__name__.strip("_"))
+    return Built(folder=str(folder), suite=recipe.suite, size=size, files=files, tool=tool)
 
 
-def _maker() -> Callable[[Path, Recipe, Say], None]:
+def _find_tool() -> str:
     if shutil.which("mmdebstrap") and shutil.which("tar"):
-        return _mmdebstrap
-    if shutil.which("debootstrap", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") and os.geteuid() == 0:
-        return _debootstrap
+        return "mmdebstrap"
+    if shutil.which("debootstrap", path=_extend_path()) and os.geteuid() == 0:
+        return "debootstrap"
     raise SandboxUnavailable(
         "mmdebstrap is not installed: it makes the root file system",
         remedy="apt-get install mmdebstrap (as root debootstrap will do too)",
     )
 
 
-def _mmdebstrap(place: Path, recipe: Recipe, say: Say) -> None:
-    archive = place / "root.tar"
-    command = ["mmdebstrap", f"--variant={recipe.variant}", f"--include={','.join(recipe.packages)}", "--format=tar"]
-    if os.geteuid() != 0:
-        command.append("--mode=unshare")
-    command += ['--aptopt=Acquire::Languages "none"', recipe.suite, str(archive)]
-    _run([*command, *([recipe.mirror] if recipe.mirror else [])], place, say)
+def _extend_path() -> str:
+    """Where an ordinary user's PATH does not lead."""
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def _make_root(tool: str, place: Path, recipe: Recipe, say: Say) -> Path:
+    root, archive, is_root = place / "root", place / "root.tar", os.geteuid() == 0
+    options = [f"--variant={recipe.variant}", f"--include={','.join(recipe.packages)}"]
+    mirror = [recipe.mirror] if recipe.mirror else []
+    if tool == "debootstrap":
+        _run([tool, *options, recipe.suite, str(root), *mirror], place, say)
+        return root
+    options += ["--format=tar", '--aptopt=Acquire::Languages "none"', *([] if is_root else ["--mode=unshare"])]
+    _run([tool, *options, recipe.suite, str(archive), *mirror], place, say)
     say("unpacking")
-    root = place / "root"
     root.mkdir(mode=0o755)
     # Devices are bubblewrap's to make. An ordinary user owns all of it, root keeps the owners.
     unpack = ["tar", "-xf", str(archive), "-C", str(root), "--exclude=./dev/*", "--numeric-owner", "-p"]
-    _run([*unpack, *([] if os.geteuid() == 0 else ["--no-same-owner"])], place, say)
-
-
-def _debootstrap(place: Path, recipe: Recipe, say: Say) -> None:
-    command = ["debootstrap", f"--variant={recipe.variant}", f"--include={','.join(recipe.packages)}"]
-    command += [recipe.suite, str(place / "root"), *([recipe.mirror] if recipe.mirror else [])]
-    _run(command, place, say)
+    _run([*unpack, *([] if is_root else ["--no-same-owner"])], place, say)
+    return root
 
 
 def _run(command: list[str], place: Path, say: Say) -> None:
-    """A tool, its lines as progress; its temporary files are in our folder, so that they go with it."""
-    env = {**os.environ, "TMPDIR": str(place), "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
+    """A tool, its lines as progress. It and all that it has started end here, also where we are interrupted; its
+    temporary files are in our folder, so that they go with it."""
     last: deque[str] = deque(maxlen=LINES_KEPT)
-    with_us = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-    with _end_with(
-        subprocess.Popen(
-            [*with_us, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-    ) as process:
-        assert process.stdout is not None
-        for raw in process.stdout:
-            if line := raw.decode(errors="replace").strip():
-                last.append(line)
-                say(line.removeprefix("I: "))
+    process = subprocess.Popen(
+        [*(["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(place), "LC_ALL": "C", "PATH": _extend_path()},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            for raw in process.stdout:
+                if line := raw.decode(errors="replace").strip():
+                    last.append(line)
+                    say(line.removeprefix("I: "))
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            process.wait()
     if process.returncode != 0:
         raise SandboxUnavailable(
             f"{command[0]} ended with {process.returncode}:\n" + "\n".join(last),
             remedy="look at the suite, the packages and the mirror; an ordinary user needs the package uidmap",
         )
-
-
-@contextlib.contextmanager
-def _end_with(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A tool and all that it has started end here, also where we are interrupted."""
-    try:
-        yield process
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        raise
-    finally:
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def _finish(root: Path) -> None:

@@ -10,7 +10,6 @@ Any other instruction is `Refused`, by its line: what a RUN would have installed
 from __future__ import annotations
 
 import io
-import os
 import posixpath
 import re
 import shlex
@@ -109,8 +108,7 @@ class Recipe(msgspec.Struct):
         return VARIABLE.sub(lambda found: self.env.get(found[1] or found[2]) or found[3] or "", text)
 
     def _absolute(self, line: int, written: str, path: str) -> str:
-        absolute = posixpath.normpath(posixpath.join(self.workdir, path))
-        absolute = "/" + absolute.lstrip("/")
+        absolute = "/" + posixpath.normpath(posixpath.join(self.workdir, path)).lstrip("/")
         if any(absolute == folder or absolute.startswith(f"{folder}/") for folder in KERNELS_OWN):
             raise Refused(f"line {line}, {written}: the kernel's folders cannot be changed")
         return absolute
@@ -131,17 +129,13 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         if pending.endswith("\\"):
             pending = pending[:-1].rstrip() + " "
             continue
-        yield _split(began, pending)
+        instruction, _, rest = pending.partition(" ")
+        if not rest.strip():
+            raise Refused(f"line {began}, {instruction}: nothing follows")
+        yield began, instruction.upper(), rest.strip()
         pending, began = "", 0
     if pending.strip():
-        yield _split(began, pending)
-
-
-def _split(line: int, text: str) -> tuple[int, str, str]:
-    instruction, _, rest = text.strip().partition(" ")
-    if not rest.strip():
-        raise Refused(f"line {line}, {instruction}: nothing follows")
-    return line, instruction.upper(), rest.strip()
+        raise Refused(f"line {began}, {pending.strip()}: it does not end")
 
 
 def _match(copy: Copy, context: Path, folders: set[str]) -> Iterator[tuple[Path, str]]:
@@ -157,19 +151,12 @@ def _match(copy: Copy, context: Path, folders: set[str]) -> Iterator[tuple[Path,
             if source.is_dir():
                 target = copy.target.rstrip("/")
                 folders.add(target or "/")
-                yield from _walk(source, target)
+                for path in sorted(source.rglob("*")):
+                    yield path, f"{target}/{path.relative_to(source).as_posix()}"
             elif copy.target.endswith("/") or copy.target in folders or len(found) > 1:
                 yield source, f"{copy.target.rstrip('/')}/{source.name}"
             else:
                 yield source, copy.target
-
-
-def _walk(folder: Path, target: str) -> Iterator[tuple[Path, str]]:
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        path, place = Path(entry.path), f"{target}/{entry.name}"
-        yield path, place
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(path, place)
 
 
 def pack(files: Iterable[tuple[Path, str, int | None]]) -> bytes:
