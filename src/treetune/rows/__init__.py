@@ -12,16 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.rows.layouts import FORMATS, detect
-    from treetune.rows.reading import read_rows, read_tables, read_tasks
-
-__all__ = [
-    "FORMATS",
-    "detect",
-    "read_rows",
-    "read_tables",
-    "read_tasks",
-]
+    from treetune.rows.layouts import FORMATS as FORMATS
+    from treetune.rows.layouts import detect as detect
+    from treetune.rows.reading import read_rows as read_rows
+    from treetune.rows.reading import read_tables as read_tables
+    from treetune.rows.reading import read_tasks as read_tasks
 
 _HOMES = {
     "FORMATS": "layouts",
@@ -30,7 +25,7 @@ _HOMES = {
     "read_tables": "reading",
     "read_tasks": "reading",
 }
-"""Each is imported when it is first asked for: a hit of the cache needs one constant of this package, and no more."""
+"""Each is imported when it is first asked for: a hit of the cache imports as little as it can."""
 
 
 def __getattr__(name: str) -> Any:

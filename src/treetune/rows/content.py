@@ -30,7 +30,7 @@ REMEMBERED_FROM = 1 << 20
 SETTLED_NS = 2_000_000_000
 """How long a file must have been left alone: within one tick of the clock two versions can carry one time."""
 
-FORMATS = frozenset(
+FILE_FORMATS = frozenset(
     "arrow audiofolder conll csv eval fasta fastq genbank harbor hdf5 iceberg imagefolder json lance meshfolder mmcif "
     "niftifolder pandas parquet pdb pdffolder text tsfile videofolder vortex webdataset xml".split()
 )
@@ -106,7 +106,7 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     if not isinstance(kind, str) or not kind:
         problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
         return [("loading_params.args", problem)]
-    if kind in FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
+    if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
         return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
     try:
         patterns = file_patterns(params.args, params.kwargs)
@@ -118,7 +118,7 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
 def names_hub(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether `load_dataset(*args, **kwargs)` would ask the hub: its name is neither a format nor here."""
     path = str(args[0] if args else kwargs.get("path") or "")
-    return bool(path) and path not in FORMATS and "://" not in path and not Path(path).expanduser().exists()
+    return bool(path) and path not in FILE_FORMATS and "://" not in path and not Path(path).expanduser().exists()
 
 
 def file_patterns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
@@ -142,7 +142,7 @@ def _bind_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 
 def _is_format(path: str) -> bool:
     # A name that is neither known nor here is a format of a newer release, or a hub name that gives nothing.
-    return path in FORMATS or not path or ("/" not in path and not Path(path).expanduser().exists())
+    return path in FILE_FORMATS or not path or ("/" not in path and not Path(path).expanduser().exists())
 
 
 def _folder(path: str, data_dir: str | None) -> Path | None:

@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import PluginError, UsageError
+from treetune.files import with_imports
+from treetune.rows.cache import default_cache_dir
+from treetune.rows.content import write_atomically
 
 SCHEME = "cache://"
 
 TRUST = "TREETUNE_TRUST"
-"""The variable that says `trust` to processes that nobody calls with it, such as a trainer's workers."""
+"""The variable that sets `trust` in processes that take no argument, such as a trainer's workers."""
 
 _LOOK = f"look at that code, then pass --trust (in a trainer's processes: {TRUST}=1)"
 
@@ -104,13 +107,11 @@ def _trusts(trust: bool) -> bool:
 
 def keep(file: Path, cache_dir: str | Path | None = None) -> str:
     """Copy a file, with what it imports from beside it, into the cache; gives its name there, `cache://HASH/file.py`."""
-    from treetune.rows.content import write_atomically
-
     file = file.resolve()
     _kept[file] = None
     contents = _read_contents(file)
     name = _hash_contents(contents)
-    # Also where other processes look that are not told of another cache folder.
+    # Also in the default folder, where processes without another cache folder look.
     for folder in dict.fromkeys((_folder(None) / name, _folder(cache_dir) / name)):
         if (folder / ".origin").is_file():
             continue
@@ -150,8 +151,6 @@ def _locate_kept(spec: str) -> str:
 
 def _read_contents(file: Path) -> dict[str, bytes]:
     """What a file is made of: itself, and what it imports from beside it, by the names that they have there."""
-    from treetune.files import with_imports
-
     files = [path for path in with_imports(file) if path.is_relative_to(file.parent)]
     return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in files}
 
@@ -164,8 +163,6 @@ def _hash_contents(contents: Mapping[str, bytes]) -> str:
 
 
 def _folder(cache_dir: str | Path | None) -> Path:
-    from treetune.rows.cache import default_cache_dir
-
     return default_cache_dir(cache_dir) / "code"
 
 

@@ -23,6 +23,7 @@ import msgspec
 
 from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UnknownNameError, UsageError
+from treetune.plugins import environments
 from treetune.rows.arrow_values import (
     children_of,
     decode_json,
@@ -49,6 +50,7 @@ from treetune.rows.round_trip import (
     truth_text,
 )
 from treetune.rows.rule import RULE
+from treetune.rows.scorer import taskset_of, with_type
 from treetune.task import ForeignTask, Message, Task, digest, uid_of
 
 if TYPE_CHECKING:
@@ -296,10 +298,9 @@ def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, 
 def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any]) -> Task:
     """The task of a row as SkyRL hands it over: without prompt and environment, and with the trainer's `max_turns`.
 
-    Where its taskset scores it, it is of the class that the taskset declares; `scored` is told the scorer.
+    Where its taskset scores it, it is of the class that the taskset declares. The environment `scored` finds the scorer
+    in `extra_info`.
     """
-    from treetune.rows.scorer import taskset_of, with_type
-
     row = {key: value for key, value in extras.items() if key != "max_turns"}
     task = FORMATS["skyrl"].task_of({**row, "prompt": prompt, "env_class": env_class}, whole=False)
     scorer = (extras.get("extra_info") or {}).get("scorer") or RULE
@@ -327,7 +328,7 @@ def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_clas
         except UsageError:
             format = FORMATS["skyrl"]
         return format.task_of_pruned(named).uid
-    except (TreetuneError, TypeError):  # no task: whoever reads the prompt tells what is wrong
+    except (TreetuneError, TypeError):  # no task: reading the prompt reports what is wrong
         return digest(repr(row))
 
 
@@ -357,8 +358,6 @@ def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:
 
 
 def _contract(env_class: str | None) -> Contract | None:
-    from treetune.plugins import environments
-
     # Asked each time: an environment may be registered between two rows.
     if not isinstance(env_class, str) or env_class not in environments.names():
         return None

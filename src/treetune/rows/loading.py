@@ -216,8 +216,8 @@ WAIT = 8.0
 
 @contextmanager
 def offline_where_unreachable() -> Iterator[str | None]:
-    """Gives why the hub cannot be reached, or None. Where it cannot, the library is offline meanwhile: it takes what
-    it has, without a try."""
+    """Gives why the hub cannot be reached, or None. Where it cannot, the library is set offline for the time: it takes
+    what is in its cache, where else it would try for most of a minute."""
     from huggingface_hub import constants
 
     import datasets
@@ -238,7 +238,7 @@ def offline_where_unreachable() -> Iterator[str | None]:
 
 
 def _problem(endpoint: str) -> str | None:
-    """Why nobody answers at this address, or None."""
+    """Why this address does not answer, or None."""
     found: list[str | None] = []
 
     def ask() -> None:
@@ -283,7 +283,7 @@ class Hold:
 
     def __init__(self, folder: Path) -> None:
         self._file: int | None = None
-        # A full or read-only disk is told by whoever writes there.
+        # A full or read-only disk is reported by the write that follows.
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             os.utime(folder)

@@ -22,12 +22,14 @@ from treetune.errors import (
     UsageError,
     described,
 )
-from treetune.rows.content import FORMATS, LoadingParams, expand_pattern, file_patterns, local_sources, names_hub
+from treetune.rows.content import FILE_FORMATS, LoadingParams, expand_pattern, file_patterns, local_sources, names_hub
+from treetune.rows.reading import batches_of
+from treetune.rows.sources import File, Kind, known_kind
 
 _GENERAL = "check loading_params.args and loading_params.kwargs (name, split, data_files)"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _NETWORK = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "Timeout")
-"""Parts of the names of errors that the libraries below raise where nobody answers."""
+"""Parts of the names of errors that the libraries below raise where no server answers."""
 
 
 def fault_of(params: LoadingParams, error: BaseException, unreachable: str | None = None) -> TreetuneError:
@@ -79,7 +81,7 @@ def _is_of_network(error: BaseException) -> bool:
 def fault_of_files(params: LoadingParams) -> TreetuneError | None:
     """What is wrong with the files that are named, where something is."""
     kind, kwargs = params.args[0], params.kwargs
-    if kind not in FORMATS and Path(str(kind)).expanduser().is_file():
+    if kind not in FILE_FORMATS and Path(str(kind)).expanduser().is_file():
         return UsageError(
             f"loading_params.args names the file {kind!r}, and wants a kind of files or a dataset",
             remedy=f"write args: [{_kind_of(str(kind))}], kwargs: {{data_files: {kind}}}",
@@ -102,9 +104,6 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
 
 
 def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
-    from treetune.rows.reading import batches_of
-    from treetune.rows.sources import File, Kind, known_kind
-
     shape = known_kind(file)
     if kind in ("json", "parquet") and shape is not Kind.LINES:
         shape = Kind(kind)

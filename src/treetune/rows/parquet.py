@@ -42,7 +42,7 @@ from treetune.rows.round_trip import MARK
 TRUTHS = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth")
 
 ROW_GROUP = 2_000
-"""Rows of one row group: whoever wants one row reads so many."""
+"""Rows of one row group: reading one row reads all of its group."""
 
 _REWARDS = ("reward_spec", "reward_model")
 """Where SkyRL's environments look for a ground truth."""

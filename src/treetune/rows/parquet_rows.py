@@ -23,6 +23,7 @@ import msgspec
 
 from treetune.errors import StorageError, TasksetError
 from treetune.rows.arrow_values import json_fields_of, to_rows
+from treetune.rows.reading import BUFFER
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import Batch, Row
 
@@ -77,8 +78,6 @@ class ParquetRows:
         """The file, opened once in each process: a forked one must not share its position."""
         import pyarrow as pa
         import pyarrow.parquet as pq
-
-        from treetune.rows.reading import BUFFER
 
         if self._opened is None or self._opened[0] != os.getpid():
             self._forget()

@@ -2,7 +2,7 @@
 
     for task in read_tasks(["~/data/train.parquet", "more/*.jsonl", "openai/gsm8k@main:test"]): ...
 
-Values are as they were written (see `arrow_values`); a fault is told with its file and line or row (rows count from 0).
+Values are as they were written (see `arrow_values`); a fault names its file and line or row (rows count from 0).
 
 JSON holds an object on each line, an array of objects, or one object. Text stays text whatever it looks like, and
 numbers are exact. NaN and Infinity, which Python's `json.dumps` writes though JSON has none, are read as Python does.

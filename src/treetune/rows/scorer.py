@@ -10,19 +10,20 @@ Files that a scorer names are those of `treetune.rows.kept_code`: code of rows f
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from treetune.config import to_plain
 from treetune.environment import Environment, SingleTurn
 from treetune.errors import TasksetError, UsageError
+from treetune.mixture import owner_of
+from treetune.plugins import Registry, absolute_spec, environments, folders_of, tasksets
 from treetune.rows.kept_code import check_module, keep_files, locate_files, spec_of
 from treetune.rows.rule import RULE, RuleTaskset
+from treetune.target import build_taskset
 from treetune.task import Task, own_fields, own_values
 from treetune.taskset import ByEnvironment, Taskset
-
-if TYPE_CHECKING:
-    from treetune.plugins import Registry
 
 ENVIRONMENT = "env:"
 
@@ -32,9 +33,6 @@ _ONLY_BUILD = ("filter", "pass_rates", "tokenizer", "shuffle")
 
 def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
     """The scorer of a task of this taskset; None where nothing can score it from its row."""
-    from treetune.mixture import owner_of
-    from treetune.plugins import absolute_spec, folders_of
-
     taskset, task = owner_of(taskset, task)
     if (said := getattr(taskset, "scorer_of", None)) is not None:  # rows say it themselves
         scorer: str | None = said(task)
@@ -54,8 +52,6 @@ def scorer_of_environment(env_class: str) -> str:
 
 def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     """A taskset as JSON, from which any process that has its class makes it again."""
-    from treetune.config import to_plain
-
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
@@ -66,8 +62,6 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
 
 def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
     """What is lost where a taskset scores several answers together; refused where nothing would be left."""
-    from treetune.mixture import owner_of
-
     taskset, task = owner_of(taskset, task)
     if not taskset.scores_group_of(task):
         return None
@@ -85,9 +79,6 @@ SEVERAL_TURNS = "train tasks of several turns with SkyRL, AReaL or TRL, or from 
 def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
     """verl's reward functions are given one answer. An environment that does not say how long its episodes are is found
     out when it is played."""
-    from treetune.mixture import owner_of
-    from treetune.plugins import absolute_spec, environments, folders_of
-
     taskset, task = owner_of(taskset, task)
     own = taskset.overrides("environment") and not hasattr(taskset, "scorer_of")
     if task.env_class is None or own or task.extra_info.get("max_turns") == 1:
@@ -107,9 +98,6 @@ def has_several_turns(environment: Any) -> bool:
 @lru_cache(maxsize=256)
 def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
     """The taskset that scores a row's task."""
-    from treetune.plugins import environments, tasksets
-    from treetune.target import build_taskset
-
     if scorer == RULE:
         return _ByRule()
     if scorer.startswith(ENVIRONMENT):

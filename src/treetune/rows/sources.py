@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from treetune.errors import TreetuneError, UsageError
+from treetune.plugins import tasksets
 from treetune.rows.content import LoadingParams
 
 Sources = str | Path | Iterable[str | Path]
@@ -72,8 +73,6 @@ def find(sources: Sources) -> Iterator[File | HubName]:
 
 def names_rows(target: str) -> bool:
     """Whether a TARGET is rows (files, folders, globs, datasets of the hub) rather than a taskset or a server."""
-    from treetune.plugins import tasksets
-
     path = Path(os.path.expanduser(target))
     if "://" in target:
         return False
@@ -86,8 +85,6 @@ def names_rows(target: str) -> bool:
 
 def names_taskset(target: str) -> bool:
     """Whether a name that may be rows is a taskset's: config.yaml, file.py:Name, module:Name, or an id."""
-    from treetune.plugins import tasksets
-
     if names_rows(target) or (Path(os.path.expanduser(target)).exists() and not _CODE_OR_CONFIG.search(target)):
         return False
     return ":" in target or bool(_CODE_OR_CONFIG.search(target)) or target in tasksets.names()

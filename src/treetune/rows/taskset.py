@@ -37,7 +37,7 @@ class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
     files: list[str] = []
     """Files, folders, globs, or datasets of the hub (`name[@config][:split]`)."""
     format: str | None = None
-    """The format of the rows: verl, skyrl or trl; else told by their columns."""
+    """The format of the rows: verl, skyrl or trl; else the one that has their columns."""
     trust: bool = False
     """Run code that rows name, though no build of yours has kept it."""
 

@@ -25,6 +25,7 @@ from treetune.rows.layouts import Format, format_named
 from treetune.rows.reading import RowTasks, read_rows
 from treetune.rows.round_trip import with_opening
 from treetune.rows.rule import RULE
+from treetune.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
 from treetune.rows.sources import Kind, kind_of, refuse_unwritable
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
@@ -74,16 +75,14 @@ def write_file(
 
 def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None) -> Iterator[Scored]:
     """Each task with what scores it; refused where that is not known."""
-    from treetune.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
-
     if scorer is None and isinstance(tasks, Taskset):
         scorer = tasks
     of_rows = isinstance(tasks, RowTasks)
-    told: set[str] = set()
+    warned: set[str] = set()
     for number, task in enumerate(tasks):
         if isinstance(scorer, Taskset):
-            if (lost := refuse_groups(scorer, task)) is not None and lost not in told:
-                told.add(lost)
+            if (lost := refuse_groups(scorer, task)) is not None and lost not in warned:
+                warned.add(lost)
                 warnings.warn(lost, stacklevel=5)
             yield task, scorer_for(scorer, task) or ""
         elif task.env_class is not None and scorer is None and not of_rows:
