@@ -21,7 +21,7 @@ from treetune.builtin.code.lcb import CodingProblem, Stub, find_stub, same_lines
 from treetune.builtin.code.runner import read_reports
 from treetune.builtin.search import find_tool
 from treetune.cli.hosts import refuse_unservable
-from treetune.datasets.resolve import load_task
+from treetune.datasets.declared import load_task
 from treetune.environment import contract_of
 from treetune.errors import EnvironmentFault, TasksetError
 from treetune.policies.scripted import Replay

@@ -11,9 +11,8 @@ from omegaconf import OmegaConf
 
 import datasets
 from treetune.config import with_overrides
-from treetune.datasets.declared import read_declared
-from treetune.datasets.resolve import get_dataset_paths, load_tasks, resolve_tasks_into_config
-from treetune.datasets.scoring import OURS, Scoring, scoring_of
+from treetune.datasets.declared import load_tasks, read_declared
+from treetune.datasets.verl_config import OURS, Scoring, get_dataset_paths, resolve_tasks_into_config, scoring_of
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.rows import read_tasks
 from treetune.rows.arrow_values import drop_nulls, find_clashes

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from treetune.datasets.resolve import load_task, load_tasks
+from treetune.datasets.declared import load_task, load_tasks
 from treetune.errors import (
     ConfigError,
     EmptyTasksetError,
@@ -75,7 +75,7 @@ def custom(tmp_path):
 def fault_of(config, kind=TreetuneError):
     """The error that building gives; a plain one, that no traceback follows."""
     with pytest.raises(kind) as caught:
-        load_task(config).built()
+        load_task(config).build()
     assert caught.value.__cause__ is None
     return caught.value
 
@@ -205,7 +205,7 @@ def test_a_whole_number_above_64_bits_is_told_by_row_and_column(table):
 )
 def test_columns_of_every_type_can_be_shown_in_a_prompt(table, column):
     config = table({"question": ["a", "b"], "value": column}, prompt_template="{question} {value}")
-    assert load_task(config).built()[0].rows == len(column) - column.null_count
+    assert load_task(config).build()[0].rows == len(column) - column.null_count
 
 
 def test_bytes_are_a_ground_truth_where_they_are_text(table):
@@ -255,7 +255,7 @@ def test_build_dataset_that_gives_no_dataset_says_what_to_return(rows, custom, g
 )
 def test_a_class_that_fails_is_told_by_its_method(rows, custom, body, said):
     with pytest.raises(TasksetError) as caught:
-        load_task(rows(custom_cls=custom(body))).built()
+        load_task(rows(custom_cls=custom(body))).build()
     assert said in caught.value.message
 
 

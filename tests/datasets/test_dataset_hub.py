@@ -14,7 +14,7 @@ BUILD = """
 import json, sys
 from treetune_verl.tasks import Task
 task = Task(json.loads(sys.argv[1]), cache_dir=sys.argv[2])
-sidecar, path, hit = task.built()
+sidecar, path, hit = task.build()
 print(json.dumps({"path": str(path), "hit": hit, "revision": sidecar.revision, "rows": sidecar.rows}))
 """
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ray.cluster_utils import Cluster
 import ray
 from treetune.datasets.build import build
-from treetune.datasets.resolve import load_task
+from treetune.datasets.declared import load_task
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 cluster.add_node(num_cpus=1)

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from treetune import Task, load_taskset
 from treetune.datasets.build import build
-from treetune.datasets.resolve import load_task
+from treetune.datasets.declared import load_task
 from treetune.errors import ConfigError, EmptyTasksetError, TasksetError, TreetuneError, UsageError
 from treetune.rows.layouts import FORMATS
 from treetune_verl.tasks import Task as DatasetTask
@@ -31,7 +31,7 @@ ROWS = [
 ]
 
 
-LOAD = "import json, sys; from treetune.datasets.resolve import load_task; task = load_task(json.loads(sys.argv[1]))"
+LOAD = "import json, sys; from treetune.datasets.declared import load_task; task = load_task(json.loads(sys.argv[1]))"
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ def test_a_malformed_row_is_named(source, messages, said):
 
 def test_a_ground_truth_is_extracted_and_what_has_none_is_reported(source):
     node = source(prompt_template="{question}", ground_truth={"column": "answer", "pattern": "#### (.+)"})
-    sidecar, _, _ = load_task(node).built()
+    sidecar, _, _ = load_task(node).build()
     assert [row["reward_model"] for row in rows_of(node)] == [
         {"style": "rule", "ground_truth": "2"},
         {"style": "rule", "ground_truth": "6"},
@@ -175,7 +175,7 @@ def test_rows_without_a_question_are_left_out_and_counted_as_those_without_a_tru
         node["custom_cls"] = {"path": str(tmp_path / "same.py")}
     assert [row["prompt"][0]["content"] for row in rows_of(node)] == ["Q: 1 + 1?", "Q: 3 + 4?"]
     assert [row["extra_info"]["index"] for row in rows_of(node)] == [0, 6]
-    assert load_task(node).built()[0].dropped == {"no prompt": 4, "no ground truth": 1}
+    assert load_task(node).build()[0].dropped == {"no prompt": 4, "no ground truth": 1}
     with pytest.raises(TasksetError, match="no prompt: rows 1, 2, 3, 5"):
         rows_of(node, drop_missing=False)
     with pytest.raises(TasksetError, match="no ground truth: row 1"):
@@ -200,7 +200,7 @@ def test_chats_in_which_nobody_asks_are_left_out_and_counted(source):
     chats = [[asks], None, [], [silent], [{"role": "system", "content": "be kind"}, silent]]
     node = source([{"messages": chat} for chat in chats], prompt_format="chat_messages")
     assert [row["prompt"] for row in rows_of(node)] == [[asks]]
-    assert load_task(node).built()[0].dropped == {"no prompt": 4}
+    assert load_task(node).build()[0].dropped == {"no prompt": 4}
     with pytest.raises(TasksetError, match="no prompt: rows 1, 2, 3, 4"):
         rows_of(node, drop_missing=False)
 
@@ -211,7 +211,7 @@ def test_prompts_of_a_class_s_own_that_say_nothing_are_left_out_and_counted(sour
     )
     node = source(MISSING[:4], custom_cls={"path": str(tmp_path / "own.py")})
     assert [row["prompt"][0]["content"] for row in rows_of(node)] == ["1 + 1?"]
-    assert load_task(node).built()[0].dropped == {"no prompt": 3}
+    assert load_task(node).build()[0].dropped == {"no prompt": 3}
     with pytest.raises(TasksetError, match="no prompt: rows 1, 2, 3"):
         rows_of(node, drop_missing=False)
 
@@ -355,7 +355,7 @@ def test_a_subclass_adds_columns_and_scores(source, tmp_path):
     assert [row["agent_name"] for row in rows] == ["tool_agent"] * 2
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
     taskset = load_task(node)
-    assert taskset.built()[0].dropped == {"map function": 1}
+    assert taskset.build()[0].dropped == {"map function": 1}
     assert taskset[0].reward_spec == {"method": "mine", "ground_truth": "1", "extra": 1}
     assert taskset.reward(taskset[0], "1") == 0.5
     assert pickle.loads(pickle.dumps(taskset)).select_tasks() == taskset.select_tasks()
@@ -804,7 +804,7 @@ def test_rows_of_a_subclass_without_a_ground_truth_are_dropped_and_counted(sourc
         [{"q": str(n)} for n in range(4)], prompt_template="{q}", custom_cls={"path": str(tmp_path / "empty.py")}
     )
     assert [row["reward_model"]["ground_truth"] for row in rows_of(node)] == ["2"]
-    assert load_task(node).built()[0].dropped == {"no ground truth": 3}
+    assert load_task(node).build()[0].dropped == {"no ground truth": 3}
 
 
 def test_text_and_parts_in_prompts_become_one_type(source):
@@ -844,7 +844,7 @@ def test_build_dataset_has_the_rows_of_the_file(source):
     task = load_task(node)
     assert [row["prompt"] for row in task.build_dataset()] == [row["prompt"] for row in rows_of(node)]
     assert len(rows_of(node)) == 10
-    assert task.built()[0].dropped == {"filter": 4}
+    assert task.build()[0].dropped == {"filter": 4}
 
 
 @pytest.mark.parametrize(

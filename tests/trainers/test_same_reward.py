@@ -16,7 +16,7 @@ from serving import served, serving
 
 import datasets
 from treetune import Task
-from treetune.datasets.building import build_rows
+from treetune.datasets.build import build_rows
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.environment import Action, make
 from treetune.policies.scripted import Replay

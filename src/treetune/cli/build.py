@@ -119,11 +119,9 @@ def _build_lists(
     engine: str,
 ) -> list[dict[str, Any]]:
     from treetune.cli.arguments import read_overrides
-    from treetune.datasets.column_faults import refuse_column_faults
-    from treetune.datasets.declared import read_declared
+    from treetune.datasets.declared import check_columns, read_declared
     from treetune.datasets.joining import joined
-    from treetune.datasets.resolve import warn_of_unscored
-    from treetune.datasets.scoring import Scoring, scoring_of
+    from treetune.datasets.verl_config import Scoring, scoring_of, warn_of_unscored
 
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
     declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
@@ -131,7 +129,7 @@ def _build_lists(
     _refuse_environments(declared.lists, format, config, scored=not elsewhere)
     if format == "verl":
         warn_of_unscored(declared.config, declared.lists)
-    refuse_column_faults(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
+    check_columns(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
     entries: list[dict[str, Any]] = []
     for split, tasks in declared.lists.items():
         files = joined(tasks, [_build(console, task, format, force, engine) for task in tasks])
@@ -151,7 +149,7 @@ def _build_target(
 ) -> dict[str, Any]:
     """One taskset, as the list to train on."""
     from treetune.cli.arguments import read_overrides, trusted
-    from treetune.datasets.building import build_rows
+    from treetune.datasets.build import build_rows
     from treetune.datasets.taskset import DatasetTaskset
     from treetune.evaluation.config import refuse_unknown_keys
     from treetune.target import build_taskset, read_target
@@ -173,12 +171,12 @@ def _refuse_environments(
     lists: Mapping[str, Sequence[DatasetTaskset]], format: str, source: str, *, scored: bool = True
 ) -> None:
     """Those that are not known, and those that the trainer cannot play; `scored`: nothing of the user's own scores."""
-    from treetune.datasets.resolve import refuse_several_turns, refuse_unknown_environments
+    from treetune.datasets.declared import check_environments, check_single_turns
 
     # SkyRL has environments of its own, which need not be known here.
-    refuse_unknown_environments(lists, known=format != "skyrl", source=source)
+    check_environments(lists, known=format != "skyrl", source=source)
     if format == "verl" and scored:
-        refuse_several_turns(lists, source=source)
+        check_single_turns(lists, source=source)
 
 
 def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:
@@ -219,4 +217,4 @@ def _build(console: Any, task: DatasetTaskset, format: Any, force: bool, engine:
             shown = f"{speed:,.0f} rows/s" if speed else ""
             progress.update(bar, completed=done, total=total, speed=shown)
 
-        return task.built(format, force=force, engine=engine, on_rows=on_rows)
+        return task.build(format, force=force, engine=engine, on_rows=on_rows)

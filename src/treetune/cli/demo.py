@@ -228,7 +228,7 @@ def _build(say: Callable[..., None], output: Path, tasks: list[Task]) -> tuple[P
     for what in ("built", "asked again"):
         (taskset,) = read_declared(str(yaml), {}, cache_dir=output / "cache").lists["train"]
         began = time.perf_counter()
-        sidecar, path, hit = taskset.built()
+        sidecar, path, hit = taskset.build()
         spent = 1000 * (time.perf_counter() - began)
         say(f"   {what}: {sidecar.rows} rows, {'hit' if hit else 'miss'}, {spent:.1f} ms")
     return yaml, str(path)

@@ -1,6 +1,7 @@
-"""Building a dataset task: source tables in, canonical rows out, streamed into one parquet file.
+"""Building rows: a dataset task's source tables, or any taskset's tasks, into one parquet file of a trainer's rows.
 
-    built = build(taskset, path, "verl", on_rows=progress)
+    sidecar = build(taskset, path, "verl", on_rows=progress)
+    sidecar, path = build_rows(load_taskset("doubles.py:Doubles"), "verl")
 
 Memory stays bounded by a few tables, whatever the size of the source. Tables can be built by other processes
 (`num_proc`) or by a Ray cluster (`engine="ray"`); rows and their order are the same.
@@ -8,21 +9,30 @@ Memory stays bounded by a few tables, whatever the size of the source. Tables ca
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
+from treetune.config import to_plain
 from treetune.datasets.config import FormatName
 from treetune.datasets.rows import RowBuilder
-from treetune.datasets.taskset import unknown_environment
+from treetune.datasets.selection import length_filter
+from treetune.datasets.taskset import BUILDER_VERSION, unknown_environment
+from treetune.episode import Episode
 from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
-from treetune.rows.layouts import convert_table
+from treetune.rows.arrow_values import schema_tree
+from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
+from treetune.rows.layouts import convert_table, format_named
 from treetune.rows.loading import Source, SourceBatch
 from treetune.rows.parquet import GrowingParquet
+from treetune.rows.scorer import refuse_several_turns
+from treetune.rows.writing import attach_scorers, write_parquet
+from treetune.task import Message, Task
+from treetune.taskset import Taskset
+from treetune.threads import run_in_background
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,19 +41,10 @@ if TYPE_CHECKING:
 
 Engine = Literal["local", "ray"]
 Progress = Callable[[int, int | None], None]
-"""Told the source rows done, and how many there are where that is known."""
+"""Called with the source rows done, and how many there are where that is known."""
 
 Built = tuple["pa.Table | None", Counter[str]]
 Work = tuple[SourceBatch, int]
-
-
-class BuildReport(msgspec.Struct):
-    rows: int
-    dropped: dict[str, int]
-    schema: Any
-    source: str
-    revision: str | None
-    fingerprint: str
 
 
 def build(
@@ -53,20 +54,77 @@ def build(
     *,
     engine: Engine = "local",
     on_rows: Progress | None = None,
-) -> BuildReport:
-    """Write the rows of a taskset to `path` in a trainer's format."""
-    from treetune.rows.arrow_values import schema_tree
-
+) -> Sidecar:
+    """Write the rows of a dataset task to `path` in a trainer's format."""
+    began = time.perf_counter()
     opened = taskset.open_source()
     writer, dropped = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)
-    return BuildReport(
-        rows=writer.rows,
-        dropped=dict(dropped),
-        schema=schema_tree(writer.schema),
+    return Sidecar(
+        config={**taskset.config.for_key(), "format": format},
         source=" ".join(map(str, taskset.config.loading_params.args)),
         revision=opened.revision,
+        rows=writer.rows,
+        dropped=dict(dropped),
         fingerprint=opened.fingerprint,
+        schema=schema_tree(writer.schema),
+        versions=_versions(),
+        seconds=time.perf_counter() - began,
     )
+
+
+def build_rows(
+    taskset: Taskset[Any, Any], format: str, num_tasks: int | None = None, cache_dir: str | Path | None = None
+) -> tuple[Sidecar, Path]:
+    """Write the first `num_tasks` of any taskset as rows, in the cache; gives what was written, and where.
+
+    They are made anew each time, for its tasks may come from anywhere; the path stays the same for the same taskset,
+    number and format.
+    """
+    config = {"format": format, "num_tasks": num_tasks, **to_plain(taskset.config)}
+    asked = {**config, "class": type(taskset).__qualname__, "name": taskset.name}
+    key = f"{impl_hash(type(taskset), Taskset, [], BUILDER_VERSION)}_{config_hash(asked, {})}"
+    cache = Cache(default_cache_dir(cache_dir))
+
+    def draw() -> Iterator[Task]:
+        for task in taskset.draw(num_tasks):
+            if format == "verl":
+                refuse_several_turns(taskset, task)
+            yield task
+
+    async def read_opening(task: Task) -> list[Message]:
+        episode = await Episode.start(taskset, task)
+        await episode.close()
+        return episode.observation.messages()
+
+    def write(path: Path) -> Sidecar:
+        import pyarrow.parquet as pq
+
+        began = time.perf_counter()
+        tasks = attach_scorers(draw(), taskset)
+        rows = write_parquet(tasks, path, format_named(format), lambda task: run_in_background(read_opening(task)))
+        if not rows:
+            raise EmptyTasksetError(f"{taskset.name} has no tasks")
+        return Sidecar(
+            config=config,
+            source=taskset.name,
+            rows=rows,
+            fingerprint=taskset.source() or "",
+            schema=schema_tree(pq.read_schema(path)),
+            versions=_versions(),
+            seconds=time.perf_counter() - began,
+        )
+
+    sidecar, _ = cache.get_or_build(key, write, force=True)
+    return sidecar, cache.path(key)
+
+
+def _versions() -> dict[str, str]:
+    """Of the libraries that took part."""
+    from importlib.metadata import version
+
+    import treetune
+
+    return {"treetune": treetune.__version__, "datasets": version("datasets"), "pyarrow": version("pyarrow")}
 
 
 def write_rows(
@@ -82,16 +140,14 @@ def write_rows(
 
     `made`: the source has a trainer's rows already, from a `build_dataset` that selected them itself.
     """
-    from treetune.datasets.selection import length_filter
-
     config = taskset.config
     dropped: Counter[str] = Counter()
     drop_long = length_filter(config)
-    named: set[Any] = {config.env_class}
+    checked: set[Any] = {config.env_class}
     with GrowingParquet(path) as writer:
         for number in range(1 if made else config.repeat):
             left = None if made else config.max_rows
-            for table, missing in built_tables(taskset, opened, made, engine, on_rows):
+            for table, missing in _build_tables(taskset, opened, made, engine, on_rows):
                 if table is not None and drop_long is not None:
                     table = drop_long(table, missing)
                 if number == 0:
@@ -100,7 +156,7 @@ def write_rows(
                     continue
                 table = table.slice(0, left) if left is not None else table
                 if made or taskset.overrides_rows:
-                    _refuse_unknown_environments(taskset, table, named, format)
+                    _check_environments(taskset, table, checked, format)
                 writer.write(convert_table(table, format))
                 if left is not None and (left := left - table.num_rows) <= 0:
                     break
@@ -113,16 +169,14 @@ def write_rows(
     return writer, dropped
 
 
-def _refuse_unknown_environments(taskset: DatasetTaskset, table: pa.Table, named: set[Any], format: FormatName) -> None:
-    """Those that a map function gave to rows; `named` are those that were looked at before."""
+def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[Any], format: FormatName) -> None:
+    """Those that a map function gave to rows; `checked` are those that were looked at before."""
     import pyarrow.compute as pc
 
-    extra = table.schema.field("extra_info").type
-    if extra.get_field_index("env_class") < 0:
+    if table.schema.field("extra_info").type.get_field_index("env_class") < 0:
         return
-    found = pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()
-    for env_class in set(found) - named:
-        named.add(env_class)
+    for env_class in set(pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()) - checked:
+        checked.add(env_class)
         problem = unknown_environment(taskset, env_class)
         if problem is not None and format != "skyrl":
             raise TasksetError(f"rows with the env_class {env_class!r}: {problem}")
@@ -130,50 +184,59 @@ def _refuse_unknown_environments(taskset: DatasetTaskset, table: pa.Table, named
             warnings.warn(f"rows with the env_class {env_class!r}: {problem}; the trainer must know it", stacklevel=2)
 
 
-def versions() -> dict[str, str]:
-    """Of what had a hand in it."""
-    from importlib.metadata import version
-
-    import treetune
-
-    return {"treetune": treetune.__version__, "datasets": version("datasets"), "pyarrow": version("pyarrow")}
-
-
-def built_tables(
-    taskset: DatasetTaskset,
-    opened: Source,
-    made: bool,
-    engine: Engine = "local",
-    on_rows: Progress | None = None,
+def _build_tables(
+    taskset: DatasetTaskset, opened: Source, made: bool, engine: Engine, on_rows: Progress | None
 ) -> Iterator[Built]:
-    """Canonical rows, batch by batch, in order; `made` where the source has a trainer's rows already."""
+    """Canonical rows, batch by batch, in order."""
     builder = RowBuilder(taskset, opened.columns, made=made)
-    work = _numbered(opened, on_rows)
+
+    def read_batches() -> Iterator[Work]:
+        first = 0
+        for batch in opened.batches():
+            yield batch, first
+            first += len(batch)
+            if on_rows is not None:
+                on_rows(first, opened.rows)
+
     if engine == "ray":
-        return _on_ray(builder, work)
+        return _build_on_ray(builder, read_batches())
     if taskset.config.num_proc > 1:
-        return _in_processes(builder, work, taskset.config.num_proc)
-    return (builder.build(batch, first) for batch, first in work)
+        return _build_in_processes(builder, read_batches(), taskset.config.num_proc)
+    return (builder.build(batch, first) for batch, first in read_batches())
 
 
-def _numbered(opened: Source, on_rows: Progress | None) -> Iterator[Work]:
-    first = 0
-    for batch in opened.batches():
-        yield batch, first
-        first += len(batch)
-        if on_rows is not None:
-            on_rows(first, opened.rows)
+def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -> Iterator[Built]:
+    from concurrent.futures import Future, ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    def get(future: Future[Built | TreetuneError]) -> Built:
+        built = future.result()
+        if isinstance(built, TreetuneError):
+            raise built
+        return built
+
+    # Spawned: a fork of a process that has threads (pyarrow's, the library's) may hang.
+    with ProcessPoolExecutor(count, get_context("spawn"), _set_builder, (builder,)) as pool:
+        try:
+            yield from _keep_ahead(work, lambda item: pool.submit(_build_here, item), get, 2 * count)
+        except BrokenProcessPool:
+            raise TasksetError(
+                f"one of the {count} processes that build rows ended abruptly: by its own code, or for its memory",
+                remedy="num_proc: 1 builds in this process, and shows where",
+            ) from None
 
 
 _builder: RowBuilder | None = None
+"""Of a process that builds rows for another one."""
 
 
-def _remember(builder: RowBuilder) -> None:
+def _set_builder(builder: RowBuilder) -> None:
     global _builder
     _builder = builder
 
 
-def _build(work: Work) -> Built | TreetuneError:
+def _build_here(work: Work) -> Built | TreetuneError:
     assert _builder is not None
     try:
         return _builder.build(*work)
@@ -183,35 +246,7 @@ def _build(work: Work) -> Built | TreetuneError:
         raise
 
 
-def _given(built: Built | TreetuneError) -> Built:
-    if isinstance(built, TreetuneError):
-        raise built
-    return built
-
-
-def _in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -> Iterator[Built]:
-    from concurrent.futures import Future, ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
-
-    # Spawned: a fork of a process that has threads (pyarrow's, the library's) may hang.
-    with ProcessPoolExecutor(count, get_context("spawn"), _remember, (builder,)) as pool:
-        waiting: deque[Future[Built | TreetuneError]] = deque()
-        try:
-            for item in work:
-                waiting.append(pool.submit(_build, item))
-                if len(waiting) > 2 * count:
-                    yield _given(waiting.popleft().result())
-            while waiting:
-                yield _given(waiting.popleft().result())
-        except BrokenProcessPool:
-            raise TasksetError(
-                f"one of the {count} processes that build rows ended abruptly: by its own code, or for its memory",
-                remedy="num_proc: 1 builds in this process, and shows where",
-            ) from None
-
-
-def _on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
+def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
     try:
         import ray
     except ImportError:
@@ -219,16 +254,19 @@ def _on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     shared = ray.put(builder)  # once per node, not once per table
-    remote = ray.remote(num_cpus=1)(_build_there)
-    slots = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
+    remote = ray.remote(num_cpus=1)(lambda builder, batch, first: builder.build(batch, first))
+    ahead = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
+    return _keep_ahead(work, lambda item: remote.remote(shared, *item), ray.get, ahead)
+
+
+def _keep_ahead(
+    work: Iterator[Work], submit: Callable[[Work], Any], get: Callable[[Any], Built], ahead: int
+) -> Iterator[Built]:
+    """The results in order, while at most so many further ones are being made."""
     waiting: deque[Any] = deque()
     for item in work:
-        waiting.append(remote.remote(shared, *item))
-        if len(waiting) > slots:
-            yield ray.get(waiting.popleft())
+        waiting.append(submit(item))
+        if len(waiting) > ahead:
+            yield get(waiting.popleft())
     while waiting:
-        yield ray.get(waiting.popleft())
-
-
-def _build_there(builder: RowBuilder, batch: SourceBatch, first: int) -> Built:
-    return builder.build(batch, first)
+        yield get(waiting.popleft())

@@ -1,24 +1,36 @@
-"""Configs that declare `train_tasks` and `val_tasks`, read from YAML: a plain file, or a trainer's own recipe.
+"""Tasks that a config declares: lists of nodes, or `train_tasks` and `val_tasks` in YAML (a trainer's own recipe too).
+
+    lists = read_declared("recipe.yaml", {"train_tasks[0].max_rows": "100"}).lists      # {"train": [taskset]}
+    check_environments(lists); check_columns(lists, "verl")
 
 Only the two lists are resolved and checked. What else a recipe holds (hydra's `defaults`, a trainer's keys and
-interpolations) is the trainer's business.
+interpolations) is the trainer's business. All faults of all tasks are found before the first is built.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 
 from treetune.config import _struct_in, load_yaml, with_overrides
-from treetune.datasets.config import DatasetConfig
-from treetune.datasets.resolve import LISTS, load_tasks, task_class
-from treetune.datasets.taskset import DatasetTaskset
-from treetune.errors import ConfigError
-from treetune.target import located, names_class
+from treetune.datasets.config import DatasetConfig, FormatName, filter_file
+from treetune.datasets.taskset import DatasetTaskset, unknown_environment
+from treetune.errors import ConfigError, TreetuneError, check_all
+from treetune.plugins import absolute_spec, environments, folders_of, load_object
+from treetune.rows.content import check_loading
+from treetune.target import collect_taskset, custom_class, located, missing_values, names_class
+
+LISTS = ("train_tasks", "val_tasks")
+
+Faults = list[tuple[str, str]]
+Lists = Mapping[str, Sequence[DatasetTaskset]]
+"""Tasksets by the name of their list: `train`, `train_tasks`, `tasks`, or `taskset` for the only one of a config."""
 
 
 class Declared(msgspec.Struct):
@@ -28,23 +40,6 @@ class Declared(msgspec.Struct):
     """The tasksets of `train` and `val`."""
 
 
-def declares_tasks(data: Mapping[str, Any]) -> bool:
-    return any(data.get(name) for name in LISTS)
-
-
-def task_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], source: str) -> dict[str, list[dict[str, Any]]]:
-    """The entries of each list, overridden and resolved."""
-    own = {name: data[name] for name in LISTS if data.get(name)}
-    if not own:
-        raise ConfigError([("train_tasks", "is required, or val_tasks: the tasks to build")], source=source)
-    # Interpolations may reach into the rest of the file, so it is laid below; only the lists are resolved.
-    resolved = with_overrides(data, overrides, source=source, only=list(own))
-    faults = [(name, "expected a list of tasks") for name in own if not isinstance(resolved[name], list)]
-    if faults:
-        raise ConfigError(faults, source=source)
-    return {name: resolved[name] for name in own}
-
-
 def read_declared(
     path: str,
     overrides: Mapping[str, str],
@@ -52,11 +47,12 @@ def read_declared(
     cache_dir: str | Path | None = None,
     further: Mapping[str, Any] | None = None,
 ) -> Declared:
-    """The tasks that a YAML file declares; every fault of all of them is reported at once."""
+    """The tasks that a YAML file declares, with `further` keys in each; every fault of all of them is reported at
+    once."""
     data = load_yaml(path)
-    faults: list[tuple[str, str]] = []
+    faults: Faults = []
     lists: dict[str, list[DatasetTaskset]] = {}
-    for name, nodes in located_nodes(data, overrides, path).items():
+    for name, nodes in _read_nodes(data, overrides, path).items():
         entries = [{**node, **(further or {})} if isinstance(node, dict) else node for node in nodes]
         lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name, faults=faults)
     if faults:
@@ -64,19 +60,8 @@ def read_declared(
     return Declared(data, lists)
 
 
-def located_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str) -> dict[str, list[Any]]:
-    """The entries of each list of the file `path`, overridden. Files that it names are looked for beside it first;
-    those of an override only from where we are."""
-    folders = [Path(path).expanduser().resolve().parent]
-    return {
-        name: [
-            _with_text(node, written, located(node, folders), _raw_of(overrides, name, number))
-            if isinstance(node, dict)
-            else node
-            for number, (node, written) in enumerate(zip(nodes, _written(data[name], len(nodes)), strict=True))
-        ]
-        for name, nodes in task_nodes(data, overrides, path).items()
-    }
+def declares_tasks(data: Mapping[str, Any]) -> bool:
+    return any(data.get(name) for name in LISTS)
 
 
 def declared_node(
@@ -87,7 +72,7 @@ def declared_node(
         raise ConfigError(
             [("taskset", "is required (such as {id: arithmetic}), or train_tasks and val_tasks")], source=target
         )
-    lists = located_nodes(data, overrides, target)
+    lists = _read_nodes(data, overrides, target)
     names = [name.removesuffix("_tasks") for name in lists]
     if split is None:
         split = usual if usual in names else names[0]
@@ -104,73 +89,255 @@ def declared_node(
     ]
     if faults:
         raise ConfigError(faults, source=target)
-    nodes = [node if names_class(node) else {"id": "dataset", **_without_class(node)} for node in entries]
+    nodes = [
+        node
+        if names_class(node)
+        else {"id": "dataset", **{key: value for key, value in node.items() if key != "custom_cls"}}
+        for node in entries
+    ]
     if len(nodes) == 1:
         return nodes[0]
     weighted = any(node.get("weight") is not None for node in nodes)
     return {"id": "mixture" if weighted else "union", "sources": nodes}
 
 
-def _without_class(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in node.items() if key != "custom_cls"}
+def load_tasks(
+    nodes: Iterable[Any], cache_dir: str | Path | None = None, *, path: str = "tasks", faults: Faults | None = None
+) -> list[DatasetTaskset]:
+    """The tasksets of a list of configs. All faults of all of them are added to `faults`, or raised as one error."""
+    found: Faults = []
+    tasksets = []
+    for number, node in enumerate(_plain_entries(nodes, path, found)):
+        here = f"{path}[{number}]"
+        if missing := missing_values(node, here):
+            found += missing
+            continue
+        try:
+            taskset = load_task(node, cache_dir)
+        except ConfigError as error:
+            found += [(f"{here}.{key}" if key else here, problem) for key, problem in error.faults]
+        except TreetuneError as error:
+            found.append((here, str(error)))
+        else:
+            found += [(f"{here}.{key}", problem) for key, problem in _further_faults(taskset.config)]
+            tasksets.append(taskset)
+    if found and faults is None:
+        raise ConfigError(found)
+    if faults is not None:
+        faults += found
+    return tasksets
 
 
-def _raw_of(overrides: Mapping[str, str], name: str, number: int) -> dict[tuple[str, ...], str]:
+def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
+    """One entry: the base class, or the one that `custom_cls` names."""
+    node = _plain(node)
+    if not isinstance(node, Mapping):
+        raise ConfigError([("", f"expected keys and values, got {node!r}")])
+    faults: Faults = []
+    taskset = collect_taskset(node, "", {}, faults, cls=_task_class(node), cache_dir=cache_dir)
+    if taskset is None:
+        raise ConfigError(faults)
+    assert isinstance(taskset, DatasetTaskset)
+    return taskset
+
+
+def _task_class(node: Mapping[str, Any]) -> type[DatasetTaskset]:
+    """The class that an entry names; what is wrong with it is a fault of its key."""
+    cls: Any = DatasetTaskset
+    key = "custom_cls" if names_class(node) else "id"
+    try:
+        if key == "custom_cls":
+            cls = custom_class(node["custom_cls"], key)
+        elif ":" in str(node.get("id", "")):
+            cls = load_object(str(node["id"]))
+    except ConfigError:
+        raise
+    except TreetuneError as error:
+        raise ConfigError([(key, str(error))]) from error
+    if not isinstance(cls, type) or not issubclass(cls, DatasetTaskset):
+        name = getattr(cls, "__name__", repr(cls))
+        raise ConfigError([(key, f"{name} is no dataset task: subclass treetune_verl.tasks.Task")])
+    return cls
+
+
+def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
+    """What no single key shows."""
+    yield from check_loading(config.loading_params)
+    if config.max_prompt_length is not None and config.tokenizer is None:
+        yield "tokenizer", "is required where max_prompt_length is set"
+    file = filter_file(config.filter)
+    if file is not None and not file.is_file():
+        yield "filter", f"no such file: {file}"
+
+
+def _plain_entries(nodes: Any, path: str, faults: Faults) -> list[Any]:
+    """The entries of a list as plain values."""
+    try:
+        if isinstance(nodes, str | Mapping) or not isinstance(nodes, Iterable):
+            raise ConfigError([("", f"expected a list of tasks, got {_plain(nodes)!r:.60}")])
+        return [_plain(node) for node in _plain(nodes)]
+    except ConfigError as error:
+        faults += [(path, problem) for _, problem in error.faults]
+        return []
+
+
+def _plain(value: Any) -> Any:
+    """Plain values all through, however deep an OmegaConf node lies."""
+    if type(value).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            return OmegaConf.to_container(value, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError([("", str(error).splitlines()[0])]) from None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+# Checks of loaded lists, each with one error for all tasks
+
+
+def check_columns(lists: Lists, format: FormatName = "verl", *, force: bool = False, source: str = "config") -> None:
+    """Opens the source of each task that is not in the cache, and raises what a config asks of columns that are not
+    there."""
+    check_all(
+        [
+            (_place(name, number), partial(taskset.check_source, format, force=force))
+            for name, tasksets in lists.items()
+            for number, taskset in enumerate(tasksets)
+        ],
+        source=source,
+    )
+
+
+def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
+    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
+    faults = [
+        (f"{_place(name, number)}.env_class", fault)
+        for name, tasksets in lists.items()
+        for number, taskset in enumerate(tasksets)
+        if (fault := unknown_environment(taskset, taskset.config.env_class)) is not None
+    ]
+    if faults and known:
+        raise ConfigError(faults, source=source)
+    for key, problem in faults:
+        warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
+
+
+def check_single_turns(lists: Lists, source: str = "config") -> None:
+    """verl's reward functions are given one answer."""
+    from treetune.rows.scorer import SEVERAL_TURNS, has_several_turns
+
+    faults = []
+    for name, tasksets in lists.items():
+        for number, taskset in enumerate(tasksets):
+            config = taskset.config
+            # Rows may each say that they have one turn.
+            if config.env_class is None or "max_turns" in config.extra_fields or taskset.overrides_rows:
+                continue
+            try:
+                cls = environments.resolve(absolute_spec(config.env_class, folders_of(type(taskset))))
+            except TreetuneError:
+                continue  # reported as one that is not known
+            if has_several_turns(cls):
+                problem = f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"
+                faults.append((f"{_place(name, number)}.env_class", problem))
+    if faults:
+        raise ConfigError(faults, source=source)
+
+
+def _place(name: str, number: int) -> str:
+    """Where a task stands in its config."""
+    if name == "taskset":
+        return name
+    return f"{name}_tasks[{number}]" if name in ("train", "val") else f"{name}[{number}]"
+
+
+# Nodes of a file, with overrides
+
+
+def _read_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str) -> dict[str, list[Any]]:
+    """The entries of each list of the file `path`, overridden and resolved. Files that it names are looked for beside
+    it first; those of an override only from where we are."""
+    written = {name: data[name] for name in LISTS if data.get(name)}
+    if not written:
+        raise ConfigError([("train_tasks", "is required, or val_tasks: the tasks to build")], source=path)
+    # Interpolations may reach into the rest of the file, so it is laid below; only the lists are resolved.
+    resolved = with_overrides(data, overrides, source=path, only=list(written))
+    if faults := [(name, "expected a list of tasks") for name in written if not isinstance(resolved[name], list)]:
+        raise ConfigError(faults, source=path)
+    folders = [Path(path).expanduser().resolve().parent]
+    lists: dict[str, list[Any]] = {}
+    for name, nodes in resolved.items():
+        # An interpolation may give another number of entries than are written.
+        same = isinstance(written[name], list) and len(written[name]) == len(nodes)
+        lists[name] = [
+            _keep_text(node, written[name][number] if same else None, folders, _overrides_of(overrides, name, number))
+            if isinstance(node, dict)
+            else node
+            for number, node in enumerate(nodes)
+        ]
+    return lists
+
+
+def _overrides_of(overrides: Mapping[str, str], name: str, number: int) -> dict[tuple[str, ...], str]:
     """The overrides of one entry, as they were typed, by the keys that lead to them."""
     entry = re.compile(rf"{name}(?:\[{number}\]|\.{number})\.([^\[\]]+)")
     matches = [(entry.fullmatch(key), raw) for key, raw in overrides.items()]
     return {tuple(match[1].split(".")): raw for match, raw in matches if match is not None}
 
 
-def _written(entries: Any, count: int) -> list[Any]:
-    """The entries as the file has them; nothing where it has another number of them, by interpolation."""
-    return entries if isinstance(entries, list) and len(entries) == count else [None] * count
-
-
-def _with_text(
-    node: dict[str, Any], written: Any, found: dict[str, Any], raw: Mapping[tuple[str, ...], str]
+def _keep_text(
+    node: dict[str, Any], written: Any, folders: list[Path], raw: Mapping[tuple[str, ...], str]
 ) -> dict[str, Any]:
-    """`found` with each override as it was given: its files not looked for, and text where its key is text, though it
-    might be read as YAML (`Q: {question}`). A key of a class's own is text where the file has text."""
+    """An entry with its files found and each override as it was given: its files not looked for, and text where its key
+    is text, though YAML might read it otherwise (`Q: {question}`). A class's own key is text where the file's is."""
+    found: dict[str, Any] = located(node, folders)
     for keys in raw:
-        found = _replaced(found, keys, _at(node, keys))
+        found = _set_at(found, keys, _get_at(node, keys))
     if not raw:
         return found
     try:
-        config_type: type[msgspec.Struct] = task_class(found).config_type
-    except ConfigError:  # told when the entry is loaded
+        config_type: type[msgspec.Struct] = _task_class(found).config_type
+    except ConfigError:  # reported when the entry is loaded
         config_type = DatasetConfig
     for keys, text in raw.items():
-        own = keys[0] not in config_type.__struct_fields__ and isinstance(_at(written, keys), str)
-        if _wants_text(config_type, keys, _at(node, keys)) or (own and isinstance(_at(node, keys), Mapping)):
-            found = _replaced(found, keys, text)
+        value = _get_at(node, keys)
+        if keys[0] in config_type.__struct_fields__ or keys[0] == "custom_cls":
+            is_text = _takes_text(config_type, keys, value)
+        else:
+            is_text = isinstance(value, Mapping) and isinstance(_get_at(written, keys), str)
+        if is_text:
+            found = _set_at(found, keys, text)
     return found
 
 
-def _at(node: Any, keys: Sequence[str]) -> Any:
+def _get_at(node: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node
 
 
-def _replaced(node: Any, keys: Sequence[str], value: Any) -> Any:
+def _set_at(node: Any, keys: Sequence[str], value: Any) -> Any:
     if not keys:
         return value
     if not isinstance(node, Mapping):
         return node
-    return {**node, keys[0]: _replaced(node.get(keys[0]), keys[1:], value)}
+    return {**node, keys[0]: _set_at(node.get(keys[0]), keys[1:], value)}
 
 
-def _wants_text(struct: type, keys: Sequence[str], value: Any) -> bool:
+def _takes_text(struct: type, keys: Sequence[str], value: Any) -> bool:
     """Whether the field that `keys` lead to takes text, and not `value`."""
     hint = get_type_hints(struct, include_extras=True).get(keys[0])
     if keys[0] == "custom_cls":
         hint = str if len(keys) == 2 else None
     elif len(keys) > 1:
         nested = _struct_in(hint)
-        return nested is not None and _wants_text(nested, keys[1:], value)
+        return nested is not None and _takes_text(nested, keys[1:], value)
     elif isinstance(value, Mapping) and _struct_in(hint) is not None:
-        return False  # keys and values are meant, and what is wrong in them is told by its key
+        return False  # keys and values are meant, and what is wrong in them is reported by its key
     return hint is not None and not _fits(value, hint) and _fits("text", hint)
 
 

@@ -1,6 +1,6 @@
 """Files of one list that a trainer cannot join as they are, made alike where their tasks say `join: true`.
 
-    files = joined(tasksets, [taskset.built() for taskset in tasksets])
+    files = joined(tasksets, [taskset.build() for taskset in tasksets])
 
 Messages get the keys that those of another file have, text contents become parts, a ground truth that is text becomes a
 list of one, and another key of `extra_info` becomes JSON text, which Treetune reads as it was. The file that was built

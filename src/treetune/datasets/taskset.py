@@ -9,7 +9,6 @@ Subclass it to parse answers or add columns: override `_make_map_fn`, or `build_
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -87,11 +86,11 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
     def get_parquet_path(self, format: FormatName = "verl") -> str:
         """The cached parquet file, built if it is not there."""
-        return str(self.built(format)[1])
+        return str(self.build(format)[1])
 
     # The cache
 
-    def built(
+    def build(
         self,
         format: FormatName = "verl",
         *,
@@ -101,7 +100,13 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     ) -> tuple[Sidecar, Path, bool]:
         """What is in the cache (building it if need be), where, and whether it was there already."""
         cache, key = Cache(self.cache_dir), self.cache_key(format)
-        sidecar, hit = cache.get_or_build(key, lambda path: self._build(path, format, engine, on_rows), force=force)
+
+        def write(path: Path) -> Sidecar:
+            from treetune.datasets.build import build
+
+            return build(self, path, format, engine=engine, on_rows=on_rows)
+
+        sidecar, hit = cache.get_or_build(key, write, force=force)
         self._opened = None
         return sidecar, cache.path(key), hit
 
@@ -135,23 +140,6 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     @property
     def _memory(self) -> Path:
         return self.cache_dir / ".content"
-
-    def _build(self, path: Path, format: FormatName, engine: Engine, on_rows: Progress | None) -> Sidecar:
-        from treetune.datasets.build import build, versions
-
-        began = time.perf_counter()
-        report = build(self, path, format, engine=engine, on_rows=on_rows)
-        return Sidecar(
-            config={**self.config.for_key(), "format": format},
-            source=report.source,
-            revision=report.revision,
-            rows=report.rows,
-            dropped=report.dropped,
-            fingerprint=report.fingerprint,
-            schema=report.schema,
-            versions=versions(),
-            seconds=time.perf_counter() - began,
-        )
 
     def check_source(self, format: FormatName = "verl", *, force: bool = False) -> None:
         """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
@@ -227,7 +215,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     # What a taskset does
 
     def count(self) -> int:
-        return self.built()[0].rows
+        return self.build()[0].rows
 
     def task_at(self, index: int) -> Task:
         from treetune.rows.layouts import FORMATS

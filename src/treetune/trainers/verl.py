@@ -12,8 +12,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from treetune.datasets.resolve import build_into_config, declared_tasks
-from treetune.datasets.scoring import problems, score_by_tasks
+from treetune.datasets.verl_config import build_into_config, find_unscored, load_lists, score_by_tasks
 from treetune.errors import MissingExtraError, TasksetError, UsageError
 from treetune.rows.layouts import task_to_score as _task
 from treetune.rows.rule import RULE
@@ -26,11 +25,11 @@ def run_with_tasks(config: Any) -> Any:
     Where the config names no way of scoring and verl knows none for a data source, each row is scored by its own task.
     Rows that nothing can score are refused; `leave_scoring: true` in the config leaves all this alone.
     """
-    lists = declared_tasks(config)
+    lists = load_lists(config)
     tasksets = [taskset for entries in lists.values() for taskset in entries]
-    if any(problems(config, tasksets)):
+    if any(find_unscored(config, tasksets)):
         score_by_tasks(config)
-    for problem in problems(config, tasksets):
+    for problem in find_unscored(config, tasksets):
         raise TasksetError(problem.message, remedy=problem.remedy)
     config = build_into_config(config, lists)
     for taskset in tasksets:

@@ -17,9 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from treetune.datasets.column_faults import refuse_column_faults
+from treetune.datasets.declared import LISTS, check_columns, load_tasks
 from treetune.datasets.joining import joined
-from treetune.datasets.resolve import LISTS, load_tasks
 from treetune.environment import contract_of
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
@@ -203,11 +202,11 @@ def _resolve(
     if val_tasks:
         raise UsageError("val_tasks names files, and tasks names none", remedy="YAML has val_tasks of its own")
     lists = _declared(config, tasks, cache_dir)
-    refuse_column_faults(lists, "skyrl")
+    check_columns(lists, "skyrl")
     used: dict[str, str] = {}
     folders = [Path(tasks).expanduser().resolve().parent] if isinstance(tasks, str | Path) else []
     for name, tasksets in lists.items():
-        built = joined(tasksets, [taskset.built("skyrl") for taskset in tasksets])
+        built = joined(tasksets, [taskset.build("skyrl") for taskset in tasksets])
         _set(config, _DATA[name], [str(path) for _, path, _ in built])
         for taskset, (_, path, _) in zip(tasksets, built, strict=True):
             places = [*folders, *folders_of(type(taskset)), Path.cwd()]

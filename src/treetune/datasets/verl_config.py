@@ -1,17 +1,31 @@
-"""Who scores the rows of a verl config: verl itself, our reward function, or something else that the config names.
+"""Dataset tasks in a verl config: `train_tasks` and `val_tasks` become parquet paths, and something scores their rows.
 
-scoring_of(config)              # Scoring.VERL: the config says nothing
-score_by_tasks(config)          # from now on each row is scored by its own task
-problems(config, tasksets)      # data sources that would not be scored, before the model is loaded
+resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
+scoring_of(config)                    # Scoring.VERL: the config names no way of scoring
+score_by_tasks(config)                # from now on each row is scored by its own task
+find_unscored(config, tasksets)       # data sources that would not be scored, before the model is loaded
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from treetune.datasets.declared import (
+    LISTS,
+    Faults,
+    check_columns,
+    check_environments,
+    check_single_turns,
+    load_tasks,
+)
+from treetune.datasets.joining import joined
 from treetune.datasets.taskset import DatasetTaskset
+from treetune.errors import ConfigError
+from treetune.target import missing_values
 
 OURS = "pkg://treetune.trainers.verl"
 """How a verl config names our reward function."""
@@ -48,6 +62,71 @@ class Problem(NamedTuple):
     remedy: str
 
 
+def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
+    """The parquet path of each task, built where it is not cached; refused where the files could not be joined."""
+    tasksets = load_tasks(task_configs, cache_dir)
+    check_environments({"tasks": tasksets})
+    check_columns({"tasks": tasksets})
+    return _build_paths(tasksets)
+
+
+def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) -> Any:
+    """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched. A warning says which
+    rows nothing would score."""
+    lists = load_lists(config, cache_dir)
+    warn_of_unscored(config, lists)
+    return build_into_config(config, lists)
+
+
+def load_lists(config: Any, cache_dir: str | Path | None = None) -> dict[str, list[DatasetTaskset]]:
+    """The tasksets of a verl config, by the names of its lists; all their faults at once."""
+    faults: Faults = []
+    if config.get("data") is not None and not isinstance(config["data"], Mapping):
+        faults.append(("data", f"expected keys and values, got {config['data']!r}"))
+    faults += [fault for name in LISTS if _is_missing(config, name) for fault in missing_values("???", name)]
+    lists = {name: load_tasks(config[name], cache_dir, path=name, faults=faults) for name in LISTS if config.get(name)}
+    if faults:
+        raise ConfigError(faults)
+    check_environments(lists)
+    if scoring_of(config) is not Scoring.OTHER:
+        check_single_turns(lists)
+    check_columns(lists)
+    return lists
+
+
+def build_into_config(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]]) -> Any:
+    """Build the lists, and name their files in `config.data`."""
+    paths = {name.replace("_tasks", "_files"): _build_paths(tasksets) for name, tasksets in lists.items()}
+    if isinstance(config, dict):
+        config["data"] = config.get("data") if config.get("data") is not None else {}
+        config["data"].update(paths)
+        return config
+    from omegaconf import OmegaConf
+
+    for key, files in paths.items():
+        OmegaConf.update(config, f"data.{key}", files, merge=False, force_add=True)
+    return config
+
+
+def _build_paths(tasksets: Sequence[DatasetTaskset]) -> list[str]:
+    return [str(path) for _, path, _ in joined(tasksets, [taskset.build() for taskset in tasksets])]
+
+
+def _is_missing(config: Any, name: str) -> bool:
+    """Whether an OmegaConf node holds `???` there, which it hides from `get`."""
+    if not type(config).__module__.startswith("omegaconf"):
+        return False
+    from omegaconf import OmegaConf
+
+    return OmegaConf.is_missing(config, name)
+
+
+def warn_of_unscored(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]]) -> None:
+    """A row that nothing can score is found out by the trainer only after the model is loaded."""
+    for problem in find_unscored(config, [taskset for tasksets in lists.values() for taskset in tasksets]):
+        warnings.warn(f"{problem.message}: {problem.remedy}", stacklevel=3)
+
+
 def scoring_of(config: Any) -> Scoring:
     reward = config.get("reward")
     if config.get("leave_scoring") or (_is_node(reward) and _has_own_way(reward)):
@@ -77,7 +156,7 @@ def score_by_tasks(config: Any) -> Any:
     return config
 
 
-def problems(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[Problem]:
+def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[Problem]:
     """The data sources whose rows nothing would score."""
     scoring = scoring_of(config)
     if scoring is Scoring.OTHER:
