@@ -30,7 +30,7 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
         level = self.config.level
         # Hashed, not added: seed 7 at index i + 1 must not be seed 8 at index i.
         key = hashlib.blake2b(f"{self.seed}/{level}/{index}".encode(), digest_size=8).digest()
-        expression, result = _problem(level, random.Random(int.from_bytes(key, "little")))
+        expression, result = _draw_problem(level, random.Random(int.from_bytes(key, "little")))
         return Task(
             prompt=f"What is {expression}? Answer with just the number.",
             reward_spec={"ground_truth": str(result)},
@@ -58,16 +58,16 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
         return VALID if result == task.ground_truth else invalid(f"the expression gives {result}")
 
 
-def _problem(level: int, rng: random.Random) -> tuple[str, int]:
+def _draw_problem(level: int, rng: random.Random) -> tuple[str, int]:
     while True:
-        expression = _expression(level, rng)
+        expression = _draw_expression(level, rng)
         result = evaluate(expression)
         # A result that stands in the question would reward repeating the question.
         if str(abs(result)) not in re.findall(r"\d+", expression):
             return expression, result
 
 
-def _expression(level: int, rng: random.Random) -> str:
+def _draw_expression(level: int, rng: random.Random) -> str:
     if level == 1:
         return f"{rng.randint(0, 9)} + {rng.randint(0, 9)}"
     if level == 2:
@@ -86,11 +86,11 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 def evaluate(expression: str) -> int:
     """The value of a sum of integers with + - * and parentheses."""
 
-    def value(node: ast.expr) -> int:
+    def compute(node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return node.value
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return int(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
+            return int(_OPERATORS[type(node.op)](compute(node.left), compute(node.right)))
         raise ValueError(f"not arithmetic: {expression!r}")
 
-    return value(ast.parse(expression, mode="eval").body)
+    return compute(ast.parse(expression, mode="eval").body)

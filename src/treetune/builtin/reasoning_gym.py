@@ -49,14 +49,14 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
         start = hashlib.blake2b(f"{self.seed}".encode(), digest_size=8).digest()
         self._start = int.from_bytes(start, "little") % _STRETCHES
         try:
-            self._stretch(0)
+            self._load_stretch(0)
         except (AssertionError, TypeError, ValueError) as error:
             raise ConfigError([("taskset.params", f"{self.config.dataset} refuses them: {error}")]) from None
 
     def task_at(self, index: int) -> Task:
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
-        entry = self._entry(index)
+        entry = self._load_entry(index)
         answer = entry["answer"]
         return Task(
             prompt=[
@@ -73,22 +73,22 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
 
         extracted = extract_answer(answer)
         # The scorer wants the entry with its own types, so it is made again rather than carried as JSON.
-        reward = self._stretch(task.idx // _STRETCH).score_answer(extracted, self._entry(task.idx))
+        reward = self._load_stretch(task.idx // _STRETCH).score_answer(extracted, self._load_entry(task.idx))
         return Score(float(reward), answer=extracted, explanation=None if extracted else "no <answer> in the text")
 
     def gold(self, task: Task) -> str | None:
         return None if task.ground_truth is None else f"<answer>{task.ground_truth}</answer>"
 
-    def _entry(self, index: int) -> Any:
-        return self._stretch(index // _STRETCH)[index % _STRETCH]
+    def _load_entry(self, index: int) -> Any:
+        return self._load_stretch(index // _STRETCH)[index % _STRETCH]
 
-    def _stretch(self, number: int) -> Any:
+    def _load_stretch(self, number: int) -> Any:
         seed = (self._start + number) % _STRETCHES * _STRETCH
-        return _generator(self.config.dataset, seed, msgspec.json.encode(self.config.params))
+        return _make_generator(self.config.dataset, seed, msgspec.json.encode(self.config.params))
 
 
 @lru_cache(maxsize=32)
-def _generator(dataset: str, seed: int, params: bytes) -> Any:
+def _make_generator(dataset: str, seed: int, params: bytes) -> Any:
     from reasoning_gym import create_dataset
 
     return create_dataset(dataset, seed=seed, size=_STRETCH, **msgspec.json.decode(params))

@@ -55,13 +55,13 @@ class SearchEnvironment(TurnEnvironment):
     @classmethod
     def gold(cls, task: Task) -> str | None:
         try:
-            return f"<answer>{accepted_answers(task.ground_truth)[0]}</answer>"
+            return f"<answer>{read_accepted(task.ground_truth)[0]}</answer>"
         except EnvironmentFault:
             return None
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._accepted = {normalise(answer) for answer in accepted_answers(task.ground_truth)}
+        self._accepted = {normalise(answer) for answer in read_accepted(task.ground_truth)}
         self._transcript: list[str] = []
         self._searcher = Searcher(task)
 
@@ -163,7 +163,7 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
         return describe(result)
 
 
-def accepted_answers(truth: Any) -> list[str]:
+def read_accepted(truth: Any) -> list[str]:
     """A text, a list of texts, or either as `{"target": ...}`."""
     if isinstance(truth, dict):
         truth = truth.get("target")

@@ -63,7 +63,7 @@ class Searcher:
         """What the policy is shown: JSON, be it of an error."""
         self.searches += 1
         try:
-            documents = await self._documents(query.strip())
+            documents = await self._find_documents(query.strip())
         except RetrieverError as error:
             self.failures += 1
             return json.dumps({"result": f"Search error: {error}"}, ensure_ascii=False)
@@ -78,7 +78,7 @@ class Searcher:
         if self._retriever is not None:
             await self._retriever.close()
 
-    async def _documents(self, query: str) -> list[str]:
+    async def _find_documents(self, query: str) -> list[str]:
         url = os.environ.get(URL_VARIABLE)
         if url and not self._corpus:
             self._retriever = self._retriever or Retriever(url)

@@ -174,7 +174,7 @@ def find_database(task: Task) -> Path:
     root = Path(str(named)).expanduser().resolve()
     if root.is_file():
         return root
-    db_id, data = _field(task, "db_id"), _field(task, "data")
+    db_id, data = _get_field(task, "db_id"), _get_field(task, "data")
     if not isinstance(db_id, str) or not db_id or db_id != Path(db_id).name:
         raise EnvironmentFault(f"db_id is {db_id!r}", remedy="give each row the name of its database")
     if data is not None and data not in LAYOUTS:
@@ -229,7 +229,7 @@ def _format_value(value: Any) -> str:
     return str(value)[:SHOWN_VALUE]
 
 
-def _field(task: Task, name: str) -> Any:
+def _get_field(task: Task, name: str) -> Any:
     """From `extra_info`, or from a task's own field."""
     value = task.extra_info.get(name)
     return getattr(task, name, None) if value is None else value

@@ -93,7 +93,7 @@ class Wikispeedia(Taskset[WikispeediaTask, WikispeediaConfig]):
                 distance = rng.randrange(config.min_distance, len(levels))
                 target = rng.choice(levels[distance])
                 return WikispeediaTask(
-                    prompt=opening(graph, source, target, config.max_turns),
+                    prompt=write_prompt(graph, source, target, config.max_turns),
                     env_class="wikispeedia",
                     ability="navigation",
                     extra_info={"graph": config.graph, "max_turns": config.max_turns},
@@ -144,7 +144,7 @@ class WikispeediaEnvironment(Environment):
 
     def start(self) -> str:
         self._graph = load_graph(self.task)
-        return opening(self._graph, self.task.source, self.task.target, self._max_turns)
+        return write_prompt(self._graph, self.task.source, self.task.target, self._max_turns)
 
     async def step(self, action: Action) -> Step:
         self._turns += 1
@@ -154,7 +154,7 @@ class WikispeediaEnvironment(Environment):
         if reached:
             text = f"You reached {self.task.target} with {self._clicks} clicks."
         else:
-            text = "\n\n".join([*said, "The turns are over." if last else page(self._graph, self._way[-1])])
+            text = "\n\n".join([*said, "The turns are over." if last else write_page(self._graph, self._way[-1])])
         return Step(
             text,
             reward=float(reached),
@@ -199,15 +199,15 @@ def load_graph(task: WikispeediaTask) -> LinkGraph:
     return graph
 
 
-def opening(graph: LinkGraph, source: str, target: str, max_turns: int) -> str:
+def write_prompt(graph: LinkGraph, source: str, target: str, max_turns: int) -> str:
     return (
         f"Go from the article {source!r} to the article {target!r} by following links. In each turn write one line: "
         "`click NAME` follows a link of the article that you are at, `back` returns to the article before. "
-        f"You have {max_turns} turns.\n\n{page(graph, source)}"
+        f"You have {max_turns} turns.\n\n{write_page(graph, source)}"
     )
 
 
-def page(graph: LinkGraph, title: str) -> str:
+def write_page(graph: LinkGraph, title: str) -> str:
     links = "\n".join(f"- {link}" for link in graph.links_of(title)) or "(none)"
     return f"You are at: {title}\n\nLinks:\n{links}"
 

@@ -56,7 +56,7 @@ def main() -> None:
     source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     answer = json.loads(source.readline())
-    names = prelude(answer["code"])
+    names = load_names(answer["code"])
     gc.freeze()  # what is here already is nothing for the children to collect
     for line in source:
         case = CaseProcess(answer, json.loads(line))
@@ -70,7 +70,7 @@ def main() -> None:
             return
 
 
-def prelude(code: str) -> dict[str, Any]:
+def load_names(code: str) -> dict[str, Any]:
     """The names that every answer starts with."""
     names: dict[str, Any] = {"re_search": re.search}
     for module, wanted in NAMES.items():
@@ -120,8 +120,8 @@ class CaseProcess:
             return CaseResult("error", self.calls, f"killed by signal {killed_by}".encode())
         if status:
             full = b"" if os.statvfs(tempfile.gettempdir()).f_bavail else b"its output or its files are too large"
-            return CaseResult("error", self.calls, contents(self.error.fileno(), ERROR_BYTES) or full)
-        return CaseResult("done", self.calls, contents(self.output.fileno()))
+            return CaseResult("error", self.calls, read_end(self.error.fileno(), ERROR_BYTES) or full)
+        return CaseResult("done", self.calls, read_end(self.output.fileno()))
 
     def run(self, names: dict[str, Any]) -> NoReturn:
         """In the child."""
@@ -142,11 +142,11 @@ class CaseProcess:
             setattr(sys, f"__{name}__", stream)
         sys.argv = ["answer.py"]
         try:
-            leave(self.outcome(names))
+            exit_as_usual(self.run_answer(names))
         finally:
             os._exit(1)
 
-    def outcome(self, names: dict[str, Any]) -> int:
+    def run_answer(self, names: dict[str, Any]) -> int:
         """The exit code."""
         try:
             if self.calls:
@@ -156,7 +156,7 @@ class CaseProcess:
         except SystemExit:
             return 0  # however a program ends itself, its output counts
         except BaseException as error:
-            print(described(error), file=sys.__stderr__)
+            print(describe(error), file=sys.__stderr__)
             return 1
         return 0
 
@@ -171,7 +171,7 @@ class CaseProcess:
         module = self.execute("answer", names)
         holder = module.Solution() if hasattr(module, "Solution") else module
         returned = getattr(holder, self.answer["function"])(*self.arguments)
-        write(RESULT, json.dumps(plain(list(returned) if isinstance(returned, tuple) else returned)).encode())
+        write(RESULT, json.dumps(check_value(list(returned) if isinstance(returned, tuple) else returned)).encode())
 
 
 class CaseResult:
@@ -182,7 +182,7 @@ class CaseResult:
         self.content = content
 
 
-def leave(code: int) -> NoReturn:
+def exit_as_usual(code: int) -> NoReturn:
     """End as any program does: threads are awaited, exit functions run, open files written. But without taking the
     interpreter down, which would cost more than most answers."""
     if "threading" in sys.modules:
@@ -199,25 +199,25 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def plain(value: Any) -> Any:
+def check_value(value: Any) -> Any:
     """The value, if JSON can say it as it is: a tuple inside a list is no list, and 1 is no key."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [check_value(item) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: check_value(item) for key, item in value.items()}
     raise TypeError(f"the function gave a {type(value).__name__}")
 
 
-def described(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     places = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == "answer.py"]
     said = traceback.format_exception_only(type(error), error)[-1].strip()
     line = error.lineno if isinstance(error, SyntaxError) else places[-1] if places else None
     return f"{said} (line {line})" if line else said
 
 
-def contents(descriptor: int, last: int | None = None) -> bytes:
+def read_end(descriptor: int, last: int | None = None) -> bytes:
     size = os.fstat(descriptor).st_size
     begin = 0 if last is None else max(0, size - last)
     return os.pread(descriptor, size - begin, begin)

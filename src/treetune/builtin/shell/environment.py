@@ -97,7 +97,7 @@ class OSInteractionEnvironment(Environment):
         self._shell = await share_pool(self._limits, self._machine).take()
         checks_state = bool(sample.evaluation.check) and not sample.evaluation.has_reference
         began = (await self._shell.run(["date", "+%s.%N"])).text.strip()
-        before = await self._paths(PATHS) if checks_state else set()
+        before = await self._list_paths(PATHS) if checks_state else set()
         for script in sample.init:
             await self._run(script, seconds=SETUP_SECONDS)
         if sample.start is not None:
@@ -107,7 +107,7 @@ class OSInteractionEnvironment(Environment):
         if sample.evaluation.runs_scripts:
             await self._shell.record_files()
         if checks_state:
-            self._made = (await self._paths(PATHS) - before) | await self._paths(CHANGED_SYSTEM.format(began))
+            self._made = (await self._list_paths(PATHS) - before) | await self._list_paths(CHANGED_SYSTEM.format(began))
         return self.task.messages
 
     async def step(self, action: Action) -> Step:
@@ -128,7 +128,7 @@ class OSInteractionEnvironment(Environment):
         if self._shell is not None:
             await self._shell.close()
 
-    async def example(self) -> str:
+    async def run_example(self) -> str:
         """What the sample's example prints before the first action: the right answer. It may do what is asked for."""
         if self._reference is not None:
             return self._reference
@@ -187,11 +187,11 @@ class OSInteractionEnvironment(Environment):
                 parameters.append(result.text)
         if await self._all_deleted():
             return False, "what the task is about was deleted"
-        if tampered := await self._tampered():
+        if tampered := await self._find_tampering():
             return False, f"programs that checks rely on were changed: {', '.join(tampered[:3])}"
         return True, "all checks passed"
 
-    async def _paths(self, script: str) -> set[str]:
+    async def _list_paths(self, script: str) -> set[str]:
         assert self._shell is not None
         found = await self._shell.run(["sh", "-c", script], seconds=SETUP_SECONDS)
         return {path for path in found.text.split("\0") if path}
@@ -204,7 +204,7 @@ class OSInteractionEnvironment(Environment):
         left = await self._shell.run(["xargs", "-0", "ls", "-d"], stdin=listing, seconds=SETUP_SECONDS)
         return not left.stdout.strip()
 
-    async def _tampered(self) -> list[str]:
+    async def _find_tampering(self) -> list[str]:
         """What was done to the system's own programs, with which the checks were made. What the task itself changed
         there is what it is about."""
         assert self._shell is not None
@@ -226,7 +226,7 @@ class OSInteractionEnvironment(Environment):
             raise EnvironmentFault("the sandbox was ended by something outside", remedy="run the episode again")
 
 
-def opening(sample: Sample, max_turns: int, command_seconds: float) -> list[Message]:
+def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list[Message]:
     """How the policy is told what to do."""
     rules = (
         "You are an assistant that acts on a Linux machine as a person at its shell would. You are asked a question "

@@ -24,7 +24,7 @@ from treetune.builtin.shell.environment import (
     OUTPUT_CHARS,
     OSInteractionEnvironment,
     OSTask,
-    opening,
+    write_prompt,
 )
 from treetune.builtin.shell.sample import Sample, read_sample, script_finder
 from treetune.errors import ConfigError
@@ -92,7 +92,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         name, sample = self._samples[index]
         config = self.config
         return OSTask(
-            prompt=opening(sample, config.max_turns, config.command_seconds),
+            prompt=write_prompt(sample, config.max_turns, config.command_seconds),
             env_class="os-interaction",
             ability="shell",
             extra_info={
@@ -101,12 +101,12 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                 "command_seconds": config.command_seconds,
                 "output_chars": config.output_chars,
                 "memory_mb": config.memory_mb,
-                **self._machine(sample),
+                **self._describe_machine(sample),
             },
             sample=sample,
         )
 
-    def _machine(self, sample: Sample) -> dict[str, str]:
+    def _describe_machine(self, sample: Sample) -> dict[str, str]:
         if self.config.sandbox == "docker":
             return {"image": sample.image or self.config.image}
         return {} if self.config.rootfs is None else {"rootfs": self.config.rootfs}
@@ -121,7 +121,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         environment = OSInteractionEnvironment(task)
         try:
             await environment.start()
-            answer = [f"Act: answer({(await environment.example()).strip()})"]
+            answer = [f"Act: answer({(await environment.run_example()).strip()})"]
         finally:
             await environment.close()
         if evaluation.has_reference or evaluation.example.language != "bash":

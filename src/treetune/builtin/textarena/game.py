@@ -48,7 +48,7 @@ class TextArenaGame:
     def __init__(self, name: str, *, seed: int, players: int = 1, params: dict[str, Any] | None = None) -> None:
         self._name = name
         self._random = _Random(seed)
-        template = _template(name, msgspec.json.encode(params or {}, order="sorted"))
+        template = _load_template(name, msgspec.json.encode(params or {}, order="sorted"))
         with self._random.use():
             # A copy of one that was never played: some games do not start afresh when they are reset a second time.
             self._env = _copy(template)
@@ -87,7 +87,7 @@ class TextArenaGame:
             seen, self.env.state.observations[player] = self.env.state.observations.get(player, []), []
         if isinstance(seen, str):
             return seen
-        action = _textarena().ObservationType.PLAYER_ACTION
+        action = _import_textarena().ObservationType.PLAYER_ACTION
         return "\n".join(
             self._format(sender, str(message)) for sender, message, kind in seen if (sender, kind) != (player, action)
         )
@@ -117,7 +117,7 @@ class TextArenaGame:
         return None if find is None else [f"[{move}]" for move in find(self.env)]
 
     def _format(self, sender: int, message: str) -> str:
-        if sender == _textarena().GAME_ID:
+        if sender == _import_textarena().GAME_ID:
             return message
         return f"[{self.env.state.role_mapping.get(sender, f'Player {sender}')}] {message}"
 
@@ -153,13 +153,13 @@ GOLD: dict[str, Callable[[Any], list[str]]] = {
 
 def count_players(name: str, params: dict[str, Any], players: int | None) -> int:
     """How many play a game; an error that says why where it cannot be played here."""
-    known = _textarena().envs.registration.ENV_REGISTRY
+    known = _import_textarena().envs.registration.ENV_REGISTRY
     if name not in known:
         raise UnknownNameError.of(
             "textarena game", name, known, remedy="the names are textarena's own, such as Sudoku-v0"
         )
     try:
-        _template(name, msgspec.json.encode(params, order="sorted"))
+        _load_template(name, msgspec.json.encode(params, order="sorted"))
     except TreetuneError:
         raise
     except Exception as error:
@@ -174,7 +174,7 @@ def count_players(name: str, params: dict[str, Any], players: int | None) -> int
             refusal = refusal or error
             continue
         # Some games for several would begin with one player, who would play alone.
-        if players is not None or game.players > 1 or isinstance(game.env.state, _textarena().SinglePlayerState):
+        if players is not None or game.players > 1 or isinstance(game.env.state, _import_textarena().SinglePlayerState):
             return game.players
     assert refusal is not None
     if players is not None:
@@ -210,7 +210,7 @@ def _explain(name: str, params: dict[str, Any], error: Exception) -> TreetuneErr
 
 
 def _unwrap(env: Any) -> Any:
-    while isinstance(env, _textarena().Wrapper):
+    while isinstance(env, _import_textarena().Wrapper):
         env = env.env
     return env
 
@@ -225,7 +225,7 @@ def _refuse(*args: Any, **kwargs: Any) -> None:
     raise InvalidMove
 
 
-def _textarena() -> Any:
+def _import_textarena() -> Any:
     try:
         return importlib.import_module("textarena")
     except ModuleNotFoundError as error:
@@ -235,9 +235,9 @@ def _textarena() -> Any:
 
 
 @lru_cache(maxsize=16)
-def _template(name: str, params: bytes) -> Any:
+def _load_template(name: str, params: bytes) -> Any:
     """A game that is never played; some read long lists of words when they are made."""
-    textarena = _textarena()
+    textarena = _import_textarena()
     with _Random(0).use():
         return textarena.make(name, **msgspec.json.decode(params))
 
@@ -266,7 +266,7 @@ class _Random:
         download, before = nltk.download, (random.getstate(), numpy.get_state())
         try:
             # Games fetch word lists each time they are made, found or not; what is missing is told instead.
-            nltk.download = _no_download
+            nltk.download = _skip_download
             random.setstate(self._python)
             numpy.set_state(self._numpy or numpy.RandomState(self._seed % 2**32).get_state())
             yield
@@ -278,5 +278,5 @@ class _Random:
             _busy.release()
 
 
-def _no_download(*args: Any, **kwargs: Any) -> bool:
+def _skip_download(*args: Any, **kwargs: Any) -> bool:
     return True

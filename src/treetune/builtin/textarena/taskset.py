@@ -205,13 +205,13 @@ class Opponent:
 
     def _move(self, seen: list[str]) -> str:
         if isinstance(self._spec, list):
-            return self._first_allowed([self._spec])
+            return self._draw_allowed([self._spec])
         if self._spec == "random":
             # What was offered last is tried first; the rules at the beginning name moves too.
-            return self._first_allowed([BRACKETS.findall(text) for text in reversed(seen)])
+            return self._draw_allowed([BRACKETS.findall(text) for text in reversed(seen)])
         return self._ask(load_opponent(self._spec), "\n".join(seen))
 
-    def _first_allowed(self, offers: list[list[str]]) -> str:
+    def _draw_allowed(self, offers: list[list[str]]) -> str:
         tried: set[str] = set()
         for offer in offers:
             moves = [move for move in dict.fromkeys(offer) if move not in tried]
