@@ -123,20 +123,20 @@ class Metrics:
             ("rollouts", "outcome", self.outcomes, "Rollouts ended, by their outcome"),
         ):
             family = CounterMetricFamily(f"treetune_{name}", what, labels=[label])
-            for key, count in list(values.items()):
+            for key, count in values.items():
                 family.add_metric([key], count)
             yield family
         yield GaugeMetricFamily("treetune_uptime", "Seconds since the server began", time.time() - self.began)
         yield CounterMetricFamily("treetune_malformed", "Messages dropped: no request could be read", self.malformed)
         rewards = CounterMetricFamily("treetune_reward_sum", "The sum of rewards, by source", labels=["source"])
         scored = CounterMetricFamily("treetune_reward_count", "Scored rollouts, by source", labels=["source"])
-        for source, (number, total) in list(self.rewards.items()):
+        for source, (number, total) in self.rewards.items():
             rewards.add_metric([source], total)
             scored.add_metric([source], number)
         yield rewards
         yield scored
         latency = HistogramMetricFamily("treetune_seconds", "Seconds from a request to its answer", labels=["method"])
-        for method, found in list(self.latencies.items()):
+        for method, found in self.latencies.items():
             reached, buckets = 0, []
             for bound, bucket in zip([*map(str, BOUNDS), "+Inf"], found.buckets, strict=True):
                 reached += bucket

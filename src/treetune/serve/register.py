@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -80,19 +80,6 @@ class RegisteredServer(NamedTuple):
     entry: Entry
     age: float
     """Seconds since it was last heard of."""
-
-
-class Register(Protocol):
-    place: str
-
-    async def announce(self, entry: Entry) -> None:
-        """Adds a server, or says that it is still there."""
-
-    async def withdraw(self, id: str) -> None:
-        """Removes it."""
-
-    async def entries(self) -> list[RegisteredServer]:
-        """All that are known, by name."""
 
 
 def open_register(place: str, token: str | None = None, *, make: bool = True) -> Register:
@@ -158,6 +145,7 @@ class FolderRegister:
             raise StorageError(f"{folder} cannot be a register: {error.strerror or error}") from error
 
     async def announce(self, entry: Entry) -> None:
+        """Adds a server, or says that it is still there."""
         await asyncio.to_thread(self._write, entry)  # the folder may be on a slow disk of another machine
 
     async def withdraw(self, id: str) -> None:
@@ -165,6 +153,7 @@ class FolderRegister:
             await asyncio.to_thread((self._folder / f"{id}.json").unlink)
 
     async def entries(self) -> list[RegisteredServer]:
+        """All that are known, by name."""
         return await asyncio.to_thread(self._read_all)
 
     def _write(self, entry: Entry) -> None:
@@ -235,18 +224,14 @@ def _sort(servers: Iterable[RegisteredServer]) -> list[RegisteredServer]:
 
 
 class _Listed(msgspec.Struct):
+    """One server in the answer of `GET /api/servers`."""
+
     entry: msgspec.Raw
     age: float
 
 
-class _Listing(msgspec.Struct):
-    """The answer of `GET /api/servers`."""
-
-    servers: list[_Listed]
-
-
 class RemoteRegister:
-    """A `treetune register` elsewhere."""
+    """A `treetune register` elsewhere, with the methods of a `FolderRegister`."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url)
@@ -267,8 +252,8 @@ class RemoteRegister:
     async def entries(self) -> list[RegisteredServer]:
         body = await self._ask("GET", "/api/servers")
         try:
-            listed = msgspec.json.decode(body, type=_Listing).servers[:MOST_ENTRIES]
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            listed = msgspec.json.decode(body, type=dict[str, list[_Listed]])["servers"][:MOST_ENTRIES]
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
             raise ServeError(f"{self.place} is no register of servers", remedy="start one: treetune register") from None
         found = ((read_entry(one.entry), one.age) for one in listed)
         return _sort(RegisteredServer(entry, age) for entry, age in found if entry is not None)
@@ -279,6 +264,9 @@ class RemoteRegister:
         if not reply.good:
             raise reply.error()
         return reply.body
+
+
+Register = FolderRegister | RemoteRegister
 
 
 class RegisterServer:
@@ -319,7 +307,7 @@ class RegisterServer:
     async def _list(self, request: Request) -> bytes:
         self._forget_old()
         now = time.monotonic()
-        return encode(_Listing([_Listed(msgspec.Raw(encode(entry)), now - at) for entry, at in self._known.values()]))
+        return encode({"servers": [{"entry": entry, "age": now - at} for entry, at in self._known.values()]})
 
     async def _announce(self, request: Request) -> bytes:
         entry = read_entry(request.body)

@@ -89,7 +89,7 @@ class JsonApp:
         token_remedy: str,
         count: Callable[[str, float, str | None], None] = lambda name, seconds, kind: None,
     ) -> None:
-        """`count` is told of each request: its name, the seconds it took, and the kind of its error."""
+        """`count` is called after each request with its name, its seconds, and the kind of its error."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route

@@ -170,7 +170,7 @@ class EpisodeApp(JsonApp):
 
 @contextmanager
 def _watch_caller(request: Request) -> Iterator[Callable[[], bool]]:
-    """Gives what tells whether the caller of a request has left meanwhile."""
+    """Gives a function that says whether the caller of a request has left."""
     end = asyncio.ensure_future(request.receive())
     try:
         yield end.done
