@@ -62,8 +62,9 @@ class StepReply(msgspec.Struct):
 class RemoteServer:
     """One address: what it offers, how many episodes it has from here, and whether it answers."""
 
-    def __init__(self, transport: HttpTransport) -> None:
+    def __init__(self, transport: HttpTransport, timeout: float, patience: float) -> None:
         self.transport = transport
+        self._timeout, self._patience = timeout, patience
         self.live = 0
         self.info: dict[str, Any] = {}
         self.problem: ServeError | None = None
@@ -120,6 +121,37 @@ class RemoteServer:
         except ServeError:
             return False
 
+    async def ask(self, path: str, body: Any, *, repeat: bool = False) -> HttpReply:
+        """`repeat` asks again after lost connections and while there is no room: for what the server does only once."""
+        retries = _Retries(self._patience)
+        while True:
+            try:
+                reply = await self.transport.ask("POST", path, body, self._timeout)
+                if not repeat or reply.status not in _AGAIN:
+                    return reply
+                problem = reply.error()
+            except Unreachable as error:
+                if not repeat:
+                    raise
+                problem = error
+            await retries.wait(problem)
+
+    async def ask_batch(self, path: str, key: str, bodies: list[Any], kind: type[R]) -> list[R | ServeError]:
+        """The replies to many requests; where a whole batch fails, its error for each of them."""
+        most = max(1, int(self.info.get("max_batch") or 256))
+        replies: list[R | ServeError] = []
+        for first in range(0, len(bodies), most):
+            some = bodies[first : first + most]
+            url = self.url + path
+            try:
+                items = (await self.ask(path, {key: some}, repeat=True)).read(dict[str, list[Any]]).get(key, [])
+                if len(items) != len(some):
+                    raise ServeError(f"{url} gave {len(items)} answers to {len(some)} requests")
+                replies += [_read_item(url.removesuffix("_batch"), item, kind) for item in items]
+            except ServeError as error:
+                replies += [error] * len(some)
+        return replies
+
     async def cancel(self, id: str | int) -> None:
         with contextlib.suppress(ServeError):  # it expires there
             await self.transport.ask("POST", CANCEL, {"episode_id": id}, QUICK_SECONDS)
@@ -134,8 +166,8 @@ class RemoteServer:
 class RemoteEpisode:
     """One live episode. As a context manager it is cancelled at the end, unless it is over by then."""
 
-    def __init__(self, client: TaskServerClient, server: RemoteServer, reply: StartReply) -> None:
-        self._client, self._server = client, server
+    def __init__(self, server: RemoteServer, reply: StartReply) -> None:
+        self.server = server
         self.id = reply.episode_id
         self.observation = read_observation(reply.observation)
         self.info = reply.info
@@ -148,23 +180,22 @@ class RemoteEpisode:
 
     @property
     def url(self) -> str:
-        return self._server.url
+        return self.server.url
 
     async def step(self, action: Any) -> Step:
         """The answer to an action: text, or an `Action`."""
         try:
-            body = self._step_body(action)
-            reply = await self._client._ask(self._server, STEP, body, repeat=self.numbered)
-            return self._read_step(reply.read(StepReply))
+            reply = await self.server.ask(STEP, self.make_step(action), repeat=self.numbered)
+            return self.read_step(reply.read(StepReply))
         except ServeError as error:
-            self._note_error(error)
+            self.note_error(error)
             raise
 
     async def cancel(self) -> None:
         """Tells the server that nobody will step it again. A server that does not hear it lets it expire."""
         if not self.over:
             self._end()
-            await self._server.cancel(self.id)
+            await self.server.cancel(self.id)
 
     async def __aenter__(self) -> Self:
         return self
@@ -173,7 +204,7 @@ class RemoteEpisode:
         if not self.over:
             await asyncio.shield(self.cancel())  # also where the caller is cancelled
 
-    def _step_body(self, action: Any) -> dict[str, Any]:
+    def make_step(self, action: Any) -> dict[str, Any]:
         if self.over:
             raise Misused("this episode is over", remedy="start another")
         action = Action.of(action)
@@ -181,7 +212,7 @@ class RemoteEpisode:
         body = {"episode_id": self.id, "action": content}
         return {**body, "turn": self.turn} if self.numbered else body
 
-    def _read_step(self, reply: StepReply) -> Step:
+    def read_step(self, reply: StepReply) -> Step:
         self.turn += 1
         if reply.done:
             self._end()
@@ -194,14 +225,14 @@ class RemoteEpisode:
         truncated = bool(reply.info.get("truncated"))
         return Step(read_observation(reply.observation), reward, reply.done, reply.info, truncated)
 
-    def _note_error(self, error: ServeError) -> None:
+    def note_error(self, error: ServeError) -> None:
         if isinstance(error, Refusal) and error.status in (404, 410):
             self._end()  # the server no longer has it: nothing to cancel
 
     def _end(self) -> None:
         if not self.over:
             self.over = True
-            self._server.live -= 1
+            self.server.live -= 1
 
 
 class TaskServerClient:
@@ -219,8 +250,9 @@ class TaskServerClient:
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
             raise UsageError("no task server was named", remedy="give its address, such as http://127.0.0.1:5000")
-        self._servers = [RemoteServer(HttpTransport(url, token, max_connections)) for url in dict.fromkeys(urls)]
-        self._timeout, self._patience = timeout, patience
+        transports = [HttpTransport(url, token, max_connections) for url in dict.fromkeys(urls)]
+        self._servers = [RemoteServer(transport, timeout, patience) for transport in transports]
+        self._patience = patience
         self._undoing: set[asyncio.Future[None]] = set()
         """Cancels episodes whose caller was cancelled during the start."""
 
@@ -263,16 +295,15 @@ class TaskServerClient:
             return list(await asyncio.gather(*(_catch_error(self._start(body)) for body in bodies)))
         server = self._servers[0]
         named = [{**body, "request_id": secrets.token_hex(12)} for body in bodies]
-        replies = await self._undo_if_cancelled(
-            server, self._ask_batch(server, START_BATCH, "episodes", named, StartReply)
-        )
+        starting = server.ask_batch(START_BATCH, "episodes", named, StartReply)
+        replies = await self._undo_if_cancelled(server, starting)
 
         async def finish(body: dict[str, Any], reply: StartReply | ServeError) -> RemoteEpisode:
             if isinstance(reply, Refusal) and reply.status in _AGAIN:
                 return await self._start(body)
             if isinstance(reply, ServeError):
                 raise reply
-            return RemoteEpisode(self, server, reply)
+            return RemoteEpisode(server, reply)
 
         return list(await asyncio.gather(*(_catch_error(finish(*pair)) for pair in zip(bodies, replies, strict=True))))
 
@@ -280,33 +311,15 @@ class TaskServerClient:
         """A step of each of several episodes, in the order asked; steps that failed are errors."""
         numbers_of: dict[int, list[int]] = {}
         for number, (episode, _) in enumerate(moves):
-            numbers_of.setdefault(id(episode._server), []).append(number)
+            numbers_of.setdefault(id(episode.server), []).append(number)
         results: dict[int, Step | ServeError] = {}
 
         async def step_on_server(numbers: list[int]) -> None:
-            steps = await self._step_together([moves[number] for number in numbers])
+            steps = await _step_together([moves[number] for number in numbers])
             results.update(zip(numbers, steps, strict=True))
 
         await asyncio.gather(*map(step_on_server, numbers_of.values()))
         return [results[number] for number in range(len(moves))]
-
-    async def _step_together(self, moves: list[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
-        """Steps of episodes that live on one server."""
-        server = moves[0][0]._server
-        if not (server.offers("batch") and all(episode.numbered for episode, _ in moves)):
-            return list(await asyncio.gather(*(_catch_error(episode.step(action)) for episode, action in moves)))
-        bodies = [episode._step_body(action) for episode, action in moves]
-        results: list[Step | ServeError] = []
-        replies = await self._ask_batch(server, STEP_BATCH, "steps", bodies, StepReply)
-        for (episode, _), reply in zip(moves, replies, strict=True):
-            try:
-                if isinstance(reply, ServeError):
-                    raise reply
-                results.append(episode._read_step(reply))
-            except ServeError as error:
-                episode._note_error(error)
-                results.append(error)
-        return results
 
     # Starting
 
@@ -319,9 +332,8 @@ class TaskServerClient:
                 name = {"request_id": request_id} if server.offers("request_id") else {}
                 server.live += 1  # counted while it is asked, so that others go elsewhere
                 try:
-                    starting = self._start_on(server, {**body, **name})
-                    (reply,) = await self._undo_if_cancelled(server, starting)
-                    return RemoteEpisode(self, server, reply)
+                    (reply,) = await self._undo_if_cancelled(server, _start_on(server, {**body, **name}))
+                    return RemoteEpisode(server, reply)
                 except Unreachable as error:
                     server.leave_out(error)
                     problem = error
@@ -332,9 +344,6 @@ class TaskServerClient:
                 finally:
                     server.live -= 1
             await retries.wait(problem or next(server.problem for server in self._servers if server.problem))
-
-    async def _start_on(self, server: RemoteServer, body: dict[str, Any]) -> list[StartReply]:
-        return [(await server.transport.ask("POST", START, body, self._timeout)).read(StartReply)]
 
     async def _undo_if_cancelled(self, server: RemoteServer, starting: Coroutine[Any, Any, list[R]]) -> list[R]:
         """Where the caller is cancelled meanwhile, the episodes that it would have got are cancelled too."""
@@ -353,43 +362,6 @@ class TaskServerClient:
         up = [server for server, is_ready in zip(self._servers, ready, strict=True) if is_ready]
         return sorted(up, key=lambda server: (server.live, random.random()))
 
-    # Asking
-
-    async def _ask(self, server: RemoteServer, path: str, body: Any, *, repeat: bool) -> HttpReply:
-        """`repeat` asks again after lost connections and while there is no room: for what the server does only once."""
-        retries = _Retries(self._patience)
-        while True:
-            try:
-                reply = await server.transport.ask("POST", path, body, self._timeout)
-                if not repeat or reply.status not in _AGAIN:
-                    return reply
-                problem = reply.error()
-            except Unreachable as error:
-                if not repeat:
-                    raise
-                problem = error
-            await retries.wait(problem)
-
-    async def _ask_batch(
-        self, server: RemoteServer, path: str, key: str, bodies: list[Any], kind: type[R]
-    ) -> list[R | ServeError]:
-        """The replies to many requests; where a whole batch fails, its error for each of them."""
-        most = max(1, int(server.info.get("max_batch") or 256))
-        replies: list[R | ServeError] = []
-        for first in range(0, len(bodies), most):
-            some = bodies[first : first + most]
-            url = server.url + path
-            try:
-                items = (await self._ask(server, path, {key: some}, repeat=True)).read(dict[str, list[Any]]).get(key)
-                if items is None:
-                    raise ServeError(f"{url} answered without {key!r}")
-                if len(items) != len(some):
-                    raise ServeError(f"{url} gave {len(items)} answers to {len(some)} requests")
-                replies += [_read_item(url.removesuffix("_batch"), item, kind) for item in items]
-            except ServeError as error:
-                replies += [error] * len(some)
-        return replies
-
 
 class _Retries:
     """Pauses between attempts, longer each time, until patience ends."""
@@ -407,6 +379,29 @@ class _Retries:
             raise problem
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         self._pause = min(LAST_PAUSE, pause * 2)
+
+
+async def _start_on(server: RemoteServer, body: dict[str, Any]) -> list[StartReply]:
+    return [(await server.ask(START, body)).read(StartReply)]
+
+
+async def _step_together(moves: list[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
+    """Steps of episodes that live on one server."""
+    server = moves[0][0].server
+    if not (server.offers("batch") and all(episode.numbered for episode, _ in moves)):
+        return list(await asyncio.gather(*(_catch_error(episode.step(action)) for episode, action in moves)))
+    bodies = [episode.make_step(action) for episode, action in moves]
+    results: list[Step | ServeError] = []
+    replies = await server.ask_batch(STEP_BATCH, "steps", bodies, StepReply)
+    for (episode, _), reply in zip(moves, replies, strict=True):
+        try:
+            if isinstance(reply, ServeError):
+                raise reply
+            results.append(episode.read_step(reply))
+        except ServeError as error:
+            episode.note_error(error)
+            results.append(error)
+    return results
 
 
 async def _undo(server: RemoteServer, started: asyncio.Future[list[Any]]) -> None:
