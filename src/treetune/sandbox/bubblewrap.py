@@ -35,14 +35,14 @@ from treetune.sandbox.launcher import (
     explain_failures,
     is_passable,
     isolate,
+    list_rlimits,
     mount_devices,
-    resource_limits,
     wait_readable,
 )
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.probe import require
 from treetune.sandbox.rootfs import SYSTEM_FOLDERS
-from treetune.sandbox.seccomp import program
+from treetune.sandbox.seccomp import build_filter
 
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 WORK = "/tmp/work"
@@ -169,12 +169,12 @@ class _Run:
         options = _list_options(launcher.interpreter, self._limits, contents, "/tmp" if staged else None)
         options += ["--json-status-fd", str(process.report.fileno())]
         passed = list(contents.values())
-        if calls := program():
+        if calls := build_filter():
             passed.append(process.make_file(calls))
             options += ["--seccomp", str(passed[-1].fileno())]
         # Not on the command line: /proc/1/cmdline is seen inside.
         arguments = process.make_file(os.fsencode("".join(f"{option}\0" for option in options)))
-        within = [f"--{name}={value}" for name, value in resource_limits(self._limits, own_processes=1).items()]
+        within = [f"--{name}={value}" for name, value in list_rlimits(self._limits, own_processes=1).items()]
         inside = [launcher.tools.prlimit, *within, "--", launcher.tools.setpriv, *DROP_CAPABILITIES, "--", *command]
         process.spawn(
             [
@@ -221,7 +221,7 @@ class _Run:
                     poll.unregister(output.pipe)
             if any(output.truncated for output in self._outputs):
                 return Ended.OUTPUT
-            if self.process.status.fileno() in ready and not self.process.hear():
+            if self.process.status.fileno() in ready and not self.process.read_report():
                 return Ended.COMPLETED
             if stop in ready:
                 return Ended.KILLED
@@ -229,7 +229,7 @@ class _Run:
                 return Ended.TIMEOUT
             if now >= next_look:
                 next_look = now + TICK_SECONDS
-                if self.process.memory.passed():
+                if self.process.memory.is_exceeded():
                     return Ended.MEMORY
 
     def conclude(self, ended: Ended | None) -> Result:
@@ -245,7 +245,7 @@ class _Run:
         code = self.process.read_exit_code()
         if ended is Ended.COMPLETED:
             # What happened since the last look.
-            if self.process.memory.passed():
+            if self.process.memory.is_exceeded():
                 ended = Ended.MEMORY
             elif out.truncated or err.truncated:
                 ended = Ended.OUTPUT

@@ -35,12 +35,12 @@ from treetune.sandbox.launcher import (
     Users,
     explain_failures,
     isolate,
+    list_rlimits,
     mount_devices,
-    resource_limits,
 )
 from treetune.sandbox.limits import SandboxLimits, SandboxUnavailable
 from treetune.sandbox.rootfs import Root
-from treetune.sandbox.seccomp import program
+from treetune.sandbox.seccomp import build_filter
 from treetune.sandbox.setup import HOME, RANGE, STAGE
 
 FIRST_RANGE = FIRST_UID + LAST_THREAD
@@ -83,7 +83,7 @@ class Carrier(Protocol):
     async def write(self, content: bytes) -> None:
         """To the runner inside."""
 
-    def passed_memory(self) -> bool:
+    def exceeds_memory(self) -> bool:
         """Whether it ended because its processes used more memory than they may."""
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class BubblewrapCarrier:
         self._process = Process(launcher.hold_memory(limits, ("",), all_at_once=False))
         self._writer: asyncio.StreamWriter | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._passed_memory = False
+        self._exceeded_memory = False
         try:
             self._spawn(launcher, limits, rootfs)
         except BaseException:
@@ -129,18 +129,18 @@ class BubblewrapCarrier:
         # The folder's Python may be another than ours.
         runner = process.make_file(compile_script(RUNNER, root.python if rootfs is None else None))
         setup = process.make_file(compile_script(("setup.py",), launcher.interpreter.path))
-        filter_file = process.make_file(program())
+        filter_file = process.make_file(build_filter())
         plan = {
             "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if launcher.becomes_user else None,
             "range": launcher.users is Users.RANGE,
             "entrance": process.memory.entrance,
             **msgspec.to_builtins(root),
             "tmpfs": f"size={limits.disk_mb << 20},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
-            "rlimits": resource_limits(limits, OUR_PROCESSES),
+            "rlimits": list_rlimits(limits, OUR_PROCESSES),
             "command": [
                 launcher.tools.bwrap,
                 *_list_options(launcher, limits, root),
-                *(("--seccomp", str(filter_file.fileno())) if program() else ()),
+                *(("--seccomp", str(filter_file.fileno())) if build_filter() else ()),
                 *("--json-status-fd", str(process.report.fileno())),
                 *("--", root.python, "-I", "-S", f"/proc/self/fd/{runner.fileno()}"),
             ],
@@ -179,9 +179,9 @@ class BubblewrapCarrier:
             self._watching = asyncio.create_task(self._watch_memory())
 
     async def _watch_memory(self) -> None:
-        while not self._passed_memory:
+        while not self._exceeded_memory:
             await asyncio.sleep(LOOK_SECONDS)
-            self._passed_memory = self._process.memory.passed()
+            self._exceeded_memory = self._process.memory.is_exceeded()
         self._process.kill()
 
     async def write(self, content: bytes) -> None:
@@ -189,8 +189,8 @@ class BubblewrapCarrier:
         self._writer.write(content)
         await self._writer.drain()
 
-    def passed_memory(self) -> bool:
-        return self._passed_memory or self._process.memory.passed()
+    def exceeds_memory(self) -> bool:
+        return self._exceeded_memory or self._process.memory.is_exceeded()
 
     async def close(self) -> None:
         if self._watching is not None:

@@ -135,7 +135,7 @@ class DockerCarrier:
         except (RuntimeError, AssertionError) as error:  # how the library says that the connection is gone
             raise ConnectionResetError("the container has ended") from error
 
-    def passed_memory(self) -> bool:
+    def exceeds_memory(self) -> bool:
         return False  # the kernel kills the process that takes most, and the runner goes on
 
     async def close(self) -> None:

@@ -187,7 +187,7 @@ def mount_devices(limits: SandboxLimits) -> list[str]:
     return [*given, "--remount-ro", "/dev"]
 
 
-def resource_limits(limits: SandboxLimits, own_processes: int) -> dict[str, int]:
+def list_rlimits(limits: SandboxLimits, own_processes: int) -> dict[str, int]:
     """What each process inside gets; they are set in the sandbox's user namespace, which makes `nproc` count this
     sandbox alone. `own_processes` are ours, and not counted against the limit."""
     wanted = {
@@ -216,7 +216,7 @@ class Process:
         self._monitor: subprocess.Popen[bytes] | None = None
         self._first: int | None = None
         """A pidfd: readable when every process inside is gone."""
-        self._said = b""
+        self._reports = b""
         """What the monitor reported: JSON, a line each."""
         try:
             self.status, writing = self.make_pipe()
@@ -267,10 +267,10 @@ class Process:
 
     def find_first(self) -> bool:
         """Take hold of the sandbox's first process and of its memory; False where it came to none."""
-        while b"\n" not in self._said:
-            if not wait_readable(self.status, START_SECONDS) or not self.hear():
+        while b"\n" not in self._reports:
+            if not wait_readable(self.status, START_SECONDS) or not self.read_report():
                 return False
-        pid = json.loads(self._said.partition(b"\n")[0])["child-pid"]
+        pid = json.loads(self._reports.partition(b"\n")[0])["child-pid"]
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             self._first = os.pidfd_open(pid)
             self._held.callback(os.close, self._first)
@@ -278,17 +278,17 @@ class Process:
                 self.memory.attach(pid)
         return self._first is not None
 
-    def hear(self) -> bool:
+    def read_report(self) -> bool:
         """Read what the monitor reports; False when it has ended."""
         said = os.read(self.status.fileno(), 4096)
-        self._said += said
+        self._reports += said
         return bool(said)
 
     def read_exit_code(self) -> int | None:
         """Once it has ended. None: the monitor was killed."""
-        while self.hear():
+        while self.read_report():
             pass
-        reports = map(json.loads, self._said.splitlines())
+        reports = map(json.loads, self._reports.splitlines())
         return next((report["exit-code"] for report in reports if "exit-code" in report), None)
 
     def kill(self) -> None:

@@ -4,7 +4,7 @@
     memory = parent.hold(limit) if parent else Watched(limit)
     memory.entrance        # a file through which what becomes the sandbox enters; where there is none:
     memory.attach(pid)
-    memory.passed()        # asked while it runs, and once after
+    memory.is_exceeded()        # asked while it runs, and once after
     memory.close()
 
 A cgroup is exact, and the kernel kills at once. Where none is writable, the sandbox's processes are looked at as they
@@ -38,7 +38,7 @@ class Memory:
     def attach(self, pid: int) -> None:
         """Hold the sandbox whose first process this is."""
 
-    def passed(self) -> bool:
+    def is_exceeded(self) -> bool:
         """Whether it has used more than it may."""
         return False
 
@@ -57,7 +57,7 @@ class Watched(Memory):
         self._root = Path(f"/proc/{pid}/root")
         os.stat(self._root)  # PermissionError here, not unseen processes later
 
-    def passed(self) -> bool:
+    def is_exceeded(self) -> bool:
         if self._root is None:
             return False
         processes: list[Path] = []
@@ -66,9 +66,9 @@ class Watched(Memory):
             processes = [entry for entry in (self._root / "proc").iterdir() if entry.name.isdigit()]
         files = sum(self._count_files(self._root / mount) for mount in self._mounts) * INODE_BYTES
         # Resident pages are cheap to ask for but count a shared one in every process; what is exact is asked only then.
-        if sum(map(_resident, processes)) + files <= self._limit:
+        if sum(map(_read_resident, processes)) + files <= self._limit:
             return False
-        return sum(map(_proportional, processes)) + files > self._limit
+        return sum(map(_read_proportional, processes)) + files > self._limit
 
     def _count_files(self, mount: Path) -> int:
         with contextlib.suppress(OSError):
@@ -77,19 +77,19 @@ class Watched(Memory):
         return 0
 
 
-def _resident(process: Path) -> int:
+def _read_resident(process: Path) -> int:
     try:
         return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0  # it ended meanwhile
 
 
-def _proportional(process: Path) -> int:
+def _read_proportional(process: Path) -> int:
     """Memory of its own and its share of what it shares, without files of the host."""
     try:
         text = (process / "smaps_rollup").read_text()
     except OSError:
-        return _resident(process)
+        return _read_resident(process)
     return sum(int(kilobytes) << 10 for kilobytes in re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", text, re.M))
 
 
@@ -136,7 +136,7 @@ class Cgroup(Memory):
             self.close()
             raise
 
-    def passed(self) -> bool:
+    def is_exceeded(self) -> bool:
         killed = re.search(r"^oom_kill (\d+)", self._events.read_text(), re.M)
         return killed is not None and int(killed[1]) > 0
 

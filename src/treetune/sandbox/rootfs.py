@@ -284,9 +284,9 @@ def _measure(root: Path) -> tuple[int, int]:
 def _remove(place: Path) -> None:
     if not place.exists():
         return
-    for mounted in reversed(_mounts_in(place)):
+    for mounted in reversed(_list_mounts(place)):
         subprocess.run(["umount", "--lazy", mounted], capture_output=True, check=False)
-    if left := _mounts_in(place):
+    if left := _list_mounts(place):
         # Else the host's own /dev or /proc would be emptied.
         raise SandboxUnavailable(f"an interrupted build left {left[0]} mounted", remedy=f"umount {left[0]}")
     if os.geteuid() != 0:
@@ -294,7 +294,7 @@ def _remove(place: Path) -> None:
     shutil.rmtree(place)
 
 
-def _mounts_in(place: Path) -> list[str]:
+def _list_mounts(place: Path) -> list[str]:
     with open("/proc/self/mounts") as mounts:
         points = [line.split(" ")[1].encode().decode("unicode_escape") for line in mounts]
     return [point for point in points if Path(point).is_relative_to(place)]

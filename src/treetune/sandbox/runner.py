@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from treetune.sandbox.terminal import CHUNK, Children, Output, Terminal, call, home, reply, write_file
+    from treetune.sandbox.terminal import CHUNK, Children, Output, Terminal, call, find_home, reply, write_file
 
 PR_SET_DUMPABLE = 4
 CANNOT_START = 126
@@ -40,7 +40,7 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
     pid = None
     try:
         environment = {**os.environ, **request["env"]}
-        pid = children.start(request["command"], environment, request["cwd"] or home(), ends, False)
+        pid = children.start(request["command"], environment, request["cwd"] or find_home(), ends, False)
     except BlockingIOError:
         os.write(ends[2], b"no more processes can be started\n")
     for end in ends.values():

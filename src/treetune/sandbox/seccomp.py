@@ -1,6 +1,6 @@
 """System calls that code in a sandbox does without, as a filter for the kernel.
 
-    program()    # for bubblewrap's --seccomp; b"" on a processor whose numbers are not listed here
+    build_filter()    # for bubblewrap's --seccomp; b"" on a processor whose numbers are not listed here
 
 Some make memory that no limit sees, some reach what no namespace separates, some are where kernels break most often.
 They answer "not implemented", which programs that try them first are prepared for. Of sockets there are only the usual
@@ -44,7 +44,7 @@ Line = tuple[int, int, int, int]
 
 
 @cache
-def program(machine: str | None = None) -> bytes:
+def build_filter(machine: str | None = None) -> bytes:
     architecture = ARCHITECTURES.get(machine or platform.machine())
     if architecture is None:
         return b""

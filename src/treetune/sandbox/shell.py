@@ -104,7 +104,7 @@ class Shell:
         request = {"kind": "execute", "seconds": seconds, "output_bytes": limit, "watched": watch is not None}
         try:
             header, output = await self._ask(request, os.fsencode(command), seconds, watch)
-        except _Ended as gone:
+        except _SandboxEnded as gone:
             return ShellResult(exit_code=KILLED, ended=gone.how, seconds=time.monotonic() - began)
         return ShellResult(
             exit_code=header["exit_code"],
@@ -141,7 +141,7 @@ class Shell:
         }
         try:
             header, output = await self._ask(request, stdin, seconds)
-        except _Ended as gone:
+        except _SandboxEnded as gone:
             spent = time.monotonic() - began
             return Result(exit_code=KILLED, stdout=b"", stderr=b"", ended=gone.how, seconds=spent)
         code = header["exit_code"]
@@ -193,7 +193,7 @@ class Shell:
     async def _ask_file(self, request: dict[str, Any], content: bytes = b"") -> bytes:
         try:
             header, read = await self._ask(request, content, START_SECONDS)
-        except _Ended:
+        except _SandboxEnded:
             raise SandboxGone("the sandbox has ended", remedy="open another") from None
         if header["error"] is not None:
             raise UsageError(f"no file can be had in the sandbox: {header['error']}", remedy="look at its path")
@@ -215,9 +215,9 @@ class Shell:
                     return answer
             except (OSError, EOFError, ValueError, TimeoutError):
                 if self._ended is None:
-                    self._ended = Ended.MEMORY if self._carrier.passed_memory() else Ended.KILLED
+                    self._ended = Ended.MEMORY if self._carrier.exceeds_memory() else Ended.KILLED
                 await self.close()
-                raise _Ended(self._ended) from None
+                raise _SandboxEnded(self._ended) from None
             except asyncio.CancelledError:
                 # The answer would be taken for that to the next request.
                 self._ended = Ended.KILLED
@@ -225,7 +225,7 @@ class Shell:
                 raise
 
 
-class _Ended(Exception):
+class _SandboxEnded(Exception):
     def __init__(self, how: Ended) -> None:
         self.how = how
 

@@ -138,7 +138,7 @@ class Terminal:
             except OSError:
                 pass  # then only the first shell has it
         self.master = self.feed = -1
-        self.deaf = False
+        self.ignored = False
         """Whether the shell did not take the last command."""
         self.busy = False
         """Whether a command runs: then no request comes, and what can be read of the other end is its end."""
@@ -164,7 +164,7 @@ class Terminal:
         env = {**os.environ, "PROMPT_COMMAND": self.prompt, "PS1": "", "PS2": "", "TERM": "dumb"}
         while True:
             try:
-                self.pid = self.children.start(["bash", "--login", "--noediting", "-i"], env, home(), ends, True)
+                self.pid = self.children.start(["bash", "--login", "--noediting", "-i"], env, find_home(), ends, True)
                 break
             except BlockingIOError:
                 self.children.kill_all()  # too many leave no room for a shell
@@ -180,7 +180,7 @@ class Terminal:
         self.number += 1
         termios.tcsetattr(self.master, termios.TCSANOW, self.modes)  # whatever a command has left
         deadline = time.monotonic() + seconds
-        self.deaf = False
+        self.ignored = False
         left = memoryview(command + b"\0")
         os.write(self.master, NEXT.format(self.number, COMMANDS).encode())
         while left and time.monotonic() < deadline and not self.has_ended():
@@ -191,11 +191,11 @@ class Terminal:
                 if self.find_report():
                     break  # it does not read on
             except BrokenPipeError:
-                self.deaf = True
+                self.ignored = True
                 break
         code = self.wait(output, deadline - time.monotonic(), exact)
         if code is not None and any(fcntl.ioctl(self.feed, termios.FIONREAD, bytes(4))):
-            self.deaf = True
+            self.ignored = True
         return code
 
     def wait(self, output: Output, seconds: float, exact: bool = False) -> int | None:
@@ -260,8 +260,8 @@ class Terminal:
             self.restart()  # something in the background ended it
         deadline = time.monotonic() + seconds
         exit_code = self.take(command, output, seconds)
-        restarted = self.deaf
-        if self.deaf and not self.has_ended():
+        restarted = self.ignored
+        if self.ignored and not self.has_ended():
             # Its descriptors were changed so that it takes no commands any more.
             self.restart()
             exit_code = self.take(command, output, deadline - time.monotonic())
@@ -334,19 +334,19 @@ def call(function: str, *arguments: Any) -> None:
         pass  # a Python without it: one wall less
 
 
-def home() -> str:
+def find_home() -> str:
     place = os.environ.get("HOME", "/")
     return place if os.path.isdir(place) else "/"
 
 
 def reply(header: dict[str, Any], content: bytes = b"") -> None:
-    members = ",".join(f'"{name}":{as_json(value)}' for name, value in {**header, "size": len(content)}.items())
+    members = ",".join(f'"{name}":{encode_json(value)}' for name, value in {**header, "size": len(content)}.items())
     left = memoryview(b"{%s}\n" % members.encode() + content)
     while left:
         left = left[os.write(1, left) :]
 
 
-def as_json(value: Any) -> str:
+def encode_json(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):

@@ -47,7 +47,7 @@ class Recipe(msgspec.Struct):
     @classmethod
     def parse(cls, text: str) -> Recipe:
         recipe = cls()
-        for line, instruction, rest in _instructions(text):
+        for line, instruction, rest in _list_instructions(text):
             try:
                 recipe._follow(line, instruction, rest)
             except ValueError as error:  # an open quote
@@ -67,7 +67,7 @@ class Recipe(msgspec.Struct):
         if instruction == "FROM" and not self.base:
             self.base = next(word for word in rest.split() if not word.startswith("--"))
         elif instruction == "WORKDIR":
-            self.workdir = self._absolute(line, f"WORKDIR {rest}", self._fill(rest).strip("\"'"))
+            self.workdir = self._resolve(line, f"WORKDIR {rest}", self._fill(rest).strip("\"'"))
         elif instruction == "ENV":
             self._set(rest)
         elif instruction == "COPY":
@@ -101,20 +101,20 @@ class Recipe(msgspec.Struct):
         if not sources:
             raise Refused(f"line {line}, COPY {rest}: it has no target")
         folder = target.endswith("/") or target == "." or len(sources) > 1
-        target = self._absolute(line, f"COPY {rest}", target)
+        target = self._resolve(line, f"COPY {rest}", target)
         return Copy(line, sources, f"{target.rstrip('/')}/" if folder else target, mode)
 
     def _fill(self, text: str) -> str:
         return VARIABLE.sub(lambda found: self.env.get(found[1] or found[2]) or found[3] or "", text)
 
-    def _absolute(self, line: int, written: str, path: str) -> str:
+    def _resolve(self, line: int, written: str, path: str) -> str:
         absolute = "/" + posixpath.normpath(posixpath.join(self.workdir, path)).lstrip("/")
         if any(absolute == folder or absolute.startswith(f"{folder}/") for folder in KERNELS_OWN):
             raise Refused(f"line {line}, {written}: the kernel's folders cannot be changed")
         return absolute
 
 
-def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
+def _list_instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Line number, instruction in capitals, and the rest with its continued lines."""
     pending, began = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
