@@ -33,7 +33,7 @@ from treetune.episode import Limits
 from treetune.errors import ResumeError, UsageError
 from treetune.host import PROTOCOL
 from treetune.serve.access import Access
-from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, Refused, ServeError, Unreachable
+from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, ServeError, TaskRefused, Unreachable
 from treetune.serve.models import ModelsConfig
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
@@ -117,7 +117,7 @@ def test_a_task_can_be_passed_on_to_another_process():
             EnvClient(server.address) as other,
         ):
             task = await one.sample()
-            with pytest.raises(Refused, match="portable"):
+            with pytest.raises(TaskRefused, match="portable"):
                 await other.run_rollout(task)
             passed = pickle.loads(pickle.dumps(one.portable(task)))
             return (await other.run_rollout(passed)).reward
@@ -141,9 +141,9 @@ def test_a_changed_or_invented_task_is_refused_before_anything_of_it_is_used():
             ]
             for other in changed:
                 for call in (client.run_rollout(other), client.run_group(other, 2), client.start(other)):
-                    with pytest.raises(Refused, match="sample again"):
+                    with pytest.raises(TaskRefused, match="sample again"):
                         await call
-                with pytest.raises(Refused):
+                with pytest.raises(TaskRefused):
                     await client.observe(other, 1.0)
             return (await client.run_rollout(task)).reward
 
@@ -469,7 +469,7 @@ def test_without_a_kept_key_tasks_from_before_a_restart_are_refused_and_with_a_k
         async with serving(Numbers(), **options) as server, EnvClient(server.address) as client:
             return (await client.run_rollout(task)).reward
 
-    with pytest.raises(Refused, match="sample again"):
+    with pytest.raises(TaskRefused, match="sample again"):
         run(twice())
     assert run(twice(key_file=tmp_path / "key")) == 1.0
     assert (tmp_path / "key").stat().st_mode & 0o077 == 0

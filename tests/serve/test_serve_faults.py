@@ -19,7 +19,7 @@ from treetune import ShuffleConfig, TasksetConfig
 from treetune.order import locate
 from treetune.policies.endpoint import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
-from treetune.serve.errors import Denied, Refused
+from treetune.serve.errors import Denied, TaskRefused
 from treetune.serve.models import Models, ModelsConfig
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig, Workers
@@ -117,7 +117,7 @@ async def check_tampering(start: Start, folder) -> None:
             changed = msgspec.structs.replace(task, reward_spec={"ground_truth": "anything"})
             try:
                 await client.run_rollout(changed)
-            except Refused:
+            except TaskRefused:
                 return
             raise AssertionError("a changed task was run")
     finally:

@@ -28,10 +28,10 @@ from treetune.serve import register as directory
 from treetune.serve.access import Access
 from treetune.serve.errors import Denied
 from treetune.serve.register import (
-    Entry,
     FolderRegister,
     RegisteredServer,
     RegisterServer,
+    ServerEntry,
     check_health,
     open_register,
     read_entry,
@@ -40,7 +40,9 @@ from treetune.serve.register import (
 
 
 def entry(id="one", **fields):
-    return Entry(id=id, **{"name": "arithmetic", "url": "http://127.0.0.1:1", "host": socket.gethostname(), **fields})
+    return ServerEntry(
+        id=id, **{"name": "arithmetic", "url": "http://127.0.0.1:1", "host": socket.gethostname(), **fields}
+    )
 
 
 def run(coroutine):

@@ -133,14 +133,14 @@ def open_registration(place: str | None, advertise: str | None) -> Registration 
     import msgspec
 
     from treetune.errors import UsageError
-    from treetune.serve.register import Entry, open_register
+    from treetune.serve.register import ServerEntry, open_register
 
     if not place:
         if advertise is not None:
             raise UsageError("--advertise is for a register", remedy="pass --register too, or set TREETUNE_SERVERS")
         return None
     try:
-        msgspec.convert({"id": "a", "name": "", "url": advertise}, Entry)
+        msgspec.convert({"id": "a", "name": "", "url": advertise}, ServerEntry)
     except msgspec.ValidationError:
         raise UsageError(f"{advertise!r} is no address", remedy="write http://HOST:PORT, without a password") from None
     return Registration(open_register(place, os.environ.get("TREETUNE_REGISTER_TOKEN") or None), advertise)
@@ -155,11 +155,11 @@ def register_server(
     import socket
     import time
 
-    from treetune.serve.register import Entry, make_id, public_address, stay_registered
+    from treetune.serve.register import ServerEntry, make_id, public_address, stay_registered
 
     if registration is None:
         return contextlib.nullcontext()
-    entry = Entry(
+    entry = ServerEntry(
         id=make_id(),
         name=info.name[:300],
         url=registration.advertise or (public_address(url) if url is not None else None),

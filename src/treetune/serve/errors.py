@@ -31,7 +31,7 @@ class Denied(ServeError, kind="denied"):
     """No token, or a wrong one; a model or an endpoint that is not on the list."""
 
 
-class Refused(ServeError, kind="refused"):
+class TaskRefused(ServeError, kind="refused"):
     """A task that this server did not give, or that was changed since."""
 
 

@@ -36,7 +36,7 @@ from treetune.serve.http.wire import HttpError, encode
 from treetune.serve.zmq.client import EnvClient
 
 if TYPE_CHECKING:
-    from treetune.serve.http.asgi import Request
+    from treetune.serve.http.asgi import HttpRequest
 
 log = logging.getLogger("treetune.serve")
 
@@ -56,7 +56,7 @@ _PART = ".treetune-register-"
 Text = Annotated[str, msgspec.Meta(max_length=300)]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ServerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One running server."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
@@ -77,7 +77,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisteredServer(NamedTuple):
-    entry: Entry
+    entry: ServerEntry
     age: float
     """Seconds since it was last heard of."""
 
@@ -98,7 +98,7 @@ def open_register(place: str, token: str | None = None, *, make: bool = True) ->
 
 
 @contextlib.asynccontextmanager
-async def stay_registered(register: Register, entry: Entry) -> AsyncIterator[None]:
+async def stay_registered(register: Register, entry: ServerEntry) -> AsyncIterator[None]:
     """Keeps a server in a register while it runs. A register that fails is logged once, and never stops the server."""
     ended = asyncio.Event()
     announcing = asyncio.create_task(_announce_until(ended, register, entry))
@@ -114,7 +114,7 @@ async def stay_registered(register: Register, entry: Entry) -> AsyncIterator[Non
             log.warning("not taken out of the register: %s", error)
 
 
-async def _announce_until(ended: asyncio.Event, register: Register, entry: Entry) -> None:
+async def _announce_until(ended: asyncio.Event, register: Register, entry: ServerEntry) -> None:
     good: bool | None = None
     while not ended.is_set():
         try:
@@ -144,7 +144,7 @@ class FolderRegister:
         except OSError as error:
             raise StorageError(f"{folder} cannot be a register: {error.strerror or error}") from error
 
-    async def announce(self, entry: Entry) -> None:
+    async def announce(self, entry: ServerEntry) -> None:
         """Adds a server, or says that it is still there."""
         await asyncio.to_thread(self._write, entry)  # the folder may be on a slow disk of another machine
 
@@ -156,7 +156,7 @@ class FolderRegister:
         """All that are known, by name."""
         return await asyncio.to_thread(self._read_all)
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: ServerEntry) -> None:
         try:
             handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=_PART)
             try:
@@ -206,12 +206,12 @@ class FolderRegister:
         return RegisteredServer(entry, age) if entry is not None else None
 
 
-def read_entry(content: bytes | msgspec.Raw) -> Entry | None:
+def read_entry(content: bytes | msgspec.Raw) -> ServerEntry | None:
     """An entry, or None where the content is something else."""
     if memoryview(content).nbytes > MOST_BYTES:
         return None
     try:
-        return msgspec.json.decode(content, type=Entry)
+        return msgspec.json.decode(content, type=ServerEntry)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
@@ -243,7 +243,7 @@ class RemoteRegister:
         self._token = token
         HttpTransport(url)  # says what is wrong with the address
 
-    async def announce(self, entry: Entry) -> None:
+    async def announce(self, entry: ServerEntry) -> None:
         await self._ask("POST", "/api/servers", entry)
 
     async def withdraw(self, id: str) -> None:
@@ -281,7 +281,7 @@ class RegisterServer:
     def __init__(self, address: str, access: Access) -> None:
         self._host, self._port = parse_http_address(address, access)
         self._access = access
-        self._known: dict[str, tuple[Entry, float]] = {}
+        self._known: dict[str, tuple[ServerEntry, float]] = {}
         self.url = ""
 
     async def start(self) -> None:
@@ -301,15 +301,15 @@ class RegisterServer:
     async def stop(self) -> None:
         await self._listener.close()
 
-    async def _health(self, request: Request) -> bytes:
+    async def _health(self, request: HttpRequest) -> bytes:
         return encode({"status": "ok"})
 
-    async def _list(self, request: Request) -> bytes:
+    async def _list(self, request: HttpRequest) -> bytes:
         self._forget_old()
         now = time.monotonic()
         return encode({"servers": [{"entry": entry, "age": now - at} for entry, at in self._known.values()]})
 
-    async def _announce(self, request: Request) -> bytes:
+    async def _announce(self, request: HttpRequest) -> bytes:
         entry = read_entry(request.body)
         if entry is None:
             raise HttpError(422, "bad_request", "this is no entry of a server")
@@ -319,7 +319,7 @@ class RegisterServer:
         self._known[entry.id] = (entry, time.monotonic())
         return b"{}"
 
-    async def _withdraw(self, request: Request) -> bytes:
+    async def _withdraw(self, request: HttpRequest) -> bytes:
         self._known.pop(request.path.rpartition("/")[2], None)
         return b"{}"
 
@@ -367,7 +367,7 @@ async def _check(server: RegisteredServer, timeout: float) -> ServerHealth:
     return health._replace(detail=last) if stale and not health.detail else health
 
 
-async def _ask_health(entry: Entry, timeout: float) -> ServerHealth:
+async def _ask_health(entry: ServerEntry, timeout: float) -> ServerHealth:
     if entry.url is None:
         if entry.zmq is None:
             return ServerHealth("no answer", detail="it has no address")
@@ -384,7 +384,7 @@ async def _ask_health(entry: Entry, timeout: float) -> ServerHealth:
         return ServerHealth("no answer", detail=f"something else is there: it answered {reply.status}")
 
 
-def _is_elsewhere(entry: Entry) -> bool:
+def _is_elsewhere(entry: ServerEntry) -> bool:
     address = entry.url or entry.zmq or ""
     local = address.startswith("ipc:") or is_loopback(urlsplit(address).hostname or "")
     return local and bool(entry.host) and entry.host != socket.gethostname()

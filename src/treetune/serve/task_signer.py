@@ -1,7 +1,7 @@
 """Tasks on the wire, sealed: a keyed hash by which a server knows its own tasks when they come back.
 
     data = pack_task(task, signer.sign(task))
-    task = signer.read_task(data, taskset)      # raises Refused where a task was changed, or made up
+    task = signer.read_task(data, taskset)      # raises TaskRefused where a task was changed, or made up
 
 A task travels as a map of all its fields, those of a subclass included, with two marks: `$kind`, the name of its class,
 and `$seal`. The hash is over the content with sorted keys, so a client in any language may decode and encode it again.
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from treetune.errors import TasksetError
-from treetune.serve.errors import BadRequest, Refused
+from treetune.serve.errors import BadRequest, TaskRefused
 from treetune.serve.zmq.wire import pack, pack_sorted, unpack, unpack_plain
 from treetune.task import ForeignTask, Task
 from treetune.taskset import Taskset
@@ -49,7 +49,7 @@ class TaskSigner:
         seal = fields.pop(SEAL, b"")
         fields.pop(KIND, None)
         if not isinstance(seal, bytes) or not hmac.compare_digest(self._hash(pack_sorted(fields)), seal):
-            raise Refused(
+            raise TaskRefused(
                 f"task {fields.get('idx')!r:.40} is not one that this server gave out: changed, made up, or from "
                 "before a restart that kept no key",
                 remedy="sample again; to keep tasks valid over a restart, serve with --state DIR or --key-file FILE",

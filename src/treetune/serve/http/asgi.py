@@ -48,7 +48,7 @@ JSON = b"application/json"
 # Requests and answers
 
 
-class Request:
+class HttpRequest:
     """One request, as its handler sees it."""
 
     __slots__ = ("accept", "body", "content_type", "name", "path", "receive")
@@ -63,7 +63,7 @@ class Request:
 
 
 Events = AsyncGenerator[bytes]
-Handler = Callable[[Request], Awaitable[bytes | Events]]
+Handler = Callable[[HttpRequest], Awaitable[bytes | Events]]
 """Gives the body of the answer, or the server-sent events that it consists of."""
 
 
@@ -105,7 +105,7 @@ class JsonApp:
         if scope["type"] == "websocket":
             await self.serve_websocket(scope, receive, send)
             return
-        began, request, kind = time.perf_counter(), Request(scope["path"], receive), None
+        began, request, kind = time.perf_counter(), HttpRequest(scope["path"], receive), None
         status, headers = 200, [(b"content-type", JSON)]
         try:
             route = self._find_route(request.path, scope["method"])

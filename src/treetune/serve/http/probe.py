@@ -24,16 +24,16 @@ State = Literal["good", "absent", "fault"]
 _NOT_OFFERED = {404, 405, 501}
 
 
-class Check(msgspec.Struct):
+class ProbeCheck(msgspec.Struct):
     name: str
     state: State
     detail: str = ""
     seconds: float | None = None
 
 
-class Report(msgspec.Struct):
+class ProbeReport(msgspec.Struct):
     url: str
-    checks: list[Check] = []
+    checks: list[ProbeCheck] = []
     features: list[str] = []
     rewards: list[float] = []
     """Of the episode's steps."""
@@ -62,7 +62,7 @@ async def probe(
     action: str = "42",
     turns: int = 3,
     timeout: float = 30.0,
-) -> Report:
+) -> ProbeReport:
     """Raises `Unreachable` where nobody answers at all."""
     async with HttpTransport(url, token) as transport:
         prober = _Prober(transport, action, timeout)
@@ -73,7 +73,7 @@ async def probe(
 class _Prober:
     def __init__(self, transport: HttpTransport, action: str, timeout: float) -> None:
         self._transport, self._action, self._timeout = transport, action, timeout
-        self.report = Report(transport.url)
+        self.report = ProbeReport(transport.url)
 
     async def run(self, task_index: int | None, turns: int) -> None:
         self._note_optional("health", await self._ask("GET", HEALTH))  # raises where nobody is there
@@ -195,7 +195,7 @@ class _Prober:
         return reply.good
 
     def _note(self, name: str, state: State, detail: str, seconds: float | None = None) -> None:
-        self.report.checks.append(Check(name, state, detail, seconds))
+        self.report.checks.append(ProbeCheck(name, state, detail, seconds))
 
 
 def _parse(body: bytes) -> Any:

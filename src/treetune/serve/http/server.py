@@ -24,7 +24,7 @@ from treetune.host import info_of
 from treetune.order import checked_index
 from treetune.serve.access import parse_http_address
 from treetune.serve.http import wire
-from treetune.serve.http.asgi import JSON, Events, JsonApp, Listener, Receive, Request, Route, Scope, Send
+from treetune.serve.http.asgi import JSON, Events, HttpRequest, JsonApp, Listener, Receive, Route, Scope, Send
 from treetune.serve.http.episodes import Episodes, HttpConfig
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
 from treetune.serve.http.wire import HttpError, encode, http_error, read_body
@@ -107,33 +107,33 @@ class EpisodeApp(JsonApp):
         self._count("http.websocket", 0.0, None)
         await EpisodeSocket(self._episodes, receive, send).run()
 
-    async def _start(self, request: Request) -> bytes:
+    async def _start(self, request: HttpRequest) -> bytes:
         body = read_body(wire.StartBody, request.body)
         with _watch_caller(request) as has_left:
             return await self._episodes.start(body, has_left)
 
-    async def _step(self, request: Request) -> bytes | Events:
+    async def _step(self, request: HttpRequest) -> bytes | Events:
         body = read_body(wire.StepBody, request.body)
         if b"text/event-stream" in request.accept:
             request.name = "http.step_stream"
             return stream_step(self._episodes, body)
         return await self._episodes.step(body)
 
-    async def _cancel(self, request: Request) -> bytes:
+    async def _cancel(self, request: HttpRequest) -> bytes:
         return await self._episodes.cancel(read_body(wire.CancelBody, request.body).episode_id)
 
-    async def _start_batch(self, request: Request) -> bytes:
+    async def _start_batch(self, request: HttpRequest) -> bytes:
         bodies = read_body(wire.StartBatchBody, request.body).episodes
         _refuse_indices(bodies)
         with _watch_caller(request) as has_left:
             answers = await _answer_each(self._episodes.start(body, has_left) for body in bodies)
         return encode(wire.StartBatchAnswer(answers))
 
-    async def _step_batch(self, request: Request) -> bytes:
+    async def _step_batch(self, request: HttpRequest) -> bytes:
         bodies = read_body(wire.StepBatchBody, request.body).steps
         return encode(wire.StepBatchAnswer(await _answer_each(self._episodes.step(body) for body in bodies)))
 
-    async def _info(self, request: Request) -> bytes:
+    async def _info(self, request: HttpRequest) -> bytes:
         info, config = info_of(self._server.streams), self._episodes.config
         return encode(
             wire.InfoAnswer(
@@ -149,27 +149,27 @@ class EpisodeApp(JsonApp):
             )
         )
 
-    async def _health(self, request: Request) -> bytes:
+    async def _health(self, request: HttpRequest) -> bytes:
         if self._episodes.stopping:
             raise HttpError(503, "stopping", "the server is stopping", retry_after=1)
         workers = self._server.executor.stats().get("workers", 0)
         return encode(wire.HealthAnswer(episodes=self._episodes.count, workers=workers))
 
-    async def _openapi(self, request: Request) -> bytes:
+    async def _openapi(self, request: HttpRequest) -> bytes:
         return wire.describe_api(needs_token=self._server.config.access.token is not None)
 
-    async def _metrics(self, request: Request) -> bytes:
+    async def _metrics(self, request: HttpRequest) -> bytes:
         if JSON in request.accept:  # `treetune top`
             request.content_type = JSON
             return encode({"name": self._server.taskset.name, **self._server.metrics.stats()})
         return self._server.metrics.render()
 
-    async def _page(self, request: Request) -> bytes:
+    async def _page(self, request: HttpRequest) -> bytes:
         return _load_page()
 
 
 @contextmanager
-def _watch_caller(request: Request) -> Iterator[Callable[[], bool]]:
+def _watch_caller(request: HttpRequest) -> Iterator[Callable[[], bool]]:
     """Gives a function that says whether the caller of a request has left."""
     end = asyncio.ensure_future(request.receive())
     try:

@@ -30,7 +30,7 @@ from treetune.episode import Started
 from treetune.errors import UsageError
 from treetune.host import PROTOCOL, GroupOptions, Health, Info, RolloutOptions, draw_by_index
 from treetune.serve.access import connect
-from treetune.serve.errors import Busy, Misused, Refused, Stopping, Unreachable
+from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
 from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
 from treetune.serve.zmq import wire
 from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
@@ -279,7 +279,7 @@ class EnvClient:
             return msgspec.Raw(pack_task(task))
         seal = self._seals.get(_content(pack(task)))
         if seal is None:
-            raise Refused(
+            raise TaskRefused(
                 f"task {task.idx} was not sampled with this client, or was changed since",
                 remedy="sample it here; to run it elsewhere, pass on client.portable(task)",
             )
