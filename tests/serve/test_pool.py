@@ -252,6 +252,34 @@ def test_episodes_live_in_one_worker_and_their_loss_is_told():
     assert (loads, alive, in_flight) == ([2, 2], 2, 0)
 
 
+def test_the_host_of_a_pool_is_a_host_like_any_other(marks):
+    async def use():
+        async with serving(Ranked(), workers=1) as server:
+            host, task = server.host, await server.host.sample(3)
+            group = await host.run_group(task, 2, rollouts=[4, 5])
+            with pytest.raises(ServeError, match="run_group"):
+                await host.run_rollout(task)
+        async with serving(Hangs(), workers=1) as server:
+            host = server.host
+            running = asyncio.create_task(host.run_rollout(await host.sample(), request="mine", rollout=1))
+            await until((marks / "begun-0").exists)
+            assert await host.cancel("mine")
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await until((marks / "ended-0").exists)
+        async with serving(Talking(), workers=1) as server:
+            host = server.host
+            started = await host.start(await host.sample())
+            steps = [await host.step(started.episode, word, 0) for word in ("hello", "again")]
+            assert await host.cancel(started.episode)
+            return [trace.rollout for trace in group], steps
+
+    rollouts, (first, repeated) = run(use())
+    assert rollouts == [4, 5]
+    assert first.observation.content == "you said hello"
+    assert repeated is first
+
+
 def test_groups_are_scored_together_in_a_worker():
     async def group():
         async with served(Ranked(), workers=1) as client:
@@ -280,12 +308,10 @@ def test_a_pool_grows_with_its_work_and_shrinks_without(marks):
     async def breathe():
         pool = {"max_workers": 3, "busy_load": 4, "idle_seconds": 0.5}
         async with serving(Hangs(), workers=1, pool=pool) as server, EnvClient(server.address) as client:
-            tasks = [await client.sample() for _ in range(24)]
             runs = []
-            for task in tasks:
-                runs.append(asyncio.create_task(client.run_rollout(task)))
+            while server.executor.stats()["workers"] < 3:  # a worker may take long to start
+                runs.append(asyncio.create_task(client.run_rollout(await client.sample())))
                 await asyncio.sleep(0.1)
-            await until(lambda: server.executor.stats()["workers"] == 3)
             for one in runs:
                 one.cancel()
             await until(lambda: server.executor.stats()["workers"] == 1)

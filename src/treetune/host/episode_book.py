@@ -31,10 +31,8 @@ _CLOSED_AT_ONCE = 128
 _MOST_ENDED = 20_000
 """Ended episodes that are still told apart from those that never were."""
 _MOST_REPLY_BYTES = 64 << 20
-_MANY_ENDED = 1000
+MANY_ENDED = 1000
 """Below that, memory is not worth giving back."""
-_TRIM_SECONDS = 2.0
-"""More may be about to end."""
 T = TypeVar("T")
 
 
@@ -144,7 +142,7 @@ class EpisodeBook:
         self._starts: dict[str, asyncio.Task[Any]] = {}
         self._closings: dict[str, asyncio.Task[None]] = {}
         self._sweeper: asyncio.Task[None] | None = None
-        self._trimmer = MemoryTrimmer()
+        self._ended_since_trim = 0
 
     # How episodes begin
 
@@ -254,7 +252,7 @@ class EpisodeBook:
             self._starts.pop(episode.name, None)  # type: ignore[call-overload]
         episode.terms.live -= 1
         episode.terms.on_end()
-        self._trimmer.count(len(self.live))
+        self._ended_since_trim += 1
 
     async def close(self, terms: Terms | None = None) -> None:
         """Ends all, or all on these terms, and waits until they are closed."""
@@ -263,10 +261,8 @@ class EpisodeBook:
                 self.end(episode, "stopping", "the server has stopped")
         if self._closings:
             await asyncio.wait(self._closings.values())
-        if terms is None:
-            if self._sweeper is not None:
-                self._sweeper.cancel()
-            self._trimmer.close()
+        if terms is None and self._sweeper is not None:
+            self._sweeper.cancel()
 
     async def _sweep(self) -> None:
         """Ends those that nobody steps, and those that have reached their deadline."""
@@ -288,6 +284,11 @@ class EpisodeBook:
                 if ended % _CLOSED_AT_ONCE == 0:
                     # Thousands at once would need more memory to end than they did to live.
                     await asyncio.wait(self._closings.values(), timeout=_SWEEP_SECONDS)
+            # Looking costs most where much is alive, so then it happens rarely.
+            if self._ended_since_trim >= max(MANY_ENDED, len(self.live)):
+                await asyncio.sleep(_SWEEP_SECONDS)  # more may be about to end
+                self._ended_since_trim = 0
+                trim_memory()
         self._sweeper = None
 
 
@@ -365,29 +366,11 @@ def _size(reply: Any) -> int:
     return len(reply) if isinstance(reply, bytes) else 1 << 10
 
 
-class MemoryTrimmer:
-    """Gives memory back to the system after many episodes: glibc keeps that of many small things for itself. Ten
-    thousand episodes of 30 KB that expired would else stay 300 MB of the process for ever."""
-
-    def __init__(self) -> None:
-        self._ended = 0
-        self._due: asyncio.TimerHandle | None = None
-
-    def count(self, live: int) -> None:
-        """One has ended, and so many are left. Looking costs most where much is alive, so then it happens rarely."""
-        self._ended += 1
-        if self._ended >= max(_MANY_ENDED, live) and self._due is None:
-            self._due = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
-
-    def close(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-
-    def _trim(self) -> None:
-        self._ended, self._due = 0, None
-        if (trim := _find_malloc_trim()) is not None:
-            trim(0)  # 70 ms where 300 MB are free
+def trim_memory() -> None:
+    """Gives freed memory back to the system, which glibc keeps where it was many small things: ten thousand episodes of
+    30 KB that expired would stay 300 MB of the process. 70 ms where that much is free."""
+    if (trim := _find_malloc_trim()) is not None:
+        trim(0)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from treetune.environment import Action, shown_to
 from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import TreetuneError
 from treetune.host import LocalHost
-from treetune.host.episode_book import EpisodeEnded, MemoryTrimmer
+from treetune.host.episode_book import MANY_ENDED, EpisodeEnded, trim_memory
 from treetune.serve.access import connect
 from treetune.serve.errors import Cancelled
 from treetune.serve.executor import LocalExecutor, Scored
@@ -142,7 +142,7 @@ class Worker:
         self._executor = LocalExecutor(self._host, signer, spec.capacity, self._report)
         self._episodes: dict[str, Episode] = {}
         """The broker keeps their book."""
-        self._trimmer = MemoryTrimmer()
+        self._ended_since_trim = 0
         self._methods: dict[bytes, Callable[[bytes], Awaitable[bytes]]] = {
             b"run_rollout": functools.partial(self._executor.run, "run_rollout"),
             b"run_group": functools.partial(self._executor.run, "run_group"),
@@ -165,6 +165,9 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), BEAT_SECONDS)
             self._messages.put(b"beat")
+            if self._ended_since_trim >= max(MANY_ENDED, len(self._episodes)):
+                self._ended_since_trim = 0
+                trim_memory()
             if self._is_orphan():
                 break
         for task in self._tasks.values():
@@ -173,7 +176,6 @@ class Worker:
         await asyncio.gather(*(episode.close() for episode in self._episodes.values()))
         await self._host.close()
         await self._models.close()
-        self._trimmer.close()
         self._messages.send()
         self._socket.close()
 
@@ -252,5 +254,5 @@ class Worker:
         return b""
 
     def _forget(self, id: str) -> Episode | None:
-        self._trimmer.count(len(self._episodes))
+        self._ended_since_trim += 1
         return self._episodes.pop(id, None)

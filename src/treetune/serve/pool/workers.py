@@ -207,7 +207,7 @@ class Workers:
         least = min(free, key=lambda member: (member.load, len(member.calls)))
         self._assign(least, call)
         if least.load >= self._config.busy_load:
-            self._grow()
+            self._resize()
 
     def _assign(self, member: Member, call: Call) -> None:
         call.tries += 1
@@ -302,28 +302,25 @@ class Workers:
             for _ in range(self._config.workers - staying):
                 self._start_one()
 
-    def _grow(self) -> None:
-        most = self._config.max_workers or self._config.workers
-        starting = any(not member.ready for member in self._members.values())
-        if len(self._members) < most and not starting and not self._closing:
-            log.info("much to do: starting worker %d of %d", len(self._members) + 1, most)
-            self._start_one()
-
-    def _shrink(self) -> None:
-        """Lets the least busy worker go where there have been too many for a while."""
-        ready = [member for member in self._members.values() if member.ready and not member.leaving]
-        spare = len(ready) - self._config.workers
-        load = sum(member.load for member in ready)
-        if spare < 1 or load > (len(ready) - 1) * self._config.busy_load / 2:
-            self._quiet_since = None
+    def _resize(self) -> None:
+        """Starts another worker while all are busy; lets one go where there have been too many for a while."""
+        config, members = self._config, self._members.values()
+        ready = [member for member in members if member.ready and not member.leaving]
+        load, now = sum(member.load for member in ready), time.monotonic()
+        if len(ready) > config.workers and load <= (len(ready) - 1) * config.busy_load / 2:
+            self._quiet_since = self._quiet_since or now
+            if now - self._quiet_since >= config.idle_seconds:
+                self._quiet_since = None
+                leaving = min(ready, key=lambda member: member.load)
+                leaving.leaving = True
+                log.info("little to do: letting %s go", leaving.identity.decode())
             return
-        now = time.monotonic()
-        self._quiet_since = self._quiet_since or now
-        if now - self._quiet_since >= self._config.idle_seconds:
-            self._quiet_since = None
-            leaving = min(ready, key=lambda member: member.load)
-            leaving.leaving = True
-            log.info("little to do: letting %s go", leaving.identity.decode())
+        self._quiet_since = None
+        most, starting = config.max_workers or config.workers, any(not member.ready for member in members)
+        busy = bool(ready) and min(member.load for member in ready) >= config.busy_load
+        if busy and len(members) < most and not starting and not self._closing:
+            log.info("much to do: starting worker %d of %d", len(members) + 1, most)
+            self._start_one()
 
     async def _tick(self) -> None:
         while True:
@@ -341,10 +338,7 @@ class Workers:
                 self._kill(member, f"no sign of life for {self._silent:g} seconds")
             elif member.leaving and not member.calls and not member.episodes:
                 member.messages.put(b"end")
-        loads = [member.load for member in self._members.values() if member.ready and not member.leaving]
-        if loads and min(loads) >= self._config.busy_load:
-            self._grow()  # also where nothing new has come since the last one was ready
-        self._shrink()
+        self._resize()
         self._refill()
         if self._failures >= _MOST_FAILURES and not any(member.ready for member in self._members.values()):
             while self._queue:
