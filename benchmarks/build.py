@@ -1,4 +1,4 @@
-"""Building parquet from GSM8K x100 (747,300 rows), beside `datasets` map + to_parquet. Run: python benchmarks/build.py
+"""Building parquet from GSM8K x100 (747,300 rows), beside `datasets` map + to_parquet. Run: python -m benchmarks.build
 
 Each way runs in a process of its own with a cold cache, imports and loading included, and writes the same rows: prompt,
 ground truth, uid. `--scale 10` for a quicker look.
@@ -15,7 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-DATA = Path(os.environ.get("TREETUNE_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "gsm8k/train.jsonl"
+from benchmarks.measure import GSM8K, Cost, show
+
+OTHERS = ("datasets: per-row map + to_parquet", "datasets: map(batched=True) + to_parquet")
 
 CONFIG = {
     "prompt_template": "Question: {question}\nAnswer:",
@@ -121,29 +123,26 @@ def main() -> None:
         source = place / "source.jsonl"
         with open(source, "wb") as file:
             for _ in range(scale):
-                file.write(DATA.read_bytes())
+                file.write(GSM8K.read_bytes())
         ways = {
             "template task": (OURS, "template", config),
             "a Python _make_map_fn": (OURS, "mapped", config),
-            "datasets: per-row map + to_parquet": (HF, "row"),
-            "datasets: map(batched=True) + to_parquet": (HF, "batched"),
+            OTHERS[0]: (HF, "row"),
+            OTHERS[1]: (HF, "batched"),
         }
-        costs: dict[str, tuple[float, float, float]] = {}
+        costs: dict[str, tuple[Cost, float]] = {}
         for number, (name, (code, *rest)) in enumerate(ways.items()):
             out = place / f"{number}.parquet"
             cpu, wall, peak, _ = run(code, str(source), str(out), *rest, home=place / f"home{number}")
-            costs[name] = (cpu, wall, peak)
-            print(f"build: {name:<42} {cpu:7.1f} s CPU {wall:7.1f} s wall {peak:7.0f} MB peak", flush=True)
+            costs[name] = (Cost(cpu, wall), peak)
         check_equal([place / f"{number}.parquet" for number in range(len(ways))])
-        row, batched = costs["datasets: per-row map + to_parquet"], costs["datasets: map(batched=True) + to_parquet"]
-        for name, target in (("template task", "6x"), ("a Python _make_map_fn", "3.5x")):
-            ratio = row[0] / costs[name][0]
-            print(f"build: {name}: {ratio:.1f}x less CPU than per-row map (target {target}), "
-                  f"{batched[0] / costs[name][0]:.1f}x less than batched")  # fmt: skip
-        _, _, _, ours = run(OURS, str(source), str(place / "s.parquet"), "step", config, home=place / "home0")
-        _, _, _, theirs = run(HF_STEP, str(source), str(place / "h.parquet"), "row", home=place / "home5")
-        step, hf = json.loads(ours)[0], json.loads(theirs)[0]
-        print(f"build: the step alone {step:.1f} s CPU beside {hf:.1f}: {hf / step:.1f}x less (target 10x)")
+        for name, targets in (("template task", ("6x", "")), ("a Python _make_map_fn", ("3.5x", ""))):
+            for other, target in zip(OTHERS, targets, strict=True):
+                (ours, peak), (theirs, _) = costs[name], costs[other]
+                show(f"build: {name}, x{scale}", ours, other, theirs, target, f"{peak:.0f} MB peak")
+        *_, ours = run(OURS, str(source), str(place / "s.parquet"), "step", config, home=place / "home0")
+        *_, theirs = run(HF_STEP, str(source), str(place / "h.parquet"), "row", home=place / "home5")
+        show(f"build: the step alone, x{scale}", Cost(*json.loads(ours)), OTHERS[0], Cost(*json.loads(theirs)), "10x")
         hit(place, source, config)
 
 
@@ -152,9 +151,9 @@ def hit(place: Path, source: Path, config: str) -> None:
     run(HIT, str(source), cache, config, home=place / "home0")
     time.sleep(2.1)  # a file this young is hashed again
     run(HIT, str(source), cache, config, "--check", home=place / "home0")
-    best = min(run(HIT, str(source), cache, config, home=place / "home0")[0] for _ in range(5))
-    bare = min(run("pass", home=place / "home0")[0] for _ in range(5))
-    print(f"build: a cache hit {1000 * (best - bare):.0f} ms CPU beyond the interpreter (target 60 ms)")
+    best = min(Cost(*run(HIT, str(source), cache, config, home=place / "home0")[:2]) for _ in range(5))
+    bare = min(Cost(*run("pass", home=place / "home0")[:2]) for _ in range(5))
+    show("build: a cache hit", best, "python -c pass", bare, "60 ms more")
 
 
 def check_equal(files: list[Path]) -> None:

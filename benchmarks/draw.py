@@ -1,10 +1,10 @@
-"""Drawing 5 of a generator of 1,000,000 tasks, beside building the list. Run: python benchmarks/draw.py"""
+"""Drawing 5 of a generator of 1,000,000 tasks, beside building the list. Run: python -m benchmarks.draw"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from measure import cost, memory, show
+from benchmarks.measure import cost, memory, show
 from treetune import Task, Taskset
 
 

@@ -1,6 +1,6 @@
 """What an episode of gsm8k costs, beside skyrl-gym's own where that is installed, and what a search costs.
 
-Run: python benchmarks/environments.py
+Run: python -m benchmarks.environments
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from measure import cost, show
+from benchmarks.measure import cost, show
 from treetune import Action, Environment, Task, make
 from treetune.builtin.gsm8k import Gsm8kEnvironment
 from treetune.builtin.searcher import Index

@@ -1,4 +1,4 @@
-"""What a step costs the client of task servers, beside a bare loop over aiohttp. Run: python benchmarks/http_client.py
+"""What a step costs the client of task servers, beside a bare loop over aiohttp. Run: python -m benchmarks.http_client
 
 One process plays 256 episodes at a time against a server in another process, which answers with a constant.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from measure import cost, show
+from benchmarks.measure import cost, show
 from treetune.serve.http.client import TaskServerClient
 
 CONCURRENT, STEPS = 256, 5120

@@ -1,6 +1,6 @@
 """What a step would cost on Starlette: the same server, with its ASGI application replaced by a Starlette one.
 
-    python benchmarks/http_starlette.py
+    python -m benchmarks.http_starlette
 
 Starlette has to be installed. Both servers run at once and are measured turn by turn. The Starlette application does
 what ours does for a step: it finds the route, checks who asks, reads a bounded body, counts the request and answers.
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from http_steps import ECHO, ROUNDS, Contestant, treetune
-from serve import told
+from benchmarks.http_steps import ECHO, ROUNDS, Contestant, treetune
+from benchmarks.measure import read_ready
 
 STARLETTE = """
 import sys, time
@@ -72,7 +72,7 @@ def run(program: str) -> Iterator[tuple[int, int]]:
         command = [sys.executable, "-c", program, "serve", "echo.py:Echoes", "--http", ":0", "--json"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder)
         try:
-            yield int(told(process)["http"].rpartition(":")[2]), process.pid
+            yield int(read_ready(process)["http"].rpartition(":")[2]), process.pid
         finally:
             process.terminate()
             time.sleep(0.2)
@@ -88,9 +88,8 @@ def main() -> None:
         for _ in range(3 * ROUNDS):
             for contestant in (ours, *beside):
                 contestant.measure()
-        ours.show(ours.best)
         for contestant in beside:
-            contestant.show(ours.best, "taken at 1.25x or less")
+            ours.show(contestant, "taken at 1.25x or less")
 
 
 if __name__ == "__main__":

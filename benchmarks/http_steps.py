@@ -1,6 +1,6 @@
 """What a step over HTTP costs: CPU of the server per request, requests/s, and the memory of live episodes.
 
-    python benchmarks/http_steps.py [step] [episodes] [--others PYTHON]
+    python -m benchmarks.http_steps [step] [episodes] [--others PYTHON]
 
 Beside ours, in the same run and turn by turn: FastAPI + pydantic with the same five endpoints, bare ASGI, and OpenEnv's
 echo environment. What `fastapi` and `openenv-core` need may clash with the rest: `--others` names the Python of an
@@ -21,9 +21,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from http_load import PROCESSES, Caller, WebSocket, play
-from http_others import BARE, FASTAPI, OPENENV, PLAIN_FASTAPI, has, other
-from serve import children_of, memory_of, told
+from benchmarks.http_load import PROCESSES, Caller, WebSocket, play
+from benchmarks.http_others import BARE, FASTAPI, OPENENV, PLAIN_FASTAPI, has, other
+from benchmarks.measure import Cost, children_of, memory_of, read_ready, show
 
 STEPS = 10_000
 CONCURRENT = 32
@@ -50,7 +50,7 @@ def treetune(*options: str) -> Iterator[tuple[int, int]]:
         command = [sys.executable, "-m", "treetune", "serve", "echo.py:Echoes", "--http", ":0", "--json", *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder)
         try:
-            yield int(told(process)["http"].rpartition(":")[2]), process.pid
+            yield int(read_ready(process)["http"].rpartition(":")[2]), process.pid
         finally:
             process.terminate()
             time.sleep(0.2)
@@ -84,12 +84,11 @@ class Contestant:
         found = Measured(cpu / number, wall / number, callers / wall / PROCESSES)
         self.best = Measured(min(self.best.cpu, found.cpu), *min(self.best[1:], found[1:]))
 
-    def show(self, ours: Measured, target: str = "") -> None:
+    def show(self, beside: Contestant | None = None, target: str = "") -> None:
         cpu, wall, callers = self.best
-        print(
-            f"{self.name:<46} {cpu * 1e6:7.1f} us CPU a step {cpu / ours.cpu:6.2f}x {1 / wall:8,.0f} steps/s, "
-            f"callers {callers:4.0%} busy   {target}"
-        )
+        note = f"{1 / wall:,.0f} steps/s, callers {callers:.0%} busy"
+        other = ("", None) if beside is None else (beside.name, Cost(*beside.best[:2]))
+        show(self.name, Cost(cpu, wall), *other, target=target, note=note)
 
 
 def cpu_of(pids: list[int]) -> float:
@@ -105,8 +104,10 @@ def _cpu_of_callers() -> float:
 
 def steps(others: str) -> None:
     with ExitStack() as running:
-        lone = Contestant("treetune serve --http", *running.enter_context(treetune()))
-        pool = Contestant("treetune serve --http -w 2 (all processes)", *running.enter_context(treetune("-w", "2")))
+        lone = Contestant("step: treetune serve --http", *running.enter_context(treetune()))
+        pool = Contestant(
+            "step: treetune serve --http -w 2 (all processes)", *running.enter_context(treetune("-w", "2"))
+        )
         beside = [
             Contestant("bare ASGI + msgspec: the least there is", *running.enter_context(other(BARE, sys.executable)))
         ]
@@ -124,10 +125,9 @@ def steps(others: str) -> None:
         for _ in range(ROUNDS):
             for contestant in (lone, pool, *beside):
                 contestant.measure()
-        lone.show(lone.best, "target 120 us, 7,000/s")
-        pool.show(lone.best, "target 240 us")
         for contestant in beside:
-            contestant.show(lone.best)
+            lone.show(contestant, "120 us, 7,000/s")
+        pool.show(target="240 us")
 
 
 # Memory

@@ -1,10 +1,10 @@
-"""The cost of one index of the order, beside shuffling a list. Run: python benchmarks/order.py"""
+"""The cost of one index of the order, beside shuffling a list. Run: python -m benchmarks.order"""
 
 from __future__ import annotations
 
 import random
 
-from measure import cost, memory, show
+from benchmarks.measure import cost, memory, show
 from treetune.order import Interleave, locate
 
 

@@ -1,6 +1,6 @@
 """PromptDataset over GSM8K x100 in SkyRL's form (747,300 rows), beside SkyRL's own.
 
-    python benchmarks/prompt_dataset.py
+    python -m benchmarks.prompt_dataset
 
 Both run in SkyRL's virtual environment, which the slow tests share, each in a process of its own with a cold cache and
 a loaded tokenizer (SmolLM2's). CPU counts the processes that they start. `--scale 5` for a quicker look.
@@ -17,10 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1] / "tests"
+from benchmarks.measure import GSM8K, Cost, show
+
+TESTS = Path(__file__).parents[1] / "tests" / "support"
 sys.path.insert(0, str(TESTS))
 
-DATA = Path(os.environ.get("TREETUNE_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "gsm8k/train.jsonl"
 TASK = ' Let\'s think step by step and output the final answer after "####".'
 
 # Guarded, for SkyRL starts processes that run it again.
@@ -80,23 +81,19 @@ def main() -> None:
             return used(skyrl, place, whose, rows, model, limit)
 
         first, second = run("ours", many, 512), run("ours", many, 512)
-        show("PromptDataset, first start", first, "500 MB or less")
-        show("PromptDataset, second start", second, "under 1 s")
-        if given.alone:
-            return
-        theirs = run("theirs", many, 512)
-        show("SkyRL's PromptDataset", theirs, "")
-        same(first, theirs)
-        same(run("ours", few, 150), run("theirs", few, 150))
-        ratio = theirs["cpu"] / first["cpu"]
-        print(f"prompt_dataset: {ratio:.1f}x less CPU than SkyRL's (target 15x at --scale 100)")
+        theirs = None if given.alone else run("theirs", many, 512)
+        show_start(f"PromptDataset: first start, x{given.scale}", first, theirs, "8x, 500 MB")
+        show_start(f"PromptDataset: second start, x{given.scale}", second, theirs, "1 s wall")
+        if theirs is not None:
+            check_same(first, theirs)
+            check_same(run("ours", few, 150), run("theirs", few, 150))
 
 
 def write(path: Path, scale: int) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    read = [json.loads(line) for line in DATA.read_text().splitlines()]
+    read = [json.loads(line) for line in GSM8K.read_text().splitlines()]
     writer = None
     for time in range(scale):
         rows = [made(row, time * len(read) + number) for number, row in enumerate(read)]
@@ -137,15 +134,13 @@ def used(python: Path, place: Path, whose: str, rows: Path, model: Path, limit: 
     return answer
 
 
-def show(what: str, cost: dict[str, Any], target: str) -> None:
-    print(
-        f"prompt_dataset: {what:<28} {cost['cpu']:7.2f} s CPU {cost['wall']:7.2f} s wall {cost['peak']:6.0f} MB peak "
-        f"({cost['base']:.0f} before) {1e6 * cost['item']:5.0f} us an item" + (f"   target {target}" if target else ""),
-        flush=True,
-    )
+def show_start(what: str, ours: dict[str, Any], theirs: dict[str, Any] | None, target: str) -> None:
+    beside = ("", None) if theirs is None else ("SkyRL's own", Cost(theirs["cpu"], theirs["wall"]))
+    note = f"{ours['peak']:.0f} MB peak, {1e6 * ours['item']:.0f} us an item"
+    show(what, Cost(ours["cpu"], ours["wall"]), *beside, target=target, note=note)
 
 
-def same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def check_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert (ours["rows"], ours["prompts"]) == (theirs["rows"], theirs["prompts"]), "they keep different rows"
     print(f"prompt_dataset: both keep the same {ours['rows']:,} rows")
 

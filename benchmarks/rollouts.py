@@ -1,4 +1,4 @@
-"""What an evaluation costs per rollout beside a bare loop over the same scorer. Run: python benchmarks/rollouts.py"""
+"""What an evaluation costs per rollout beside a bare loop over the same scorer. Run: python -m benchmarks.rollouts"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from measure import cost, show
+from benchmarks.measure import cost, show
 from treetune.evaluation.config import read_evaluation
 from treetune.evaluation.run_folder import TRACES, RunFolder
 from treetune.evaluation.runner import Runner, local_host

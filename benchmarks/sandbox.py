@@ -1,6 +1,6 @@
 """What a sandbox costs: a one-shot command, a shell cold and warm, a command in it, beside a plain process.
 
-python benchmarks/sandbox.py [ROOTFS]
+python -m benchmarks.sandbox [ROOTFS]
 
 On a busy machine run it as root with `chrt -f 20` before it: what else runs then hardly counts. As root the CPU is that
 of this process and of all that it starts, counted by a cgroup. Else it is that of the processes that somebody waited
@@ -19,17 +19,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from treetune.sandbox import Bubblewrap, SandboxLimits, probe
+from benchmarks.measure import Cost, show
+from treetune.sandbox import Bubblewrap, SandboxLimits
 from treetune.sandbox.shell import Shell, ShellPool
 
 ROUNDS = 30
-
-
-class Cost(NamedTuple):
-    milliseconds: float
-    cpu: float
 
 
 async def median(work: Callable[[], Awaitable[Any]], after: Callable[[Any], Awaitable[Any]] | None = None) -> Cost:
@@ -42,7 +38,7 @@ async def median(work: Callable[[], Awaitable[Any]], after: Callable[[Any], Awai
         spent.append(time.perf_counter() - began)
         if after is not None:
             await after(result)
-    return Cost(statistics.median(spent) * 1000, (cpu_seconds() - began_cpu) * 1000 / ROUNDS)
+    return Cost((cpu_seconds() - began_cpu) / ROUNDS, statistics.median(spent))
 
 
 def enter_cgroup() -> Path | None:
@@ -67,18 +63,18 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def show(what: str, cost: Cost, target: str = "") -> None:
-    line = f"{what:<34} {cost.milliseconds:8.2f} ms, {cost.cpu:6.2f} ms CPU"
-    print(line + (f"   target {target}" if target else ""))
-
-
 async def main() -> None:
-    print(await asyncio.to_thread(probe, shell=True))
+    async def start_plain() -> None:
+        await asyncio.to_thread(subprocess.run, ["bash", "-c", "/bin/true"], check=True)
+
+    plain = ("bash -c, no sandbox", await median(start_plain))
     sandbox = Bubblewrap()
-    show("one-shot command", await median(lambda: sandbox.run(["true"])))
-    show("shell, cold", await median(Shell.open, Shell.close), "80 ms")
+    show("sandbox: one-shot command", await median(lambda: sandbox.run(["true"])), *plain)
+    show("sandbox: shell, cold", await median(Shell.open, Shell.close), *plain, target="80 ms")
     if len(sys.argv) > 1:
-        show(f"shell, cold, on {sys.argv[1]}", await median(lambda: Shell.open(rootfs=sys.argv[1]), Shell.close))
+        show(
+            f"sandbox: shell, cold, on {sys.argv[1]}", await median(lambda: Shell.open(rootfs=sys.argv[1]), Shell.close)
+        )
     pool = ShellPool(SandboxLimits(), size=2)
     await pool.fill()
 
@@ -86,17 +82,12 @@ async def main() -> None:
         await shell.close()
         await pool.fill()
 
-    show("shell, warm", await median(pool.take, give_back), "5 ms")
+    show("sandbox: shell, warm", await median(pool.take, give_back), *plain, target="5 ms")
     async with await pool.take() as shell:
-        show("builtin in the shell", await median(lambda: shell.execute("true")))
-        show("command in the shell", await median(lambda: shell.execute("/bin/true")), "6 ms")
-        show("command beside the shell", await median(lambda: shell.run(["true"])))
+        show("sandbox: builtin in the shell", await median(lambda: shell.execute("true")), *plain)
+        show("sandbox: command in the shell", await median(lambda: shell.execute("/bin/true")), *plain, target="6 ms")
+        show("sandbox: command beside the shell", await median(lambda: shell.run(["true"])), *plain)
     await pool.close()
-
-    async def plain() -> None:
-        await asyncio.to_thread(subprocess.run, ["bash", "-c", "/bin/true"], check=True)
-
-    show("  beside: bash -c, no sandbox", await median(plain))
 
 
 if __name__ == "__main__":

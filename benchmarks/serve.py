@@ -1,6 +1,6 @@
 """What the pull server costs: CPU of the server per call, and wall time, beside bare pyzmq + msgspec.
 
-Run: python benchmarks/serve.py [sample|rollouts|large|start]
+Run: python -m benchmarks.serve [sample|rollouts|large|start]
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import zmq
 
+from benchmarks.measure import Cost, children_of, cpu_of, memory_of, read_ready, show
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.wire import pack
 
@@ -36,43 +36,6 @@ class Large(Taskset):
 """
 
 
-# Processes and what they cost
-
-
-def cpu_of(pids: list[int]) -> float:
-    """CPU seconds of processes so far, by the scheduler's own account (a tick of 10 ms would be too coarse)."""
-    spent = 0.0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            spent += int((task / "schedstat").read_text().split()[0]) / 1e9
-    return spent
-
-
-def memory_of(pid: int) -> float:
-    """Megabytes that are resident."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def children_of(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *children_of(int(child))]
-    return found
-
-
-def told(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """What `treetune serve --json` says when it is ready."""
-    assert process.stdout is not None
-    lines = b""
-    while not lines.endswith(b"}\n"):
-        line = process.stdout.readline()
-        assert line, "the server did not start"
-        lines += line
-    found: dict[str, Any] = msgspec.json.decode(lines)
-    return found
-
-
 @contextmanager
 def server(*arguments: str) -> Iterator[tuple[str, list[int], float]]:
     """A `treetune serve`: its address, its processes, and the seconds it took to be ready."""
@@ -83,7 +46,7 @@ def server(*arguments: str) -> Iterator[tuple[str, list[int], float]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        address = told(process)["address"]
+        address = read_ready(process)["address"]
         took = time.perf_counter() - began
         yield address, [process.pid, *children_of(process.pid)], took
     finally:
@@ -117,12 +80,17 @@ def bare_server() -> Iterator[tuple[str, list[int], float]]:
         process.stdout.close()
 
 
-def best(name: str, measured: list[tuple[float, float]], calls: int, target: str = "") -> tuple[float, float]:
-    cpu = min(cpu for cpu, _ in measured) / calls
-    wall = min(wall for _, wall in measured) / calls
-    shown = f"{name:<58} {cpu * 1e6:8.1f} us server CPU {1 / wall:10,.0f} calls/s"
-    print(shown + (f"   target {target}" if target else ""), flush=True)
-    return cpu, wall
+def best(
+    name: str,
+    measured: list[tuple[float, float]],
+    calls: int,
+    target: str = "",
+    other: str = "",
+    theirs: Cost | None = None,
+) -> Cost:
+    found = Cost(min(cpu for cpu, _ in measured) / calls, min(wall for _, wall in measured) / calls)
+    show(name, found, other, theirs, target, f"{1 / found.wall:,.0f} calls/s")
+    return found
 
 
 # sample
@@ -165,7 +133,8 @@ def sample() -> None:
     """From ten million shuffled tasks: the order, the task, its seal and the commit of the cursor are all in it."""
     with bare_server() as (address, pids, _):
         raw_samples(address, 2000)
-        best("sample: bare pyzmq + msgspec, raw client", measured(pids, lambda: raw_samples(address, CALLS)), CALLS)
+        times = measured(pids, lambda: raw_samples(address, CALLS))
+        bare = Cost(min(cpu for cpu, _ in times) / CALLS, min(wall for _, wall in times) / CALLS)
     lone = 0.0
     for name, options in {"lone server": [], "pool of 2": ["-w", "2"]}.items():
         with (
@@ -175,7 +144,8 @@ def sample() -> None:
         ):
             raw_samples(address, 2000)
             times = measured(pids, lambda address=address: raw_samples(address, CALLS))
-            cpu, _ = best(f"sample: {name}, durable, raw client", times, CALLS, "90 us, 10,000/s")
+            beside = ("bare pyzmq + msgspec", bare)
+            cpu, _ = best(f"sample: {name}, durable, raw client", times, CALLS, "90 us, 10,000/s", *beside)
             if options:
                 print(f"  a pool's CPU per call beside a lone server's: {cpu / lone:.2f}   target 1.15", flush=True)
             lone = cpu

@@ -1,4 +1,4 @@
-"""What `import treetune` and `treetune --help` cost beyond the interpreter. Run: python benchmarks/startup.py"""
+"""What `import treetune` and `treetune --help` cost beyond the interpreter. Run: python -m benchmarks.startup"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from measure import Cost, show
+from benchmarks.measure import Cost, show
 
 
 def process(*arguments: str) -> Cost:

@@ -1,4 +1,4 @@
-"""Drawing 5 of 1,000 textarena episodes, beside building all. Run: python benchmarks/textarena_episodes.py
+"""Drawing 5 of 1,000 textarena episodes, beside building all. Run: python -m benchmarks.textarena_episodes
 
 Not called textarena.py: a script's own folder comes first where modules are looked for.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from measure import cost, show
+from benchmarks.measure import cost, show
 from treetune import Task, build_taskset
 
 GAMES = ("Sudoku-v0", "FrozenLake-v0", "Minesweeper-v0")

@@ -1,6 +1,6 @@
 """What it costs to build a trajectory from its turns, beside the loop that trainers carry.
 
-    python benchmarks/trajectory.py
+    python -m benchmarks.trajectory
 
 Each episode has turns of 150 given and 100 sampled tokens, and each prompt holds all that came before it, as an
 inference engine is given it. Where AReaL is installed, its tensors are built too.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from measure import cost, show
+from benchmarks.measure import cost, show
 from treetune.errors import MissingExtraError
 from treetune.tokens import Tokens
 

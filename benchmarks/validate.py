@@ -1,4 +1,4 @@
-"""Checking GSM8K x100 in SkyRL's form (747,300 rows), beside the usual script. Run: python benchmarks/validate.py
+"""Checking GSM8K x100 in SkyRL's form (747,300 rows), beside the usual script. Run: python -m benchmarks.validate
 
 The script loads the file with `datasets` and looks into every row, as SkyRL users do. Each way runs in a process of its
 own, imports included. `--scale 5` for a quicker look.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from measure import Cost
-
-DATA = Path(os.environ.get("TREETUNE_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "gsm8k/train.jsonl"
+from benchmarks.measure import GSM8K, Cost, show
 
 SCRIPT = """
 import sys, tempfile
@@ -62,7 +59,7 @@ def write(path: Path, scale: int) -> int:
     from datasets import Dataset, disable_progress_bars
 
     disable_progress_bars()
-    examples = [json.loads(line) for line in DATA.read_text().splitlines()]
+    examples = [json.loads(line) for line in GSM8K.read_text().splitlines()]
     asked = ' Let\'s think step by step and output the final answer after "####".'
 
     def rows():  # type: ignore[no-untyped-def]
@@ -96,21 +93,21 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=100, help="how many times GSM8K")
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
-    if not DATA.exists():
-        print(f"no data at {DATA}: nothing measured")
+    if not GSM8K.exists():
+        print(f"no data at {GSM8K}: nothing measured")
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.parquet"
         count = write(path, arguments.scale)
         print(f"{count:,} rows, {path.stat().st_size / 1e6:.0f} MB")
         theirs, memory = measured(SCRIPT, str(path), str(Path(folder) / "cache"), str(count))
-        print(f"{'the usual script':<44} {theirs}  {memory} MB")
+        beside = (f"the usual script, {memory} MB", theirs)
         for name, kind, target in (
-            ("treetune validate --quick (the cheap rules)", "quick", "80x, 300 MB"),
-            ("treetune validate (all rules, all columns)", "all", "-"),
+            ("validate --quick", "quick", "80x, 300 MB"),
+            ("validate, all rules", "all", ""),
         ):
             ours, memory = min(measured(OURS, str(path), kind, str(count)) for _ in range(arguments.repeat))
-            print(f"{name:<44} {ours}  {memory} MB  {theirs.cpu / ours.cpu:.0f}x less CPU   target {target}")
+            show(f"{name}, {count:,} rows", ours, *beside, target=target, note=f"{memory} MB")
 
 
 if __name__ == "__main__":

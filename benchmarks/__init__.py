@@ -1,0 +1,1 @@
+"""What hot paths cost, each beside what a user would use instead: `python -m benchmarks`."""
