@@ -14,6 +14,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from treetune.serve.access import Access, parse_http_address
@@ -33,10 +34,6 @@ class Latency:
     def __init__(self) -> None:
         self.buckets = [0] * (len(BOUNDS) + 1)
         self.total = 0.0
-
-    @property
-    def count(self) -> int:
-        return sum(self.buckets)
 
     def add(self, seconds: float) -> None:
         self.buckets[bisect_left(BOUNDS, seconds)] += 1
@@ -84,11 +81,7 @@ class Metrics:
             "malformed": self.malformed,
             "outcomes": dict(self.outcomes),
             "sources": {
-                name: {
-                    "tasks": count,
-                    "share": count / served,
-                    "mean_reward": self._mean_reward(name),
-                }
+                name: {"tasks": count, "share": count / served, "mean_reward": self._mean_reward(name)}
                 for name, count in self.sources.items()
             },
             "seconds": {method: latency.total for method, latency in self.latencies.items()},
@@ -116,11 +109,14 @@ class Metrics:
         """What Prometheus asks for."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        counts, sums = ({source: reward[part] for source, reward in self.rewards.items()} for part in (0, 1))
         for name, label, values, what in (
             ("requests", "method", self.requests, "Requests answered"),
             ("errors", "kind", self.errors, "Requests answered with an error, by its kind"),
             ("tasks", "source", self.sources, "Tasks handed out, by their source"),
             ("rollouts", "outcome", self.outcomes, "Rollouts ended, by their outcome"),
+            ("reward_count", "source", counts, "Scored rollouts, by source"),
+            ("reward_sum", "source", sums, "The sum of rewards, by source"),
         ):
             family = CounterMetricFamily(f"treetune_{name}", what, labels=[label])
             for key, count in values.items():
@@ -128,20 +124,10 @@ class Metrics:
             yield family
         yield GaugeMetricFamily("treetune_uptime", "Seconds since the server began", time.time() - self.began)
         yield CounterMetricFamily("treetune_malformed", "Messages dropped: no request could be read", self.malformed)
-        rewards = CounterMetricFamily("treetune_reward_sum", "The sum of rewards, by source", labels=["source"])
-        scored = CounterMetricFamily("treetune_reward_count", "Scored rollouts, by source", labels=["source"])
-        for source, (number, total) in self.rewards.items():
-            rewards.add_metric([source], total)
-            scored.add_metric([source], number)
-        yield rewards
-        yield scored
         latency = HistogramMetricFamily("treetune_seconds", "Seconds from a request to its answer", labels=["method"])
         for method, found in self.latencies.items():
-            reached, buckets = 0, []
-            for bound, bucket in zip([*map(str, BOUNDS), "+Inf"], found.buckets, strict=True):
-                reached += bucket
-                buckets.append((bound, reached))
-            latency.add_metric([method], buckets, found.total)
+            buckets = zip([*map(str, BOUNDS), "+Inf"], accumulate(found.buckets), strict=True)
+            latency.add_metric([method], list(buckets), found.total)
         yield latency
         cursors = GaugeMetricFamily("treetune_cursor", "The next index of each stream", labels=["stream"])
         for name, value in self.gauges().items():
