@@ -98,7 +98,7 @@ def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = 
         ) from None
 
 
-def secret_key(path: Path) -> bytes:
+def load_curve_key(path: Path) -> bytes:
     """The secret CURVE key in a file, made where there is none."""
     try:
         key = _load_key(path, lambda: zmq.curve_keypair()[1])
@@ -108,7 +108,7 @@ def secret_key(path: Path) -> bytes:
         raise UsageError(f"{path} holds no CURVE key", remedy="remove it, and one is made") from None
 
 
-def seal_key(path: Path) -> bytes:
+def load_signing_key(path: Path) -> bytes:
     """The key that signs tasks in a file, made where there is none; servers that share it take each other's tasks."""
     from treetune.serve.task_signer import new_key
 

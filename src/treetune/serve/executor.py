@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from treetune.host import LocalHost
-from treetune.serve.models import checked_sampling
+from treetune.serve.models import check_sampling
 from treetune.serve.task_signer import TaskSigner
 from treetune.serve.zmq.wire import (
     PlayRequest,
@@ -96,7 +96,7 @@ def _options(request: PlayRequest) -> dict[str, Any]:
     return {
         "model": request.model,
         "endpoint": request.endpoint,
-        "sampling": checked_sampling(request.sampling),
+        "sampling": check_sampling(request.sampling),
         "limits": request.limits,
         "occurrence": request.occurrence,
     }

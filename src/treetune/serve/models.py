@@ -92,7 +92,7 @@ class Models:
             await policy.close()
 
 
-def checked_sampling(sampling: Sampling) -> Sampling:
+def check_sampling(sampling: Sampling) -> Sampling:
     """Sampling as it came from a client: its further fields must not replace ours."""
     if taken := _RESERVED.intersection(sampling.extra):
         raise BadRequest(f"sampling.extra must not set {', '.join(sorted(taken))}")

@@ -20,7 +20,7 @@ import zmq
 
 from treetune.episode import Limits
 from treetune.host import Info, LocalHost, info_of
-from treetune.serve.access import Access, bind_address, check_address, curve_server, seal_key, secret_key
+from treetune.serve.access import Access, bind_address, check_address, curve_server, load_curve_key, load_signing_key
 from treetune.serve.errors import Busy, Stopping
 from treetune.serve.executor import Executor, LocalExecutor
 from treetune.serve.metrics import Metrics
@@ -104,7 +104,7 @@ class EnvServer:
         opened.push_async_callback(self.models.close)
         socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
         if config.access.curve_key is not None:
-            secret = secret_key(config.access.curve_key)
+            secret = load_curve_key(config.access.curve_key)
             curve_server(socket, secret)
             self.public_key = zmq.curve_public(secret)
         self.door.open(socket)
@@ -131,7 +131,7 @@ class EnvServer:
             streams.place(store.streams())
         self.order = StoredStreams(streams, store)
         if config.key_file is not None:
-            return seal_key(config.key_file)
+            return load_signing_key(config.key_file)
         return store.key() if store is not None else new_key()
 
     @property
