@@ -94,8 +94,9 @@ class Repeats:
             again = np.zeros(len(keys), np.bool_)
             again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
             _report("duplicate-prompts", parts, again, "prompts that came before", report)
-        both = np.isin(_join(held_out), _join(training))
-        _report("train-val-overlap", held_out, both, "prompts that are in the training files too", report)
+        if held_out:
+            both = np.isin(_join(held_out), _join(training))
+            _report("train-val-overlap", held_out, both, "prompts that are in the training files too", report)
 
 
 def _join(parts: list[_Part]) -> Keys:
