@@ -121,9 +121,7 @@ class Places:
         self.count += len(places)
 
 
-_KINDS: dict[type, str] = {
-    str: "text", int: "integer", float: "float", bool: "boolean", list: "list", dict: "mapping",
-}  # fmt: skip
+_KINDS = {str: "text", int: "integer", float: "float", bool: "boolean", list: "list", dict: "mapping"}
 _FEATURES = {"text": "string", "integer": "int64", "float": "double", "boolean": "bool"}
 _FITTING = {
     "string": {"text", "integer", "float", "boolean"},
@@ -290,7 +288,9 @@ class JsonTypes:
     def add(self, rows: Sequence[Row], numbers: Sequence[int], unit: str) -> None:
         """Rows with their nulls."""
         if not self._unit and unit == "line" and self._path is not None:
-            self._lines = _count_lines(self._path)
+            with open_plain(self._path) as file:
+                block = file.read(BLOCK) + file.readline()
+                self._lines = block.count(b"\n") if file.read(1) else None
         self._unit = unit
         cut = len(rows)
         if self._lines is not None and self._first is None:
@@ -319,13 +319,6 @@ class JsonTypes:
             report.add(rule, str(self._path), found, first, self._unit, count=count, helps=helps)
         if self._first is not None and (misfit := self._shape.misfit(self._first)):
             report.add("late-types", str(self._path), misfit)
-
-
-def _count_lines(path: Path) -> int | None:
-    """How many lines the first block has; None where there is no other."""
-    with open_plain(path) as file:
-        block = file.read(BLOCK) + file.readline()
-        return block.count(b"\n") if file.read(1) else None
 
 
 class Turns:

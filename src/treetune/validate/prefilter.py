@@ -61,15 +61,12 @@ def _look_at_rewards(batch: pa.RecordBatch, check: RowCheck) -> Mask:
     environments = encode(column)
     look = ~environments.where(check.known.__contains__)
     for name in check.known.intersection(environments.names):
-        look |= environments.where(name.__eq__) & ~_is_rewarded(batch, check.contract(name))
+        if (contract := check.contract(name)) is None:
+            sure = is_valid(values_at(batch, "reward_spec", "ground_truth"), batch.num_rows)
+        else:
+            sure = _has_truth(batch, contract) & _has_columns(batch, contract) & _has_turns(batch, contract)
+        look |= environments.where(name.__eq__) & ~sure
     return look
-
-
-def _is_rewarded(batch: pa.RecordBatch, contract: Contract | None) -> Mask:
-    """Which rows are surely rewarded as the environment reads them."""
-    if contract is None:
-        return is_valid(values_at(batch, "reward_spec", "ground_truth"), batch.num_rows)
-    return _has_truth(batch, contract) & _has_columns(batch, contract) & _has_turns(batch, contract)
 
 
 def _has_truth(batch: pa.RecordBatch, contract: Contract) -> Mask:
