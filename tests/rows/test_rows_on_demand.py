@@ -72,6 +72,20 @@ def test_json_text_is_parsed(tmp_path):
     assert [rows[number]["extra_info"]["level"] for number in range(2)] == ["hard", 3]
 
 
+def test_rows_of_json_come_in_any_order_with_their_exact_values(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    numbers = ["1", "NaN", "18446744073709551616000", "2.5", '"text"', "[1, null]"]
+    rows = "".join(f'{{"prompt": "{n}?", "ground_truth": "a", "n": {number}}}\n' for n, number in enumerate(numbers))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    taskset = load_taskset(str(tmp_path / "rows.jsonl"))
+    in_order = {task.idx: repr(task) for task in taskset}
+    assert {position: repr(taskset[position]) for position in (5, 0, 3, 1, 4, 2)} == in_order
+    source = taskset.source()
+    (tmp_path / "rows.jsonl").write_text(rows.replace("2.5", "3.5"))
+    changed = load_taskset(str(tmp_path / "rows.jsonl"))
+    assert (changed[3].extra_info["n"], changed.source() == source) == (3.5, False)
+
+
 def test_a_file_that_is_gone_or_none_is_told(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"no rows")
     for name in ("bad.parquet", "gone.parquet"):
