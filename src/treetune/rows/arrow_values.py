@@ -66,7 +66,7 @@ def to_python(array: pa.Array) -> list[Any]:
         if array.null_count:
             made = [row if valid else None for row, valid in zip(made, array.is_valid().to_pylist(), strict=True)]
         return made
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if _is_list(kind):
         items = to_python(array.flatten())
         lengths = pc.list_value_length(array)
         # Not compared with 1: that would import pandas.
@@ -192,7 +192,7 @@ def canonical_type(type_: pa.DataType) -> pa.DataType:
         return pa.float64()
     if types.is_large_binary(type_) or types.is_binary_view(type_) or types.is_fixed_size_binary(type_):
         return pa.binary()
-    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+    if _is_list(type_):
         return pa.list_(canonical_type(type_.value_type))
     if types.is_struct(type_):
         # A struct without keys cannot be stored; it becomes JSON.
@@ -234,12 +234,14 @@ def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(arrays, fields=list(type_), mask=pc.is_null(array))
     if _is_list(array.type) and _is_list(type_):
         array = array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
-        values = conform(array.flatten(), type_.value_type)
-        offsets = pc.subtract(array.offsets, array.offsets[0]) if not array.null_count else _offsets(array)
+        values = conform(array.flatten(), type_.value_type)  # without those below nulls, so the offsets are others
+        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0)).cast(pa.int32())
+        offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
         return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pc.is_null(array))
     if pa.types.is_string(type_) and pa.types.is_temporal(array.type):
         return pa.array(to_iso_texts(array), pa.string())
-    if pa.types.is_string(type_) and not _is_text(array.type) and not pa.types.is_decimal(array.type):
+    is_text = pa.types.is_string(canonical_type(array.type)) and not pa.types.is_nested(array.type)
+    if pa.types.is_string(type_) and not is_text:
         return json_array(array.to_pylist())
     return array.cast(type_)
 
@@ -302,25 +304,10 @@ def _describe_type(branch: Any) -> str:
     return f"list of {_describe_type(branch[0])}" if isinstance(branch, list) else str(branch)
 
 
-def _offsets(array: pa.Array) -> pa.Array:
-    """Offsets of a list array with nulls, into its flattened values."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    lengths = pc.fill_null(pc.list_value_length(array), 0)
-    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
-
-
 def _is_list(type_: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
 
 
 def keys_of(rows: list[Any]) -> list[str]:
