@@ -120,7 +120,7 @@ def _build_lists(
 ) -> list[dict[str, Any]]:
     from treetune.cli.arguments import read_overrides
     from treetune.datasets.declared import check_columns, read_declared
-    from treetune.datasets.joining import joined
+    from treetune.datasets.join import join_files
     from treetune.datasets.verl_config import Scoring, scoring_of, warn_of_unscored
 
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
@@ -132,7 +132,7 @@ def _build_lists(
     check_columns(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
     entries: list[dict[str, Any]] = []
     for split, tasks in declared.lists.items():
-        files = joined(tasks, [_build(console, task, format, force, engine) for task in tasks])
+        files = join_files(tasks, [_build(console, task, format, force, engine) for task in tasks])
         entries += [_entry(split, task.name, *file) for task, file in zip(tasks, files, strict=True)]
     return entries
 

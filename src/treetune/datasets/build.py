@@ -14,13 +14,17 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from treetune.config import to_plain
 from treetune.datasets.config import FormatName
 from treetune.datasets.rows import RowBuilder
 from treetune.datasets.selection import length_filter
-from treetune.datasets.taskset import BUILDER_VERSION, unknown_environment
+from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
 from treetune.episode import Episode
 from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
 from treetune.rows.arrow_values import schema_tree
@@ -34,16 +38,11 @@ from treetune.task import Message, Task
 from treetune.taskset import Taskset
 from treetune.threads import run_in_background
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from treetune.datasets.taskset import DatasetTaskset
-
 Engine = Literal["local", "ray"]
 Progress = Callable[[int, int | None], None]
 """Called with the source rows done, and how many there are where that is known."""
 
-Built = tuple["pa.Table | None", Counter[str]]
+Built = tuple[pa.Table | None, Counter[str]]
 Work = tuple[SourceBatch, int]
 
 
@@ -97,8 +96,6 @@ def build_rows(
         return episode.observation.messages()
 
     def write(path: Path) -> Sidecar:
-        import pyarrow.parquet as pq
-
         began = time.perf_counter()
         tasks = attach_scorers(draw(), taskset)
         rows = write_parquet(tasks, path, format_named(format), lambda task: run_in_background(read_opening(task)))
@@ -171,8 +168,6 @@ def write_rows(
 
 def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[Any], format: FormatName) -> None:
     """Those that a map function gave to rows; `checked` are those that were looked at before."""
-    import pyarrow.compute as pc
-
     if table.schema.field("extra_info").type.get_field_index("env_class") < 0:
         return
     for env_class in set(pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()) - checked:

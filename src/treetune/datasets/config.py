@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from treetune.errors import did_you_mean
+from treetune.errors import ConfigError, did_you_mean
 from treetune.rows.content import LoadingParams
 from treetune.taskset import TasksetConfig
 
@@ -81,3 +81,18 @@ def filter_file(spec: str | None) -> Path | None:
 def no_column(name: str, columns: Sequence[str]) -> str:
     """What is wrong with a name that is no column."""
     return f"no column {name!r}{did_you_mean(name, columns)}; there are: {', '.join(columns)}"
+
+
+def plain_values(value: Any) -> Any:
+    """Plain values all through, however deep an OmegaConf node lies."""
+    if type(value).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            return OmegaConf.to_container(value, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError([("", str(error).splitlines()[0])]) from None
+    if isinstance(value, Mapping):
+        return {key: plain_values(item) for key, item in value.items()}
+    return [plain_values(item) for item in value] if isinstance(value, list) else value

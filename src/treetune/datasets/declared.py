@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
-from treetune.config import _struct_in, load_yaml, with_overrides
-from treetune.datasets.config import DatasetConfig, FormatName, filter_file
+from treetune.config import collect_config, load_yaml, with_overrides
+from treetune.datasets.config import DatasetConfig, FormatName, filter_file, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, TreetuneError, check_all
 from treetune.plugins import absolute_spec, environments, folders_of, load_object
@@ -130,7 +130,7 @@ def load_tasks(
 
 def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
     """One entry: the base class, or the one that `custom_cls` names."""
-    node = _plain(node)
+    node = plain_values(node)
     if not isinstance(node, Mapping):
         raise ConfigError([("", f"expected keys and values, got {node!r}")])
     faults: Faults = []
@@ -174,26 +174,11 @@ def _plain_entries(nodes: Any, path: str, faults: Faults) -> list[Any]:
     """The entries of a list as plain values."""
     try:
         if isinstance(nodes, str | Mapping) or not isinstance(nodes, Iterable):
-            raise ConfigError([("", f"expected a list of tasks, got {_plain(nodes)!r:.60}")])
-        return [_plain(node) for node in _plain(nodes)]
+            raise ConfigError([("", f"expected a list of tasks, got {plain_values(nodes)!r:.60}")])
+        return [plain_values(node) for node in plain_values(nodes)]
     except ConfigError as error:
         faults += [(path, problem) for _, problem in error.faults]
         return []
-
-
-def _plain(value: Any) -> Any:
-    """Plain values all through, however deep an OmegaConf node lies."""
-    if type(value).__module__.startswith("omegaconf"):
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        try:
-            return OmegaConf.to_container(value, resolve=True)
-        except OmegaConfBaseException as error:
-            raise ConfigError([("", str(error).splitlines()[0])]) from None
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 # Checks of loaded lists, each with one error for all tasks
@@ -295,21 +280,21 @@ def _keep_text(
     """An entry with its files found and each override as it was given: its files not looked for, and text where its key
     is text, though YAML might read it otherwise (`Q: {question}`). A class's own key is text where the file's is."""
     found: dict[str, Any] = located(node, folders)
-    for keys in raw:
-        found = _set_at(found, keys, _get_at(node, keys))
     if not raw:
         return found
+    for keys in raw:
+        found = _set_at(found, keys, _get_at(node, keys))
     try:
-        config_type: type[msgspec.Struct] = _task_class(found).config_type
+        cls = _task_class(found)
     except ConfigError:  # reported when the entry is loaded
-        config_type = DatasetConfig
+        cls = DatasetTaskset
+    as_yaml: Faults = []
+    as_text: Faults = []
+    collect_config(cls, found, "", {}, as_yaml)
+    collect_config(cls, found, "", {".".join(keys): text for keys, text in raw.items()}, as_text)
     for keys, text in raw.items():
-        value = _get_at(node, keys)
-        if keys[0] in config_type.__struct_fields__ or keys[0] == "custom_cls":
-            is_text = _takes_text(config_type, keys, value)
-        else:
-            is_text = isinstance(value, Mapping) and isinstance(_get_at(written, keys), str)
-        if is_text:
+        own = keys[0] not in cls.config_type.__struct_fields__ and isinstance(_get_at(node, keys), Mapping)
+        if ".".join(keys) in dict(as_yaml).keys() - dict(as_text) or (own and isinstance(_get_at(written, keys), str)):
             found = _set_at(found, keys, text)
     return found
 
@@ -326,24 +311,3 @@ def _set_at(node: Any, keys: Sequence[str], value: Any) -> Any:
     if not isinstance(node, Mapping):
         return node
     return {**node, keys[0]: _set_at(node.get(keys[0]), keys[1:], value)}
-
-
-def _takes_text(struct: type, keys: Sequence[str], value: Any) -> bool:
-    """Whether the field that `keys` lead to takes text, and not `value`."""
-    hint = get_type_hints(struct, include_extras=True).get(keys[0])
-    if keys[0] == "custom_cls":
-        hint = str if len(keys) == 2 else None
-    elif len(keys) > 1:
-        nested = _struct_in(hint)
-        return nested is not None and _takes_text(nested, keys[1:], value)
-    elif isinstance(value, Mapping) and _struct_in(hint) is not None:
-        return False  # keys and values are meant, and what is wrong in them is reported by its key
-    return hint is not None and not _fits(value, hint) and _fits("text", hint)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    try:
-        msgspec.convert(value, hint)
-    except msgspec.ValidationError:
-        return False
-    return True

@@ -13,17 +13,15 @@ import datetime
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from treetune.datasets.config import GroundTruthConfig, no_column
+from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, user_code
 from treetune.task import Message
-
-if TYPE_CHECKING:
-    from treetune.datasets.taskset import DatasetTaskset
 
 Row = dict[str, Any]
 

@@ -9,9 +9,12 @@ values are of mixed types becomes JSON, and the table says which.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from treetune.datasets.map_function import Row, stored_truth
+from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import (
     constant_column,
@@ -26,11 +29,6 @@ from treetune.rows.round_trip import MARK, ROW, encode_unseen
 from treetune.rows.rule import RULE
 from treetune.task import uid_of
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from treetune.datasets.taskset import DatasetTaskset
-
 RESERVED = ("index", "scorer", "env_class", ROW, MARK)
 """Keys of `extra_info` that Treetune itself fills in."""
 
@@ -42,8 +40,6 @@ _PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
 
 def table_of_rows(taskset: DatasetTaskset, rows: list[Row], indices: list[int]) -> tuple[pa.Table, list[str]]:
     """Made rows with everything that a canonical row has; and the uid of each row's task."""
-    import pyarrow as pa
-
     config, mixed = taskset.config, list[str]()
     names = keys_of(rows)
     columns: dict[str, Any] = {
@@ -115,8 +111,6 @@ def extra_info(
     mixed: list[str],
 ) -> pa.StructArray:
     """The column of what Treetune adds to rows, and of the user's own fields. A uid of the user's own stays."""
-    import pyarrow as pa
-
     extra: dict[str, pa.Array] = {
         "index": pa.array(indices, pa.int64()),
         "uid": pa.array(uids, pa.string()),
@@ -135,8 +129,6 @@ def extra_info(
 
 def _texts(values: list[str | None]) -> pa.Array:
     """Mostly all are the same, and long."""
-    import pyarrow as pa
-
     same = values.count(values[0]) == len(values)
     return constant_column(values[0], len(values)) if same else pa.array(values, pa.string())
 

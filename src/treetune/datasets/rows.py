@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from treetune.datasets.config import filter_file, no_column
 from treetune.datasets.map_function import (
@@ -26,6 +28,7 @@ from treetune.datasets.map_function import (
 )
 from treetune.datasets.row_table import RESERVED, extra_info, plain, row_fault, table_of_rows
 from treetune.datasets.selection import read_pass_rates, row_filter
+from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, described
 from treetune.rows.arrow_values import canonical_type, conform, constant_column, infer_column, pause_gc, prompt_column
@@ -33,11 +36,6 @@ from treetune.rows.loading import SourceBatch
 from treetune.rows.round_trip import ADDED, encode_unseen, encode_unseen_prompts
 from treetune.rows.rule import RULE
 from treetune.task import uids_of_texts
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from treetune.datasets.taskset import DatasetTaskset
 
 Faults = list[tuple[str, str]]
 
@@ -145,8 +143,6 @@ class RowBuilder:
         self, batch: SourceBatch, indices: list[int], built: _Built, dropped: Counter[str]
     ) -> pa.Table | None:
         """By pass rate, which is known by uid and so only once a row is made."""
-        import pyarrow as pa
-
         mask = []
         rows = _to_rows(_take(batch, built.numbers))
         for row, number, uid in zip(rows, built.numbers, built.uids, strict=True):
@@ -159,8 +155,6 @@ class RowBuilder:
         return table if table.num_rows else None
 
     def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> _Built | None:
-        import pyarrow as pa
-
         config, scorer = self.taskset.config, self.taskset.scorer
         kept = list(range(table.num_rows))
         if lacking := set(self._template.lacking(table)):
@@ -324,8 +318,6 @@ def _lacks(made: Row) -> str | None:
 
 
 def _text_columns(columns: Mapping[str, pa.DataType]) -> list[str]:
-    import pyarrow as pa
-
     return [name for name, kind in columns.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
 
 
@@ -340,6 +332,4 @@ def _slice(batch: SourceBatch, number: int) -> SourceBatch:
 def _take(batch: Any, numbers: list[int]) -> Any:
     if isinstance(batch, list):
         return [batch[number] for number in numbers]
-    import pyarrow as pa
-
     return batch.take(pa.array(numbers, pa.int64()))

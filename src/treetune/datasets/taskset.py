@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from treetune.datasets.config import DatasetConfig, FormatName, filter_file
+from treetune.datasets.config import DatasetConfig, FormatName, filter_file, plain_values
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.content import check_loading, content_hash, local_sources
@@ -40,15 +40,25 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         cls.OPEN_KEYS = "config_type" not in vars(cls)
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
-        self.node: dict[str, Any] | None = None
         if not isinstance(config, DatasetConfig):
-            self.node = _plain(config)
-            config = read_config(type(self), self.node)
+            config = self._read_config(config)
         super().__init__(config)
         if config.data_source != "unknown":
             self.name = config.data_source
         self.cache_dir = default_cache_dir(cache_dir)
         self._opened: Source | None = None
+        self._env_scorers: dict[str, str] = {}
+
+    @classmethod
+    def _read_config(cls, node: Mapping[str, Any]) -> DatasetConfig:
+        """The typed config from plain values or an OmegaConf node."""
+        from treetune.config import collect_config
+
+        faults: list[tuple[str, str]] = []
+        config: DatasetConfig = collect_config(cls, plain_values(node), "", {}, faults)
+        if faults:
+            raise ConfigError(faults)
+        return config
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
@@ -75,7 +85,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.parquet"
-            write_rows(self, self._loaded_source(), path, "verl", made=False)
+            write_rows(self, self._load_source(), path, "verl", made=False)
             return datasets.Dataset(pq.read_table(path).replace_schema_metadata(None))
 
     def _make_map_fn(self) -> Callable[..., Any]:
@@ -114,32 +124,24 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
         config = self.config
         function = filter_file(config.filter)
-        contents = self._contents()
+        contents = self._hash_sources()
         for named in (config.pass_rates, config.tokenizer):
             if named is not None and Path(named).expanduser().exists():
-                contents[named] = content_hash(Path(named).expanduser(), self._memory)
+                contents[named] = content_hash(Path(named).expanduser(), self.cache_dir / ".content")
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
-        return "_".join(
-            (
-                impl_hash(type(self), DatasetTaskset, [] if function is None else [function], BUILDER_VERSION),
-                config_hash(asked, contents),
-            )
-        )
+        code = impl_hash(type(self), DatasetTaskset, [] if function is None else [function], BUILDER_VERSION)
+        return f"{code}_{config_hash(asked, contents)}"
 
-    def _contents(self) -> dict[str, str]:
+    def _hash_sources(self) -> dict[str, str]:
         """The local files that are read, each with a hash of its bytes."""
-        params = self.config.loading_params
+        params, memory = self.config.loading_params, self.cache_dir / ".content"
         if faults := check_loading(params):
             raise ConfigError(faults)
         try:
-            return {str(path): content_hash(path, self._memory) for path in local_sources(params.args, params.kwargs)}
+            return {str(path): content_hash(path, memory) for path in local_sources(params.args, params.kwargs)}
         except OSError as error:
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
-
-    @property
-    def _memory(self) -> Path:
-        return self.cache_dir / ".content"
 
     def check_source(self, format: FormatName = "verl", *, force: bool = False) -> None:
         """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
@@ -149,7 +151,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             return
         from treetune.datasets.rows import RowBuilder
 
-        opened = self._loaded_source()
+        opened = self._load_source()
         builder = RowBuilder(self, opened.columns, made=False)
         if self.overrides_rows and (first := opened.first()) is not None:
             builder.check_first(first)
@@ -159,16 +161,16 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         """Where the rows come from: the dataset, or what an overridden `build_dataset` gives."""
         if not self.overrides_build:
             opened, self._opened = self._opened, None
-            return opened or self._loaded_source()
+            return opened or self._load_source()
         from treetune.rows.loading import wrap_dataset
 
         with user_code(f"build_dataset() of {type(self).__name__}"):
             return wrap_dataset(self.build_dataset(), type(self).__name__)
 
-    def _loaded_source(self) -> Source:
+    def _load_source(self) -> Source:
         from treetune.rows.loading import copies_folder, open_source
 
-        contents = self._contents()
+        contents = self._hash_sources()
         copy = copies_folder(self.cache_dir) / digest(contents) if contents else None
         return open_source(self.config.loading_params, copy)
 
@@ -194,17 +196,13 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
     def scorer_of_environment(self, env_class: str) -> str:
         """The scorer of rows that name an environment."""
-        if env_class not in self._environments:
+        if env_class not in self._env_scorers:
             from treetune.plugins import absolute_spec, folders_of
             from treetune.rows.kept_code import keep_files
 
             spec = keep_files(absolute_spec(env_class, folders_of(type(self))), self.cache_dir)
-            self._environments[env_class] = f"env:{spec}"
-        return self._environments[env_class]
-
-    @cached_property
-    def _environments(self) -> dict[str, str]:
-        return {}
+            self._env_scorers[env_class] = f"env:{spec}"
+        return self._env_scorers[env_class]
 
     @cached_property
     def _described(self) -> str:
@@ -245,24 +243,3 @@ def unknown_environment(taskset: DatasetTaskset, env_class: Any) -> str | None:
     except TreetuneError as error:
         return error.message
     return None
-
-
-def read_config(cls: type[DatasetTaskset], node: Mapping[str, Any]) -> DatasetConfig:
-    """The typed config of a class from plain values; further keys are kept where the class takes them."""
-    from treetune.config import collect_config
-
-    faults: list[tuple[str, str]] = []
-    config = collect_config(cls, node, "", {}, faults)
-    if faults:
-        raise ConfigError(faults)
-    assert isinstance(config, DatasetConfig)
-    return config
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    """A mapping or an OmegaConf node as plain values."""
-    if type(config).__module__.startswith("omegaconf"):
-        from omegaconf import OmegaConf
-
-        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
-    return dict(config)

@@ -22,7 +22,7 @@ from treetune.datasets.declared import (
     check_single_turns,
     load_tasks,
 )
-from treetune.datasets.joining import joined
+from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError
 from treetune.target import missing_values
@@ -109,7 +109,7 @@ def build_into_config(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]]
 
 
 def _build_paths(tasksets: Sequence[DatasetTaskset]) -> list[str]:
-    return [str(path) for _, path, _ in joined(tasksets, [taskset.build() for taskset in tasksets])]
+    return [str(path) for _, path, _ in join_files(tasksets, [taskset.build() for taskset in tasksets])]
 
 
 def _is_missing(config: Any, name: str) -> bool:

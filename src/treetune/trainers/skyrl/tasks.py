@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from treetune.datasets.declared import LISTS, check_columns, load_tasks
-from treetune.datasets.joining import joined
+from treetune.datasets.join import join_files
 from treetune.environment import contract_of
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
@@ -206,7 +206,7 @@ def _resolve(
     used: dict[str, str] = {}
     folders = [Path(tasks).expanduser().resolve().parent] if isinstance(tasks, str | Path) else []
     for name, tasksets in lists.items():
-        built = joined(tasksets, [taskset.build("skyrl") for taskset in tasksets])
+        built = join_files(tasksets, [taskset.build("skyrl") for taskset in tasksets])
         _set(config, _DATA[name], [str(path) for _, path, _ in built])
         for taskset, (_, path, _) in zip(tasksets, built, strict=True):
             places = [*folders, *folders_of(type(taskset)), Path.cwd()]
