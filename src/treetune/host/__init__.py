@@ -20,10 +20,10 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 import msgspec
 
 from treetune import streams
-from treetune.environment import Action, Observation, Sink, Step, shown_to
+from treetune.environment import Observation, Step
 from treetune.episode import Episode, Limits, Started
 from treetune.errors import InfiniteTasksetError, TreetuneError, UsageError
-from treetune.host.episode_book import EpisodeBook, Home, Terms
+from treetune.host.episode_book import EpisodeBook, Home, LocalHome, Terms
 from treetune.policy import Policy, Sampling
 from treetune.rollout import run_rollout, score_together
 from treetune.streams import Draw, State, Streams, StreamState
@@ -233,7 +233,7 @@ class LocalHost:
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
         """Starts the environment of a task."""
         episode = await Episode.start(self.taskset, task, self._limits)
-        return _HomeHere(episode), episode.observation
+        return LocalHome(episode), episode.observation
 
     async def step(self, episode: str, action: Any, turn: int | None = None, *, terms: Terms | None = None) -> Any:
         """A `Step`, or what the terms make of it."""
@@ -279,22 +279,6 @@ class LocalHost:
         if asked is None:
             return own
         return Limits(max_turns=_least(own.max_turns, asked.max_turns), timeout=_least(own.timeout, asked.timeout))
-
-
-class _HomeHere:
-    """The environment of an episode in this process."""
-
-    __slots__ = ("_episode",)
-
-    def __init__(self, episode: Episode) -> None:
-        self._episode = episode
-
-    async def step(self, action: Action, show: Sink) -> Step:
-        with shown_to(show):
-            return self._episode.with_ending(await self._episode.step(action))
-
-    async def close(self) -> None:
-        await self._episode.close()
 
 
 def always(policy: Policy) -> PolicyOf:

@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from treetune.environment import Action, Sink, Step
-from treetune.episode import DeadlinePassed
+from treetune.environment import Action, Sink, Step, shown_to
+from treetune.episode import DeadlinePassed, Episode
 from treetune.errors import TreetuneError, UsageError, described
 
 EPISODE_IDLE_SECONDS = 900.0
@@ -41,6 +41,22 @@ class Home(Protocol):
 
     async def step(self, action: Action, show: Sink) -> Step: ...
     async def close(self) -> None: ...
+
+
+class LocalHome:
+    """In this process."""
+
+    __slots__ = ("_episode",)
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+
+    async def step(self, action: Action, show: Sink) -> Step:
+        with shown_to(show):
+            return self._episode.with_ending(await self._episode.step(action))
+
+    async def close(self) -> None:
+        await self._episode.close()
 
 
 class Terms:

@@ -15,7 +15,6 @@ from collections import OrderedDict
 MOST_BYTES = 256 << 20
 MOST_REPLIES = 100_000
 SECONDS = 900.0
-_SHRINK_EVERY = 64
 
 
 class ReplyCache:
@@ -25,7 +24,6 @@ class ReplyCache:
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._settled: OrderedDict[bytes, None] = OrderedDict()
         self._bytes = 0
-        self._since = 0
 
     def begin(self, id: bytes, identity: bytes) -> None:
         self._waiting[id] = [identity]
@@ -47,9 +45,7 @@ class ReplyCache:
         """Keeps a reply that is given at once."""
         self._kept[id] = (time.monotonic(), data)
         self._bytes += len(data)
-        self._since += 1
-        if self._since >= _SHRINK_EVERY or self._bytes > self._most_bytes:
-            self._since = 0
+        if self._bytes > self._most_bytes or len(self._kept) > self._most:
             self.shrink()
 
     def finish(self, id: bytes, data: bytes, keep: bool = True) -> list[bytes]:
