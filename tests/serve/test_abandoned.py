@@ -8,8 +8,9 @@ import sys
 import time
 
 import pytest
+from http_playing import playing
 from serve_process import post, serve
-from serving import Numbers, Talks, playing, run, serving, until
+from serving import Numbers, Talks, run, serving, until
 
 from treetune import Action, Observation
 from treetune.cli.serve import summary

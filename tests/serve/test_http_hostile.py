@@ -9,7 +9,8 @@ import math
 
 import aiohttp
 import pytest
-from serving import BOTH, Numbers, Talks, playing, run, until
+from http_playing import BOTH, playing
+from serving import Numbers, Talks, run, until
 
 from treetune import Observation, Step
 from treetune.host.episode_book import EndedEpisodes, EpisodeEnded, ending

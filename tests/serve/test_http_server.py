@@ -7,7 +7,8 @@ import json
 
 import aiohttp
 import pytest
-from serving import BOTH, Colours, Dear, Numbers, Stream, Talking, Talks, playing, run, until
+from http_playing import BOTH, playing
+from serving import Colours, Dear, Numbers, Stream, Talking, Talks, run, until
 
 from treetune import Observation, Step
 from treetune.builtin.arithmetic import Arithmetic

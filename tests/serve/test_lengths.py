@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from serving import Numbers, playing, served
+from http_playing import playing
+from serving import Numbers, served
 
 from treetune import Mixture, Task, Taskset, Union
 from treetune.errors import TasksetError, UsageError

@@ -8,15 +8,11 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
-import aiohttp
-import pytest
 import zmq
 import zmq.asyncio
 
 from treetune import Environment, Score, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.host import PROTOCOL
-from treetune.serve.http.episodes import HttpConfig
-from treetune.serve.http.server import HttpServer
 from treetune.serve.models import ModelsConfig
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig
@@ -236,50 +232,6 @@ class Raw:
 
     def __exit__(self, *exception):
         self.socket.close()
-
-
-# Over HTTP
-
-BOTH = pytest.mark.parametrize("workers", [0, 1])
-"""In one process and through a pool."""
-
-
-class Client:
-    def __init__(self, session, http, server):
-        self.session, self.http, self.server = session, http, server
-
-    async def get(self, path, **options):
-        async with self.session.get(self.http.url + path, **options) as reply:
-            return reply.status, await reply.json()
-
-    async def post(self, path, body=None, **options):
-        options = {"json": body, **options} if "data" not in options else options
-        async with self.session.post(f"{self.http.url}/api/episode/{path}", **options) as reply:
-            self.headers = reply.headers
-            return reply.status, await reply.json()
-
-    async def good(self, path, body=None):
-        status, answer = await self.post(path, body)
-        assert status == 200, answer
-        return answer
-
-    async def begun(self, **body):
-        return (await self.good("start", body))["episode_id"]
-
-    async def step(self, episode, action, turn=None):
-        return await self.post("step", {"episode_id": episode, "action": action, "turn": turn})
-
-
-@contextlib.asynccontextmanager
-async def playing(taskset, *, workers=0, http=None, **options):
-    async with serving(taskset, workers=workers, **{"address": "", **options}) as server:
-        door = HttpServer(server, HttpConfig(**{"address": ":0", **(http or {})}))
-        await door.start()
-        try:
-            async with aiohttp.ClientSession() as session:
-                yield Client(session, door, server)
-        finally:
-            await door.close()
 
 
 def pids(server):
