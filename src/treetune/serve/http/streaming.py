@@ -20,8 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Annotated, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Annotated
 
 import msgspec
 
@@ -31,7 +31,6 @@ from treetune.serve.http.wire import ActionBody, HttpError, StartBody, StepBody,
 
 log = logging.getLogger("treetune.serve")
 
-B = TypeVar("B")
 SOCKET_PATH = "/api/episode/ws"
 _MOST_MESSAGES = 16
 """Messages that may wait for a step under way; a client that sends more is disconnected."""
@@ -52,10 +51,6 @@ class _EpisodeId(msgspec.Struct):
     episode_id: str
 
 
-class _Done(msgspec.Struct):
-    done: bool
-
-
 class EpisodeSocket:
     """One episode over one WebSocket."""
 
@@ -73,13 +68,30 @@ class EpisodeSocket:
         await self._send({"type": "websocket.accept"})
         reader = asyncio.create_task(self._read())
         try:
-            ended = await self._start() and await self._play()
+            ended = False
+            while not ended and (message := await self._messages.get()) is not None:
+                answer = await self._answer(message)
+                with contextlib.suppress(OSError):  # it has left; the reader hears of it too
+                    await self._send({"type": "websocket.send", "text": answer.decode()})
+                ended = self._episode is not None and self._episode not in self._episodes.live
             if not self._has_left:
                 with contextlib.suppress(OSError, RuntimeError):  # it may leave just now
                     await self._send({"type": "websocket.close", "code": 1000 if ended else 1008})
         finally:
             reader.cancel()
             await self._cancel()
+
+    async def _answer(self, message: bytes) -> bytes:
+        """The first message that can starts the episode, the others are its steps."""
+        try:
+            if self._episode is None:
+                answer = await self._episodes.start(read_body(StartBody, message))
+                self._episode = decode(_EpisodeId, answer).episode_id
+                return answer
+            move = read_body(Move, message)
+            return await self._episodes.step(StepBody(self._episode, move.action, move.turn))
+        except HttpError as error:
+            return error.body
 
     async def _read(self) -> None:
         while True:
@@ -91,44 +103,9 @@ class EpisodeSocket:
                 return
             self._messages.put_nowait(message.get("bytes") or (message.get("text") or "").encode())
 
-    async def _start(self) -> bool:
-        while (message := await self._messages.get()) is not None:
-            answer, good = await _answer(self._episodes.start, message, StartBody)
-            if good:
-                self._episode = decode(_EpisodeId, answer).episode_id
-            await self._send_text(answer)
-            if good:
-                return True
-        return False
-
-    async def _play(self) -> bool:
-        """Whether the episode came to its end before the connection did."""
-        while (message := await self._messages.get()) is not None:
-            answer, good = await _answer(self._step, message, Move)
-            await self._send_text(answer)
-            if self._episode not in self._episodes.live or (good and decode(_Done, answer).done):
-                return True
-        return False
-
-    async def _step(self, move: Move) -> bytes:
-        assert self._episode is not None
-        return await self._episodes.step(StepBody(self._episode, move.action, move.turn))
-
-    async def _send_text(self, answer: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has left; the reader hears of it too
-            await self._send({"type": "websocket.send", "text": answer.decode()})
-
     async def _cancel(self) -> None:
         if self._episode is not None and self._episode in self._episodes.live:
             await self._episodes.cancel(self._episode)
-
-
-async def _answer(ask: Callable[[B], Awaitable[bytes]], message: bytes, kind: type[B]) -> tuple[bytes, bool]:
-    """The answer to a message, and whether it is good."""
-    try:
-        return await ask(read_body(kind, message)), True
-    except HttpError as error:
-        return error.body, False
 
 
 async def stream_step(episodes: Episodes, body: StepBody) -> AsyncGenerator[bytes]:
