@@ -132,14 +132,11 @@ def _validate_files(
     fix: Path | None,
     json: bool,
 ) -> int:
-    import asyncio
-
     import msgspec
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from treetune.cli.output import console_for, print_json
     from treetune.validate.files import read_batches, split, validate
-    from treetune.validate.gold import check_gold
     from treetune.validate.prompts import Lengths
     from treetune.validate.report import print_report
     from treetune.validate.write import write_fixed
@@ -156,6 +153,10 @@ def _validate_files(
         report = validate(targets, validation=val, lengths=counter, on_rows=on_rows, **options)
     training, held_out = split(targets, val)
     if gold:
+        import asyncio
+
+        from treetune.validate.gold import check_gold
+
         report.gold = True
         with Progress(**bars) as progress:
             bar = progress.add_task("trying gold answers", total=report.rows)

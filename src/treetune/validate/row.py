@@ -93,15 +93,15 @@ class RowCheck:
             if "tool_calls" not in message:
                 yield "missing-content", f"none in a message of the {message.get('role', '?')}"
             return
-        is_text, text = isinstance(content, str), content
-        if not is_text:
-            parts = [part if isinstance(part, dict) else {} for part in content] if isinstance(content, list) else [{}]
-            if not all(isinstance(part.get("type"), str) for part in parts):  # such as {"type": "text", "text": "..."}
-                yield "content-not-text", show(content)
-                return
-            text = "\n".join(str(part.get("text", "")) for part in parts)
-        if not content or (is_text and text.isspace()):
-            yield "empty-content", show(content) if is_text else "an empty list"
+        if isinstance(content, str):
+            text, blank = content, "" if content.strip() else show(content)
+        elif isinstance(content, list) and all(map(_is_part, content)):
+            text, blank = "\n".join(str(part.get("text", "")) for part in content), "" if content else "an empty list"
+        else:
+            yield "content-not-text", show(content)
+            return
+        if blank:
+            yield "empty-content", blank
         elif special := self.special.search(text):
             yield "special-tokens", special[0]
 
@@ -193,6 +193,11 @@ def show(value: Any) -> str:
 
 
 _NAMES: dict[type, str] = {bool: "boolean", int: "number", float: "number", dict: "mapping"}
+
+
+def _is_part(part: Any) -> bool:
+    """Whether it is what chat templates take in a list of contents, such as `{"type": "text", "text": "..."}`."""
+    return isinstance(part, dict) and isinstance(part.get("type"), str)
 
 
 def _check_needs(row: Mapping[str, Any], contract: Contract) -> Iterator[Fault]:
