@@ -8,10 +8,10 @@ import json
 import pytest
 import venvs
 from aiohttp import web
-from test_endpoint import GOOD, ask
-from test_trl import Speaker, rollout
+from chat_templates import Letters, forgets_thoughts, plain, trims
+from model_endpoint import GOOD, ask
+from trl_speaker import Speaker, rollout
 
-from test_tokens import Letters, forgets_thoughts, plain, trims
 from treetune import Completion, Environment, Outcome, Step, Task, Taskset, run_rollout
 from treetune.errors import UsageError
 from treetune.policies import load_policy
@@ -143,7 +143,7 @@ def test_what_was_recorded_is_scored_again_as_it_was():
 
 
 def test_an_endpoint_that_can_is_asked_to_go_on(monkeypatch):
-    monkeypatch.setattr("test_endpoint.Ask", Begun)
+    monkeypatch.setattr("model_endpoint.Ask", Begun)
     trace, requests = ask(lambda n, r: web.json_response(GOOD), continue_final_message=True)
     assert trace.reward == 1.0
     assert requests[0]["body"] == {
@@ -153,14 +153,14 @@ def test_an_endpoint_that_can_is_asked_to_go_on(monkeypatch):
 
 
 def test_tokens_of_the_beginning_are_given_not_sampled(monkeypatch):
-    monkeypatch.setattr("test_endpoint.Ask", Begun)
+    monkeypatch.setattr("model_endpoint.Ask", Begun)
     answer = {**GOOD, "prompt_token_ids": [1, 2, 3], "choices": [{**GOOD["choices"][0], "token_ids": [5, 6]}]}
     trace, _ = ask(lambda n, r: web.json_response(answer), continue_final_message=True)
     assert [(s.ids, s.mask) for s in trace.tokens.sequences] == [([1, 2, 3, 5, 6], [0, 0, 0, 1, 1])]
 
 
 def test_an_endpoint_that_is_not_said_to_go_on_is_not_asked(monkeypatch):
-    monkeypatch.setattr("test_endpoint.Ask", Begun)
+    monkeypatch.setattr("model_endpoint.Ask", Begun)
     trace, requests = ask(lambda n, r: web.json_response(GOOD))
     assert (trace.outcome, requests) == (Outcome.POLICY_ERROR, [])
     assert "endpoint.continue_final_message: true" in trace.failure.message

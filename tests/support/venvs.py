@@ -33,6 +33,11 @@ SKYRL = (
 )  # fmt: skip
 """The real SkyRL: `venv(*SKYRL)`."""
 
+TRL = (
+    "trl",
+    ["torch==2.13.0"],
+    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2"],
+)
 MODELS = (
     "models",
     ["torch==2.13.0"],

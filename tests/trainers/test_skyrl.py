@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import venvs
 from kinds import KINDS, write_targets
-from test_same_reward import runs_of
-from test_skyrl_gym import Retriever
-from test_verl import DOUBLES, ended
+from retriever import Retriever
+from same_reward import runs_of
+from verl_task import DOUBLES, ended
 
 from treetune import Task
 from treetune.cli.listing import Kind, cells

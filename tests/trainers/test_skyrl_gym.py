@@ -9,13 +9,14 @@ import random
 import sqlite3
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import venvs
+from retriever import Retriever
 
 from treetune import Action, Task, make
 from treetune.builtin.code.lcb import LcbEnvironment
@@ -126,20 +127,6 @@ FUNCTIONS = [
     "def f(a, b=None):\n    return Counter(a)", "def f(a, b):\n    return json.dumps(a)",
     "def f(a, b):\n    return -inf",
 ]  # fmt: skip
-
-
-class Retriever(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        documents = [{"document": {"contents": text}, "score": 1.0} for text in ("Paris is a city. ", "Rome is one.")]
-        body = json.dumps({"result": [documents]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")

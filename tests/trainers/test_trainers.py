@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import task_servers
-import test_trl
 import venvs
 
 
@@ -33,7 +32,7 @@ def test_tasks_and_rollouts_are_pulled(tmp_path):
 
 @pytest.mark.slow
 def test_trl_trains_on_a_taskset_in_its_own_process(tmp_path):
-    python = venvs.venv("trl", *test_trl.PACKAGES)
+    python = venvs.venv(*venvs.TRL)
     make = (
         "from real_letters import letters_tokenizer; from transformers import LlamaConfig, LlamaForCausalLM;"
         "tokenizer = letters_tokenizer(); tokenizer.save_pretrained('model');"

@@ -17,41 +17,17 @@ from types import SimpleNamespace
 import pytest
 import task_servers
 import venvs
+from chat_templates import TEMPLATES, Letters, has_no_end, plain
+from same_reward import path_of, runs_of
 from serving import until
-from test_same_reward import path_of, runs_of
-from test_verl import DOUBLES
+from trl_speaker import Speaker, rollout
+from verl_task import DOUBLES
 
-from test_tokens import TEMPLATES, Letters, has_no_end, plain
 from treetune import Environment, Step, Task, Taskset, threads
 from treetune.errors import UsageError
 from treetune.serve.errors import ServeError
 from treetune.target import load_taskset
 from treetune.trainers.trl import TrlTasks
-
-PACKAGES = [
-    ["torch==2.13.0"],
-    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2"],
-]
-
-
-class Speaker:
-    """A trainer that says what it is told to: turn by turn, the same in all episodes."""
-
-    def __init__(self, *says, context=None, logprobs=False, template=plain):
-        self.processing_class = Letters(template)
-        self.model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=context))
-        self.args = SimpleNamespace(max_completion_length=8)
-        self.says, self.logprobs = says, logprobs
-        self.calls = []
-
-    def _generate_single_turn(self, prompts, images, fields, num_generations):
-        assert (images, fields, num_generations) == (None, {}, 1)
-        said = self.processing_class(self.says[len(self.calls)])["input_ids"]
-        self.calls.append(prompts)
-        return [said] * len(prompts), [[-0.5] * len(said)] * len(prompts) if self.logprobs else None
-
-    def text(self, ids):
-        return self.processing_class.decode(ids)
 
 
 class Doubles(Taskset):
@@ -115,10 +91,6 @@ class Echoes(Taskset):
 
     def task_at(self, index):
         return Task(prompt=None, env_class=f"{__file__}:Echo", reward_spec={"ground_truth": str(index)})
-
-
-def rollout(tasks, trainer, indices):
-    return tasks.rollout([[{"role": "user", "content": "", "task_index": index}] for index in indices], trainer)
 
 
 def test_rows_have_the_prompts_of_the_order_and_say_of_which_task_they_are():
@@ -499,7 +471,7 @@ def test_the_demo_trains_from_the_copy_that_is_there_and_says_where_its_troubles
 
 @pytest.fixture(scope="module")
 def python():
-    return venvs.venv("trl", *PACKAGES)
+    return venvs.venv(*venvs.TRL)
 
 
 @pytest.mark.slow

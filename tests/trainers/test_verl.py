@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
-import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +10,8 @@ from typing import Any
 import pytest
 import venvs
 from kinds import KINDS, write_targets
-from test_same_reward import runs_of
+from same_reward import runs_of
+from verl_task import DOUBLES, ended
 
 from treetune import Task
 from treetune.cli.listing import Kind, cells
@@ -249,19 +245,6 @@ def test_its_reward_manager_gives_the_rewards_of_eval_for_every_kind_of_task(
     assert {reward for run in rewards for reward in run} == {0.0, 1.0}
 
 
-DOUBLES = """
-from treetune import Task, Taskset
-
-class Doubles(Taskset):
-    def load_tasks(self):
-        for n in range(100):
-            yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
-
-    def reward(self, task, answer):
-        return float(answer.strip() == task.ground_truth)
-"""
-
-
 def test_a_python_task_is_read_by_its_dataset_and_scored_by_its_reward_manager(
     treetune, python, model, caches, tmp_path
 ):
@@ -318,30 +301,6 @@ def test_the_recipe_trains_on_our_files_until_it_needs_a_gpu(python, model, cach
     ):
         assert said in printed, f"{said!r} is not in:\n{printed[-6000:]}"
     assert code == 1
-
-
-def ended(command: list[str | Path], *, log: Path, seconds: float, **environment: str) -> tuple[int, str]:
-    """The exit code of a program run from the repository, and what it printed. One that hangs is killed with all that
-    it started."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            list(map(str, command)),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=venvs.ROOT,
-            env={**os.environ, "PYTHONPATH": f"{venvs.ROOT}/src", "HF_HUB_OFFLINE": "1", **environment},
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"no end after {seconds} seconds:\n{log.read_text()[-6000:]}")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    # Ray colours what its workers print, and verl prints its config over many lines.
-    return code, re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["verl"] is True])
