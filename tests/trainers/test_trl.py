@@ -475,6 +475,14 @@ def python():
 
 
 @pytest.mark.slow
+def test_the_private_method_that_samples_takes_what_we_pass(python):
+    """TRL has no public way to sample. Where this fails, change `sample_by_trainer` and the bound in pyproject.toml."""
+    code = "import inspect, trl; print(*inspect.signature(trl.GRPOTrainer._generate_single_turn).parameters)"
+    printed = venvs.run(python, "-c", code, TRL_EXPERIMENTAL_SILENCE="1")
+    assert printed.split()[:5] == ["self", "prompt_ids", "images", "multimodal_fields", "num_generations"]
+
+
+@pytest.mark.slow
 def test_its_own_trainer_trains_on_our_episodes(python):
     tests = venvs.ROOT / "tests" / "support"
     options = ["-q", "--noconftest", "-p", "no:cacheprovider"]
