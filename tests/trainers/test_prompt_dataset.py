@@ -28,9 +28,9 @@ from word_tokenizer import WordTokenizer, length
 
 from treetune.errors import EmptyTasksetError, MissingExtraError, StorageError, TasksetError, TreetuneError, UsageError
 from treetune.rows import read_rows, read_tasks
+from treetune.rows.parquet_rows import pack, unpack
 from treetune.task import Task
 from treetune.trainers.skyrl import PromptDataset
-from treetune.trainers.skyrl.row_store import decode, encode
 from treetune.validate import write_tasks
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
@@ -358,11 +358,11 @@ def test_a_tokenizer_by_name_needs_transformers(tmp_path):
 
 
 def test_many_rows_are_counted_in_processes_where_the_tokenizer_has_no_threads(tmp_path, monkeypatch):
-    from treetune.trainers.skyrl import length_filter
+    from treetune.trainers.skyrl import prompt_dataset
 
     rows = [row(n, words=3 + 30 * (n % 7 == 0)) for n in range(9_000)]
     source = write(tmp_path / "a.jsonl", rows)
-    monkeypatch.setattr(length_filter, "WORTH_PROCESSES", 5_000)
+    monkeypatch.setattr(prompt_dataset, "WORTH_PROCESSES", 5_000)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     started: list[Any] = []
     popen = subprocess.Popen
@@ -377,7 +377,7 @@ def test_counting_in_processes_runs_a_script_once(tmp_path):
     write(tmp_path / "a.jsonl", [row(n) for n in range(5_000)])
     (tmp_path / "script.py").write_text(
         "print('once'); from word_tokenizer import WordTokenizer\n"
-        "from treetune.trainers.skyrl import PromptDataset, length_filter; length_filter.WORTH_PROCESSES = 10\n"
+        "from treetune.trainers.skyrl import PromptDataset, prompt_dataset; prompt_dataset.WORTH_PROCESSES = 10\n"
         "import os; os.cpu_count = lambda: 2\n"
         "print(len(PromptDataset('a.jsonl', WordTokenizer(), 100)))"
     )
@@ -389,7 +389,7 @@ def test_where_other_processes_cannot_count_this_one_does(tmp_path):
     write(tmp_path / "a.jsonl", [row(n) for n in range(5_000)])
     (tmp_path / "script.py").write_text(
         "from word_tokenizer import WordTokenizer\n"
-        "from treetune.trainers.skyrl import PromptDataset, length_filter; length_filter.WORTH_PROCESSES = 10\n"
+        "from treetune.trainers.skyrl import PromptDataset, prompt_dataset; prompt_dataset.WORTH_PROCESSES = 10\n"
         "import os; os.cpu_count = lambda: 2\n"
         "class Mine(WordTokenizer): pass\n"  # of a module that no other process can import
         "print(len(PromptDataset('a.jsonl', Mine(), 100)))"
@@ -603,7 +603,7 @@ values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st
 
 @given(values)
 def test_keeping_a_value_does_not_change_it(value):
-    assert repr(decode(encode(value))) == repr(value)
+    assert repr(unpack(pack(value))) == repr(value)
 
 
 # What the length filter takes for granted

@@ -9,12 +9,12 @@ it: without keys that are null, and with JSON text parsed.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
+from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,15 +120,11 @@ class ParquetRows:
         return StorageError(f"{self.path} cannot be read as rows: {error}", remedy="write or build the file again")
 
 
-_EXACT = b"\xc1"
-"""How a row begins that is JSON, because MessagePack has no integers over 64 bits; no MessagePack begins so."""
-
-
 class PackedRows(ParquetRows):
     """The rows of a file that `write_packed` wrote."""
 
     def _make(self, file: Any, number: int, count: int) -> list[Row]:
-        return [_unpack(row["row"]) for row in super()._make(file, number, count)]
+        return [unpack(row["row"]) for row in super()._make(file, number, count)]
 
 
 def write_packed(batches: Iterable[Batch], path: Path) -> int:
@@ -139,21 +135,48 @@ def write_packed(batches: Iterable[Batch], path: Path) -> int:
     schema, rows = pa.schema([("row", pa.binary())]), 0
     with pq.ParquetWriter(path, schema, compression="zstd", compression_level=1) as writer:
         for batch in batches:
-            packed = [_pack(row, batch.place(position)) for position, row in enumerate(batch.rows)]
+            packed = [pack_row(row, batch, position) for position, row in enumerate(batch.rows)]
             writer.write_table(pa.table({"row": pa.array(packed, pa.binary())}, schema=schema))
             rows += len(packed)
     return rows
 
 
-def _pack(row: Row, place: str) -> bytes:
+# Values as MessagePack and back, exactly. It has no integers over 64 bits and no decimals: these are marked texts.
+
+_INTEGER, _DECIMAL = 1, 2
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack_row(row: Any, batch: Batch, position: int) -> bytes:
+    """A row of a batch, or a value of it."""
     try:
-        return msgspec.msgpack.encode(row)
-    except OverflowError:
-        return _EXACT + json.dumps(row).encode()
+        return pack(row)
     except TypeError as error:
-        raise TasksetError(f"{place}: {error}", remedy="leave that column out") from None
+        raise TasksetError(f"{batch.place(position)}: {error}", remedy="leave that column out") from None
 
 
-def _unpack(packed: bytes) -> Row:
-    row: Row = json.loads(packed[1:]) if packed.startswith(_EXACT) else msgspec.msgpack.decode(packed)
-    return row
+def pack(value: Any) -> bytes:
+    return _encoder.encode(_mark(value))
+
+
+def unpack(packed: bytes) -> Any:
+    return _decoder.decode(packed)
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return {key: _mark(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mark(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(_INTEGER, b"%x" % value)
+    return msgspec.msgpack.Ext(_DECIMAL, str(value).encode()) if isinstance(value, Decimal) else value
+
+
+def _unmark(code: int, text: memoryview) -> Any:
+    return int(bytes(text), 16) if code == _INTEGER else Decimal(str(text, "ascii"))
+
+
+_decoder = msgspec.msgpack.Decoder(ext_hook=_unmark)

@@ -10,21 +10,37 @@ is found out once and kept in the cache.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import subprocess
 import sys
+import warnings
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import accumulate
 from operator import index as as_index
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
-from treetune.errors import EmptyTasksetError, TasksetError, UsageError
-from treetune.rows.cache import Cache, default_cache_dir
+import msgspec
+
+from treetune.errors import EmptyTasksetError, TasksetError, UsageError, did_you_mean
+from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir
 from treetune.rows.prompt_lengths import PromptTokens, load_tokenizer, messages_of
 from treetune.rows.sources import Sources, find
-from treetune.trainers.skyrl.length_filter import filter_rows
-from treetune.trainers.skyrl.row_store import RowStore
+from treetune.trainers.skyrl.row_store import CHUNK, TOGETHER, RowStore
+
+VERSION = 3
+"""Of what is found and how it is written."""
+
+FIRST = 10
+"""Rows that are named."""
+
+WORTH_PROCESSES = 20_000
+"""Rows from which other processes are started for a tokenizer that has no threads."""
+
 
 Item = dict[str, Any]
 
@@ -128,3 +144,225 @@ class PromptDataset:
             if isinstance(found := getattr(self.tokenizer, name, None), int):
                 return found
         raise UsageError("the tokenizer has no padding token", remedy="set tokenizer.pad_token")
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    row: int
+    """Counted through all files, from 0."""
+    tokens: int
+    place: str
+    """The file and the row in it."""
+
+
+class FileCount(msgspec.Struct):
+    source: str
+    rows: int
+    dropped: int = 0
+    without_env_class: int = 0
+
+
+class PromptReport(msgspec.Struct, kw_only=True):
+    """What was left out, and why: printed once when a dataset is made, and there as `dataset.report`."""
+
+    max_prompt_length: int
+    files: list[FileCount]
+    longest: int = 0
+    """The tokens of the longest prompt that was dropped."""
+    first: list[Dropped] = []
+    """The first rows that were dropped."""
+    repeated: int = 0
+    """Rows whose uid an earlier one has; a number is put behind it."""
+    shared: int = 0
+    """The same with the earlier ones: equal rows, or different ones with one uid of the user's own."""
+    cached: bool = False
+    """Whether all this was known from an earlier start."""
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def dropped(self) -> int:
+        return sum(file.dropped for file in self.files)
+
+    @property
+    def kept(self) -> int:
+        return self.rows - self.dropped
+
+    def __str__(self) -> str:
+        known = " (known from an earlier start)" if self.cached else ""
+        lines = [f"{self.kept:,} of {self.rows:,} rows have at most {self.max_prompt_length:,} tokens{known}"]
+        if self.dropped:
+            lines.append(f"  dropped: {self.dropped:,}, the longest of {self.longest:,} tokens")
+            lines += [f"    {file.source}: {file.dropped:,}" for file in self.files if file.dropped]
+            lines.append("  first: " + "; ".join(f"{row.place} ({row.tokens:,})" for row in self.first))
+        if self.repeated:
+            lines.append(f"  {self.shared:,} rows share a uid with another")
+        if unnamed := sum(file.without_env_class for file in self.files):
+            lines.append(f"  without an environment, so the trainer's default runs them: {unnamed:,}")
+        return "\n".join(lines)
+
+
+# Which rows are short enough
+
+
+def filter_rows(
+    stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int, cache: Cache
+) -> tuple[Any, Any, PromptReport]:
+    """The numbers of the rows with at most `limit` tokens, counted through all stores (int64), how often each one's uid
+    came before (int32), and the report."""
+    if (identity := tokens.identity()) is None:
+        return _filter(stores, tokens, limit, prompt_key, processes)
+    names = [store.path.stem for store in stores]
+    config = {"rows": names, "tokenizer": identity, "max_prompt_length": limit, "version": VERSION}
+    key = f"kept_{config_hash(config, {})}"
+
+    def build(path: Path) -> Sidecar:
+        rows, occurrences, report = _filter(stores, tokens, limit, prompt_key, processes)
+        _save(path, rows, occurrences)
+        return Sidecar(
+            config={**config, "report": msgspec.to_builtins(report)},
+            source=", ".join(store.source for store in stores),
+            rows=report.kept,
+            dropped={f"longer than {limit} tokens": report.dropped} if report.dropped else {},
+            fingerprint=key,
+        )
+
+    sidecar, was_hit = cache.get_or_build(key, build)
+    report = msgspec.convert(sidecar.config["report"], PromptReport)
+    report.cached = was_hit
+    if was_hit:  # the same content may have another name by now
+        for file, store in zip(report.files, stores, strict=True):
+            file.source = store.source
+        report.first = [Dropped(one.row, one.tokens, _place(stores, one.row)) for one in report.first]
+    return *_load(cache.path(key)), report
+
+
+def _filter(
+    stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int
+) -> tuple[Any, Any, PromptReport]:
+    import numpy as np
+
+    files = [FileCount(store.source, store.rows, without_env_class=store.without_env_class) for store in stores]
+    report = PromptReport(max_prompt_length=limit, files=files)
+    kept = np.ones(report.rows, bool)
+    faults: list[str] = []
+    wrong = before = 0
+    for store, file in zip(stores, files, strict=True):
+        for chunk, (longer, faulty) in enumerate(_count(store, tokens, limit, processes)):
+            first = chunk * CHUNK * TOGETHER
+            for position, count in sorted(longer.items()):
+                row = before + first + position
+                kept[row] = False
+                report.longest = max(report.longest, count)
+                if len(report.first) < FIRST:
+                    report.first.append(Dropped(row, count, store.place(first + position)))
+            file.dropped += len(longer)
+            wrong += len(faulty)
+            for position, fault in sorted(faulty.items())[: FIRST - len(faults)]:
+                faults.append(f"  {store.place(first + position)}: {fault}{_hint(store, first + position, prompt_key)}")
+        before += store.rows
+    if wrong:
+        more = [f"  and {wrong - FIRST:,} more"] if wrong > FIRST else []
+        raise TasksetError(
+            "\n".join([f"{wrong:,} prompt{'s' * (wrong != 1)} cannot be used:", *faults, *more]),
+            remedy="correct these rows; `treetune validate` finds every fault of a file",
+        )
+    occurrences = _count_occurrences(stores)
+    report.repeated = int(np.count_nonzero(occurrences))
+    report.shared = report.repeated + int(np.count_nonzero(occurrences == 1))
+    rows = np.flatnonzero(kept)
+    return rows.astype(np.int64), occurrences[rows], report
+
+
+def _hint(store: RowStore, number: int, prompt_key: str) -> str:
+    prompt, others, _ = store.row(number)
+    if prompt is not None:
+        return ""
+    where = f" under {prompt_key!r}" if prompt_key != "prompt" else ""
+    return where + (did_you_mean(prompt_key, others) or f"; its columns: {', '.join(others)}")
+
+
+def _place(stores: Sequence[RowStore], row: int) -> str:
+    for store in stores:
+        if row < store.rows:
+            return store.place(row)
+        row -= store.rows
+    raise IndexError(row)
+
+
+def _count_occurrences(stores: Sequence[RowStore]) -> Any:
+    """How often each row's uid came before."""
+    import numpy as np
+
+    # A uid may be a long text of the user's own: a table of all texts would be far larger than one of hashes.
+    hashes = b"".join(blake2b(uid.encode(), digest_size=8).digest() for store in stores for uid in store.uids())
+    uids = np.frombuffer(hashes, np.uint64)
+    order = np.argsort(uids, kind="stable")
+    in_order = uids[order]
+    occurrences = np.empty(len(uids), np.int32)
+    occurrences[order] = np.arange(len(uids)) - np.searchsorted(in_order, in_order)
+    return occurrences
+
+
+def _save(path: Path, rows: Any, occurrences: Any) -> None:
+    import pyarrow as pa
+
+    table = pa.record_batch({"row": pa.array(rows), "occurrence": pa.array(occurrences)})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_batch(table)
+
+
+def _load(path: Path) -> tuple[Any, Any]:
+    import numpy as np
+    import pyarrow as pa
+
+    with pa.OSFile(str(path)) as file:
+        table = pa.ipc.open_file(file).get_batch(0)
+    rows, occurrences = (column.buffers()[1] for column in table.columns)  # `to_numpy` would import pandas
+    return np.frombuffer(rows, np.int64, len(table)), np.frombuffer(occurrences, np.int32, len(table))
+
+
+# Counting, in other processes where that is faster
+
+Counts = tuple[dict[int, int], dict[int, str]]
+"""Of a chunk of prompts: the tokens of the longer ones, and what is wrong with others."""
+
+
+def _count(store: RowStore, tokens: PromptTokens, limit: int, processes: int) -> Iterator[Counts]:
+    """The counts of each chunk of a store, in order."""
+    if processes < 2 or tokens.has_threads or store.rows < WORTH_PROCESSES:
+        yield from (tokens.above(limit, prompts) for prompts in store.prompts())
+        return
+    children = [_start(store, tokens, limit, number, processes) for number in range(processes)]
+    try:
+        for chunk in range(store.chunks):
+            try:
+                yield pickle.load(cast(IO[bytes], children[chunk % processes].stdout))
+            except (EOFError, OSError, pickle.UnpicklingError):
+                warnings.warn("another process failed, so this one does its work", stacklevel=2)
+                yield tokens.above(limit, next(store.prompts(chunk)))
+    finally:
+        for child in children:
+            child.kill()
+            cast(IO[bytes], child.stdout).close()
+            child.wait()
+
+
+def _start(*work: Any) -> subprocess.Popen[bytes]:
+    # Not by `multiprocessing`, whose processes run the user's script again where that has no `__main__` guard.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import count_chunks; count_chunks()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with contextlib.suppress(Exception), cast(IO[bytes], child.stdin) as given:  # it ends where nothing is given
+        pickle.dump(work, given)
+    return child
+
+
+def count_chunks() -> None:
+    """What another process does: its share of the work in, counts out."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever is printed must not come between the counts
+    store, tokens, limit, first, step = pickle.load(sys.stdin.buffer)
+    for prompts in store.prompts(first, step):
+        pickle.dump(tokens.above(limit, prompts), output)
+        output.flush()

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
-from treetune.errors import StorageError, TasksetError
+from treetune.errors import StorageError
 from treetune.rows.arrow_values import pause_gc
 from treetune.rows.cache import Cache, Sidecar, config_hash
 from treetune.rows.content import content_hash
 from treetune.rows.layouts import row_uid
+from treetune.rows.parquet_rows import pack_row, unpack
 from treetune.rows.reading import read_batches
 from treetune.rows.sources import Batch, File, HubName, ReadError, Row
 
@@ -64,7 +62,7 @@ class RowStore:
     def row(self, number: int) -> tuple[Any, Row, str]:
         """The prompt, the other columns, and the uid that the row says or, where it says none, that of its problem."""
         prompt, others, uid, _ = self._read(number)
-        return decode(prompt), decode(others), uid
+        return unpack(prompt), unpack(others), uid
 
     def place(self, number: int) -> str:
         return f"{self.source}, {self._unit} {self._read(number)[-1]}"
@@ -73,7 +71,7 @@ class RowStore:
         """The prompts of every `step`th chunk, from the `first` on."""
         for values in self._column("prompt", range(first, self.chunks, step)):
             with pause_gc():
-                yield list(map(decode, values))
+                yield list(map(unpack, values))
 
     def uids(self) -> Iterator[str]:
         for values in self._column("uid", range(self.chunks)):
@@ -140,7 +138,7 @@ def _write(path: Path, name: str, prompt_key: str, env_class_key: str) -> dict[s
         for batch in read_batches(name):
             with pause_gc():
                 without_env_class += sum(row.get(env_class_key) is None for row in batch.rows)
-                waiting += _encode_rows(batch, prompt_key, env_class_key)
+                waiting += _pack_rows(batch, prompt_key, env_class_key)
             rows, unit = rows + len(batch.rows), batch.unit
             if whole := len(waiting) // TOGETHER * TOGETHER:
                 write(whole)
@@ -149,45 +147,8 @@ def _write(path: Path, name: str, prompt_key: str, env_class_key: str) -> dict[s
     return {"rows": rows, "unit": unit, "without_env_class": without_env_class}
 
 
-def _encode_rows(batch: Batch, prompt_key: str, env_class_key: str) -> Iterator[tuple[bytes, bytes, str, int]]:
+def _pack_rows(batch: Batch, prompt_key: str, env_class_key: str) -> Iterator[tuple[bytes, bytes, str, int]]:
     for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
         uid = row_uid(row, prompt_key, env_class_key)
-        try:
-            yield encode(row.pop(prompt_key, None)), encode(row), uid, number
-        except TypeError as error:
-            raise TasksetError(
-                f"{batch.place(position)}: a value cannot be kept: {error}", remedy="leave that column out"
-            ) from None
-
-
-# Values as MessagePack and back, exactly. It has no integers over 64 bits and no decimals: these are marked texts.
-
-_INTEGER, _DECIMAL = 1, 2
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(value: Any) -> bytes:
-    return _encoder.encode(_mark(value))
-
-
-def decode(encoded: bytes) -> Any:
-    return _decoder.decode(encoded)
-
-
-def _mark(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        return {key: _mark(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_mark(item) for item in value]
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return msgspec.msgpack.Ext(_INTEGER, b"%x" % value)
-    return msgspec.msgpack.Ext(_DECIMAL, str(value).encode()) if isinstance(value, Decimal) else value
-
-
-def _unmark(code: int, text: memoryview) -> Any:
-    return int(bytes(text), 16) if code == _INTEGER else Decimal(str(text, "ascii"))
-
-
-_decoder = msgspec.msgpack.Decoder(ext_hook=_unmark)
+        prompt = row.pop(prompt_key, None)
+        yield pack_row(prompt, batch, position), pack_row(row, batch, position), uid, number
