@@ -103,7 +103,7 @@ async def by_http(workers=0):
 
 
 async def by_trl():
-    from treetune.trainers.local_episodes import LocalEpisodes
+    from treetune.trainers.trl.episodes import LocalEpisodes
 
     (episode,) = await LocalEpisodes(Watched()).start_many([0])
     step = await episode.step("end")

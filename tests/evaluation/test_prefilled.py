@@ -18,8 +18,7 @@ from treetune.policies import load_policy
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion as Said
 from treetune.tokens import ChatTokens, Tokens
-from treetune.trainers.trl import TrlTasks
-from treetune.trainers.trl.rows import score_rows
+from treetune.trainers.trl import TrlTasks, score_rows
 
 BEGUN = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "The answer: "}]
 

@@ -147,7 +147,7 @@ def carried(request: dict[str, Any]) -> Any:
     import ray
 
     from treetune import Environment, Step, register
-    from treetune.trainers.skyrl.tasks import _specs
+    from treetune.trainers.skyrl.tasks import _entries_for
 
     class Shout(Environment):
         async def step(self, action: Any) -> Step:
@@ -165,7 +165,7 @@ def carried(request: dict[str, Any]) -> Any:
         return [episode(id, [], {}, request["answers"], {}) for id in specs]
 
     try:
-        return ray.get(entry_point.remote(_specs({"shout": "shout"}, replace=False)))
+        return ray.get(entry_point.remote(_entries_for({"shout": "shout"}, replace=False)))
     finally:
         ray.shutdown()
 

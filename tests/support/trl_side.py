@@ -23,8 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from datasets import Dataset, load_dataset
 from treetune.cli.listing import Kind, cells
-from treetune.trainers.trl import TrlTasks
-from treetune.trainers.trl.rows import score_rows
+from treetune.trainers.trl import TrlTasks, score_rows
 
 GROUP, BATCH = 4, 8
 

@@ -32,7 +32,7 @@ from treetune.serve.http.server import HttpServer
 from treetune.target import build_taskset
 from treetune.taskset import Taskset
 from treetune.threads import call
-from treetune.trainers.trl.rows import score_rows
+from treetune.trainers.trl import score_rows
 from treetune.trainers.verl import compute_score
 
 # A reward that tells 1 from 1.0, True and "1", and sees every field.

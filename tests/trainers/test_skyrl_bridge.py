@@ -40,7 +40,7 @@ from treetune.rows import read_rows
 from treetune.rows.layouts import FORMATS
 from treetune.threads import call
 from treetune.trainers import skyrl
-from treetune.trainers.skyrl.tasks import _resolve, _specs, cli_overrides, shell_words
+from treetune.trainers.skyrl.tasks import _entries_for, _resolve, cli_overrides, shell_words
 from treetune.validate import write_tasks
 
 STAND_INS = Path(__file__).parents[1] / "support" / "stand_ins"
@@ -590,7 +590,7 @@ def test_the_entries_of_all_environments_that_rows_name_go_to_the_worker(gym, de
     tasks = [declared(env_class=name) for name in ("gsm8k", "aime", "mine.py:Mine", "skyrl:counting")]
     OmegaConf.save(OmegaConf.create({"train_tasks": tasks}), tmp_path / "tasks.yaml")
     used = _resolve({}, tmp_path / "tasks.yaml", None)
-    specs = pickle.loads(pickle.dumps(_specs(used, replace=False)))
+    specs = pickle.loads(pickle.dumps(_entries_for(used, replace=False)))
     assert set(specs) == {"gsm8k", "aime", "mine.py:Mine", "skyrl:counting"}
     assert specs["gsm8k"].entry_point == "skyrl_gym.envs.theirs:Gsm8k"
     assert specs["aime"].kwargs["environment"] == "aime"
@@ -617,24 +617,24 @@ def unsafe(gym: Any) -> None:
 def test_what_runs_a_models_code_is_ours_unless_told_otherwise(gym, sandboxed):
     unsafe(gym)
     used = {id: id for id in (*UNSANDBOXED, "gsm8k", "skyrl:lcb")}
-    specs = _specs(used)
+    specs = _entries_for(used)
     assert {id: specs[id].kwargs.get("environment") for id in used} == {
         **{id: id for id in UNSANDBOXED},
         "gsm8k": None,
         "skyrl:lcb": None,
     }
-    theirs = _specs(used, {"lcb": "skyrl:lcb"})
+    theirs = _entries_for(used, {"lcb": "skyrl:lcb"})
     assert theirs["lcb"].entry_point is theirs["skyrl:lcb"].entry_point
     assert theirs["lcb"].entry_point.__name__ == "Gsm8k", "though ours have taken its place"
-    assert _specs(used, replace=True)["gsm8k"].kwargs["environment"] == "gsm8k"
+    assert _entries_for(used, replace=True)["gsm8k"].kwargs["environment"] == "gsm8k"
     sandboxed.available = False
     with pytest.raises(UsageError, match=r"no sandbox can start here[^|]*--env lcb=skyrl:lcb"):
-        _specs(used)
+        _entries_for(used)
 
 
 def test_skyrl_gyms_own_can_be_kept(gym, sandboxed):
     unsafe(gym)
-    kept = _specs({id: id for id in UNSANDBOXED}, replace=False)
+    kept = _entries_for({id: id for id in UNSANDBOXED}, replace=False)
     assert {spec.entry_point for spec in kept.values()} == {"skyrl_gym.envs.theirs:Gsm8k"}
 
 
@@ -672,13 +672,13 @@ def test_rows_of_files_choose_no_code_that_was_not_named(gym, rows_of, tmp_path,
         skyrl.run_with_tasks({}, file)
     given, rest = skyrl._take_environments(["--env", "mine.py:Mine", "a=b", "--env=mine=mine.py:Mine"])
     assert rest == ["a=b"]
-    specs = _specs(_resolve({}, file, None, (), given), given)
+    specs = _entries_for(_resolve({}, file, None, (), given), given)
     assert {id: spec.kwargs["environment"] for id, spec in specs.items()} == {
         "mine.py:Mine": f"{tmp_path}/mine.py:Mine",
         "mine": f"{tmp_path}/mine.py:Mine",
     }
     with pytest.raises(UsageError, match="no row names other"):
-        _specs({"gsm8k": "gsm8k"}, {"other": "mine.py:Mine"})
+        _entries_for({"gsm8k": "gsm8k"}, {"other": "mine.py:Mine"})
 
 
 def test_files_that_skyrl_would_not_read_are_told(gym, rows_of, tmp_path):

@@ -19,8 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treetune.errors import MissingExtraError, TreetuneError, UsageError
-from treetune.trainers.skyrl.hook import install_hook, remove_hook
-from treetune.trainers.skyrl.registry import register
+from treetune.trainers.skyrl.registry import install_hook, register, remove_hook
 from treetune.trainers.skyrl.tasks import PYTHON, refuse_old_python, resolve_tasks_into_config, run_with_tasks
 
 if TYPE_CHECKING:

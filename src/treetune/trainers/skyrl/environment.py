@@ -57,16 +57,16 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
         self.close()
         self.turns, self._episode = 0, None
         self.task = task_of_extras(self._id, prompt, self._extras)
-        with self._guarded("start"):
+        with self._close_on_error("start"):
             self.max_turns = max_turns_of(self.task, self._extras.get("max_turns") or 0)
             self.task = task = _with_settings(self.task, self._config, self.max_turns)
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
             self._finalizer = weakref.finalize(self, _begin_closing, episode)
             observed = run_in_background(episode.begin()).messages()
         # A copy: the trainer appends the conversation to it.
-        return self._shown(observed), {}
+        return self._copy_for_trainer(observed), {}
 
-    def _shown(self, observed: list[Message]) -> list[Message]:
+    def _copy_for_trainer(self, observed: list[Message]) -> list[Message]:
         if begins_answer(observed):
             self.close()
             raise UsageError(
@@ -80,10 +80,10 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
         if episode is None or episode.over:
             raise EnvironmentFault(f"{self._id}: step() without init(), after the end, or after an error")
         self.turns += 1
-        with self._guarded("step"):
+        with self._close_on_error("step"):
             step = run_in_background(episode.step(action))
         seen = step.observation.messages()
-        observations = copy.deepcopy(seen) if step.done else self._shown(seen)
+        observations = copy.deepcopy(seen) if step.done else self._copy_for_trainer(seen)
         if episode.cut_short:
             warnings.warn(
                 f"{self._id}: an episode was ended after max_turns={self.max_turns}; "
@@ -124,7 +124,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             episode.close_failure = None
 
     @contextmanager
-    def _guarded(self, phase: str) -> Iterator[None]:
+    def _close_on_error(self, phase: str) -> Iterator[None]:
         """Closes after an error, and says which row it was."""
         try:
             yield
@@ -152,11 +152,11 @@ def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
     """The task with what the trainer's config says where the row says nothing; no such key changes the uid."""
     if "scorer" in task.extra_info:
         return task  # one answer, which its own taskset scores
-    settings = {"max_turns": max_turns, **_chosen(config)} if max_turns else _chosen(config)
+    settings = {"max_turns": max_turns, **_user_settings(config)} if max_turns else _user_settings(config)
     return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info})
 
 
-def _chosen(config: Any) -> dict[str, Any]:
+def _user_settings(config: Any) -> dict[str, Any]:
     """What a user set in `environment.skyrl_gym.NAME`; SkyRL's own defaults are paths and addresses of its makers."""
     import dataclasses
 

@@ -48,7 +48,7 @@ class SkyRLGymEnvironment(Environment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         gym_class, settings = class_of(self.NAME)
-        config = _config(gym_class, task.extra_info.get("env_config") or {})
+        config = _make_config(gym_class, task.extra_info.get("env_config") or {})
         self._env = gym_class(**{**settings, "env_config": config, "extras": extras_of(task, self.NAME)})
 
     def start(self) -> list[Message]:
@@ -60,7 +60,7 @@ class SkyRLGymEnvironment(Environment):
         info = dict(output.get("metadata") or {})
         if output.get("postprocessed_action") is not None:
             info["postprocessed_action"] = output["postprocessed_action"]
-        if output["done"] and (metrics := _numbers(getattr(self._env, "get_metrics", dict)())):
+        if output["done"] and (metrics := _keep_numbers(getattr(self._env, "get_metrics", dict)())):
             info["metrics"] = metrics
         return Step(
             list(output["observations"] or []),
@@ -119,12 +119,12 @@ def class_of(name: str) -> tuple[Any, dict[str, Any]]:
     return found, settings
 
 
-def _config(gym_class: Any, given: Mapping[str, Any]) -> Any:
+def _make_config(gym_class: Any, given: Mapping[str, Any]) -> Any:
     """What SkyRL's config would have for it: the dataclass that its `env_config` is annotated with, else a mapping
     whose keys are attributes too."""
     from omegaconf import OmegaConf
 
-    for cls in _annotated(gym_class):
+    for cls in _annotated_types(gym_class):
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             fields = {field.name for field in dataclasses.fields(cls)}
             named = {key: os.environ.get(variable) for key, variable in _VARIABLES.items() if key in fields}
@@ -132,7 +132,7 @@ def _config(gym_class: Any, given: Mapping[str, Any]) -> Any:
     return OmegaConf.create(dict(given))
 
 
-def _annotated(gym_class: Any) -> tuple[Any, ...]:
+def _annotated_types(gym_class: Any) -> tuple[Any, ...]:
     function: Any = getattr(gym_class, "__init__") if isinstance(gym_class, type) else gym_class  # noqa: B009
     try:
         hint = typing.get_type_hints(function)["env_config"]
@@ -141,5 +141,5 @@ def _annotated(gym_class: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) or (hint,)
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _keep_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,10 +22,12 @@ from treetune.datasets.join import join_files
 from treetune.environment import contract_of
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
-from treetune.rows.sources import File, Kind, Sources
+from treetune.rows.layouts import detect
+from treetune.rows.reading import read_rows
+from treetune.rows.sources import File, HubName, Kind, Sources, find
 from treetune.target import missing_values
-from treetune.trainers.skyrl.files import environments_in, names_rows, row_files, used_in
 from treetune.trainers.skyrl.registry import register, registry
+from treetune.validate.files import ENDINGS
 
 if TYPE_CHECKING:
     from treetune.datasets.taskset import DatasetTaskset
@@ -64,7 +66,7 @@ def run_with_tasks(
     refuse_old_python()
     given = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (environments or {}).items()}
     used = _resolve(config, tasks, cache_dir, val_tasks, given)
-    specs = _specs(used, given, replace)
+    specs = _entries_for(used, given, replace)
     try:
         import ray
         from skyrl.train.config import SkyRLTrainConfig
@@ -72,7 +74,7 @@ def run_with_tasks(
         from skyrl.train.utils.utils import initialize_ray
     except ImportError as error:
         raise MissingExtraError(
-            f"SkyRL cannot be imported: {error}", remedy=f"install skyrl, on Python {_shown(PYTHON)} or later"
+            f"SkyRL cannot be imported: {error}", remedy=f"install skyrl, on Python {_format_version(PYTHON)} or later"
         ) from error
     if isinstance(config, Mapping):
         from omegaconf import OmegaConf
@@ -101,10 +103,10 @@ def resolve_tasks_into_config(
 
 def cli_overrides(files: Mapping[str, list[str]]) -> list[str]:
     """SkyRL's arguments for files by list, as a program receives them: `data.train_data=['train.parquet']`."""
-    return [f"data.{_DATA[name]}=[{', '.join(map(_quoted, paths))}]" for name, paths in files.items() if paths]
+    return [f"data.{_DATA[name]}=[{', '.join(map(_quote, paths))}]" for name, paths in files.items() if paths]
 
 
-def _quoted(path: str) -> str:
+def _quote(path: str) -> str:
     """As SkyRL reads it: a value in YAML, in which OmegaConf takes `${` for an interpolation."""
     escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", path)
     return "'" + escaped.replace("'", "''") + "'"
@@ -138,16 +140,16 @@ def refuse_old_python() -> None:
         return  # told when it is needed
     except Exception as error:
         raise UsageError(
-            f"SkyRL's trainer needs Python {_shown(PYTHON)} or later, this is {_shown(sys.version_info[:2])} "
-            f"({str(error).partition(chr(10))[0]})"
+            f"SkyRL's trainer needs Python {_format_version(PYTHON)} or later, this is "
+            f"{_format_version(sys.version_info[:2])} ({str(error).partition(chr(10))[0]})"
         ) from error
 
 
-def _shown(version: tuple[int, ...]) -> str:
+def _format_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _specs(
+def _entries_for(
     used: Mapping[str, str], given: Mapping[str, str] | None = None, replace: bool | None = None
 ) -> dict[str, Any]:
     """skyrl-gym's entries of the environments that rows name; an unknown one is told before anything starts."""
@@ -194,14 +196,18 @@ def _resolve(
     """Sets the paths; gives the environments that the rows name, with files where they are found (of files of rows only
     where something was `given`)."""
     if names_rows(tasks):
-        files = {"train": row_files(cast(Sources, tasks)), "val": row_files(val_tasks)}
+        files = {"train": find_row_files(cast(Sources, tasks)), "val": find_row_files(val_tasks)}
         for name, found in files.items():
             if found:
                 _set(config, _DATA[name], [str(file.path) for file in found])
-        return used_in(files["train"] + files["val"], given, _default(config)) if given is not None else {}
+        return (
+            environments_of_rows(files["train"] + files["val"], given, _default_environment(config))
+            if given is not None
+            else {}
+        )
     if val_tasks:
         raise UsageError("val_tasks names files, and tasks names none", remedy="YAML has val_tasks of its own")
-    lists = _declared(config, tasks, cache_dir)
+    lists = _load_declared(config, tasks, cache_dir)
     check_columns(lists, "skyrl")
     used: dict[str, str] = {}
     folders = [Path(tasks).expanduser().resolve().parent] if isinstance(tasks, str | Path) else []
@@ -210,12 +216,12 @@ def _resolve(
         _set(config, _DATA[name], [str(path) for _, path, _ in built])
         for taskset, (_, path, _) in zip(tasksets, built, strict=True):
             places = [*folders, *folders_of(type(taskset)), Path.cwd()]
-            ids = environments_in(File(path, Kind.PARQUET))
+            ids = list_environments(File(path, Kind.PARQUET))
             used |= {id: absolute_spec(id, places) for id in ids if id is not None}
     return used
 
 
-def _declared(config: Any, tasks: Any, cache_dir: str | Path | None) -> dict[str, list[DatasetTaskset]]:
+def _load_declared(config: Any, tasks: Any, cache_dir: str | Path | None) -> dict[str, list[DatasetTaskset]]:
     if isinstance(tasks, str | Path):
         from treetune.datasets.declared import read_declared
 
@@ -234,7 +240,7 @@ def _declared(config: Any, tasks: Any, cache_dir: str | Path | None) -> dict[str
     return lists
 
 
-def _default(config: Any) -> str:
+def _default_environment(config: Any) -> str:
     """The environment of rows that name none."""
     held = config.get("environment") if isinstance(config, Mapping) else getattr(config, "environment", None)
     found = held.get("env_class") if isinstance(held, Mapping) else getattr(held, "env_class", None)
@@ -259,3 +265,63 @@ def _set(config: Any, key: str, paths: list[str]) -> None:
         OmegaConf.update(config, f"data.{key}", paths, force_add=True)  # type: ignore[arg-type]
     else:
         setattr(config.data, key, paths)
+
+
+# Files of rows that SkyRL reads itself, and the environments that their rows name
+
+
+def names_rows(tasks: Any) -> bool:
+    """Whether tasks are files of rows rather than declared in YAML or in a mapping."""
+    if tasks is None or isinstance(tasks, Mapping):
+        return False
+    names = [tasks] if isinstance(tasks, str | Path) else list(tasks)
+    return not any(Path(name).suffix.lower() in (".yaml", ".yml") for name in names)
+
+
+def find_row_files(sources: Sources) -> list[File]:
+    """The files that are named; one that SkyRL would not read is told now."""
+    return [_require_readable(source) for source in find(sources)]
+
+
+def environments_of_rows(files: Iterable[File], given: Mapping[str, str], default: str) -> dict[str, str]:
+    """The environments that rows name, or SkyRL takes by `default` where they name none. Rows may come from anywhere:
+    they choose no code that was not `given`."""
+    ids = dict.fromkeys(default if id is None else id for file in files for id in list_environments(file))
+    for id in ids:
+        if ":" in id.removeprefix("skyrl:") and id not in given:
+            raise UsageError(f"the rows name code to run: {id}", remedy=f"if you trust it, say --env {id}")
+    return {id: id for id in ids}
+
+
+def list_environments(file: File) -> list[str | None]:
+    """The ids that the rows of a file have; None where some have none."""
+    if file.kind is not Kind.PARQUET:
+        return list(dict.fromkeys(row.get("env_class") for row in read_rows(file.path, columns=["env_class"])))
+    import pyarrow.parquet as pq
+
+    if "env_class" not in pq.read_schema(file.path).names:
+        return [None]
+    found: list[str | None] = pq.read_table(file.path, columns=["env_class"])["env_class"].unique().to_pylist()
+    return found
+
+
+def _require_readable(source: File | HubName) -> File:
+    convert = "treetune convert {} rows.parquet --to skyrl"
+    if isinstance(source, HubName):
+        raise UsageError(f"no such file: {source.name}", remedy=convert.format(source.name) + " makes one of a dataset")
+    if source.path.suffix.lower() not in ENDINGS:
+        raise UsageError(f"SkyRL does not read {source.path}", remedy=convert.format(source.path))
+    columns = _columns(source)
+    format = detect(columns).name
+    if format != "skyrl" and ("reward_model" in columns or "ground_truth" in columns):
+        raise UsageError(f"{source.path} has rows of {format}", remedy=convert.format(source.path))
+    return source
+
+
+def _columns(file: File) -> list[str]:
+    if file.kind is not Kind.PARQUET:
+        return list(next(read_rows(file.path), {}))
+    import pyarrow.parquet as pq
+
+    names: list[str] = pq.read_schema(file.path).names
+    return names

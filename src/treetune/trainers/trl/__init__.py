@@ -20,11 +20,12 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from treetune import threads
 from treetune.errors import UsageError
+from treetune.rows.layouts import FORMATS
 from treetune.score import finite
 from treetune.serve.errors import ServeError
 from treetune.serve.http.client import TaskServerClient
@@ -33,11 +34,13 @@ from treetune.task import Message, begins_answer, text_of
 from treetune.taskset import Taskset
 from treetune.tokens import ChatTokens
 from treetune.trainers.conversation import Hooks
-from treetune.trainers.local_episodes import LocalEpisodes
-from treetune.trainers.trl.game import Game
-from treetune.trainers.trl.sampling import Generate, in_step, longest_prompt, sampled_by_trainer
+from treetune.trainers.one_answer import play_row, scorer_in
+from treetune.trainers.trl.episodes import Game, LocalEpisodes
 
 log = logging.getLogger("treetune.trl")
+
+Generate = Callable[[list[list[int]], Any], tuple[list[list[int]], list[list[float]] | None]]
+"""Samples one answer to each prompt: (prompts in tokens, the trainer) -> (tokens sampled, their logprobs if known)."""
 
 _AT_A_TIME = 64
 """Episodes that are started together only to see what they show: each may hold a whole sandbox."""
@@ -69,7 +72,7 @@ class TrlTasks(Hooks):
         self.turn_discount, self.discount_first_turn = turn_discount, discount_first_turn
         self.failures = 0
         """Episodes that were lost to the task server."""
-        self._generate = generate or sampled_by_trainer
+        self._generate = generate or sample_by_trainer
         self._chat: tuple[Any, ChatTokens] | None = None
         """The tokenizer of the last trainer, and the chat in it."""
         self._warned: set[str] = set()
@@ -83,7 +86,7 @@ class TrlTasks(Hooks):
             token = os.environ.get(token_env) or None
             self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
 
-        self._ended = weakref.finalize(self, _closed, self._episodes)
+        self._ended = weakref.finalize(self, _close_episodes, self._episodes)
 
     def close(self) -> None:
         """Closes connections; so does the end of the program."""
@@ -120,9 +123,9 @@ class TrlTasks(Hooks):
         else:
             told = columns.get("task_index") or [None] * len(prompts)
             indices = [
-                _index_in(prompt) if index is None else index for prompt, index in zip(prompts, told, strict=True)
+                _task_index_of(prompt) if index is None else index for prompt, index in zip(prompts, told, strict=True)
             ]
-            rewards = self._scored(indices, list(map(_text, completions)))
+            rewards = self._score_answers(indices, list(map(_text, completions)))
         if (log_metric := columns.get("log_metric")) is not None:
             log_metric("task_server_failure", sum(reward is None for reward in rewards) / max(1, len(rewards)))
             if turns := columns.get("num_turns"):
@@ -136,12 +139,12 @@ class TrlTasks(Hooks):
             arguments = getattr(trainer, "chat_template_kwargs", None)
             self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep")
         longest = longest_prompt(trainer)
-        started = threads.run_in_background(self._episodes.start_many(list(map(_index_in, prompts))))
+        started = threads.run_in_background(self._episodes.start_many(list(map(_task_index_of, prompts))))
         try:
             games = [Game(self._chat[1], tokenizer, self, episode) for episode in started]
             self._play(games, trainer, longest)
         finally:
-            threads.run_in_background(_cancelled(started))
+            threads.run_in_background(_cancel_live(started))
         for game in games:
             if game.failure is not None:
                 self._note_failure(game.failure)
@@ -154,7 +157,7 @@ class TrlTasks(Hooks):
     def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
         while True:
             asked = [game for game in games if game.ready(longest, self.max_turns)]
-            prompts = in_step([game.prompt.ids for game in asked], trainer)
+            prompts = pad_to_longest_batch([game.prompt.ids for game in asked], trainer)
             if not prompts:
                 return
             sampled, logprobs = self._generate(prompts, trainer)
@@ -172,7 +175,7 @@ class TrlTasks(Hooks):
         found: list[list[Message]] = []
         for first in range(0, len(indices), _AT_A_TIME):
             episodes = threads.run_in_background(self._episodes.start_many(list(indices[first : first + _AT_A_TIME])))
-            threads.run_in_background(_cancelled(episodes))
+            threads.run_in_background(_cancel_live(episodes))
             for episode in episodes:
                 if isinstance(episode, ServeError):
                     raise episode
@@ -180,7 +183,7 @@ class TrlTasks(Hooks):
                 found.append(self.format_observation_to_messages(shown, []))
         return found
 
-    def _scored(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
+    def _score_answers(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
         """What one answer to each task is worth."""
         episodes = threads.run_in_background(self._episodes.start_many(indices))
         try:
@@ -193,7 +196,7 @@ class TrlTasks(Hooks):
             moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
             steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
         finally:
-            threads.run_in_background(_cancelled(episodes))
+            threads.run_in_background(_cancel_live(episodes))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
 
     def _score_of(self, step: Any) -> float | None:
@@ -232,14 +235,14 @@ def _columns(games: list[Game], end_token: int) -> dict[str, Any]:
     }
 
 
-def _closed(episodes: Any) -> None:
+def _close_episodes(episodes: Any) -> None:
     closing = threads.submit_in_background(episodes.close())
     if threading.current_thread().name != threads.BACKGROUND:  # which must not wait for itself
         with contextlib.suppress(Exception):
             closing.result(5)
 
 
-async def _cancelled(episodes: Sequence[Any]) -> None:
+async def _cancel_live(episodes: Sequence[Any]) -> None:
     """Ends those that nobody will step again."""
     live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
     await asyncio.gather(*(episode.cancel() for episode in live))
@@ -251,7 +254,7 @@ def _row(index: int, messages: list[Message]) -> dict[str, Any]:
     return {"prompt": [{**first, "task_index": index}, *others], "task_index": index}
 
 
-def _index_in(prompt: Any) -> int:
+def _task_index_of(prompt: Any) -> int:
     for message in prompt if isinstance(prompt, list) else []:
         if message.get("task_index") is not None:
             return int(message["task_index"])
@@ -260,3 +263,69 @@ def _index_in(prompt: Any) -> int:
 
 def _text(completion: Any) -> str:
     return completion if isinstance(completion, str) else text_of(completion[-1].get("content")) or ""
+
+
+# How the trainer samples: what fits into the model, and all processes in step
+
+
+def pad_to_longest_batch(prompts: list[list[int]], trainer: Any) -> list[list[int]]:
+    """Processes sample together: vLLM as a server and sharded weights want all of them to ask equally often, and each
+    for equally many answers. Whoever needs fewer asks for some that nobody reads."""
+    if getattr(getattr(trainer, "accelerator", None), "num_processes", 1) == 1:
+        return prompts
+    from accelerate.utils import gather_object
+
+    most: int = max(gather_object([len(prompts)]))
+    spare = prompts[:1] or [[trainer.processing_class.pad_token_id]]
+    return prompts + spare * (most - len(prompts))
+
+
+def sample_by_trainer(prompts: list[list[int]], trainer: Any) -> tuple[list[list[int]], list[list[float]] | None]:
+    sample = getattr(trainer, "_generate_single_turn", None)
+    if sample is None:
+        raise UsageError("this TRL samples in another way than 1.16 does", remedy="pass generate=... to TrlTasks")
+    completions, logprobs = sample(prompts, None, {}, 1)
+    return completions, logprobs
+
+
+def longest_prompt(trainer: Any) -> int | None:
+    """How long a prompt may be for an answer to fit behind it."""
+    config = trainer.model.config
+    trained: int | None = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    limits = [limit for limit in (trained, getattr(trainer.args, "vllm_max_model_length", None)) if limit]
+    if not limits:
+        return None
+    answer: int = trainer.args.max_completion_length or 1
+    if answer >= min(limits):
+        raise UsageError(
+            f"answers of {answer} tokens leave no room for a prompt in a context of {min(limits)}",
+            remedy="lower max_completion_length in GRPOConfig: it is that of one turn",
+        )
+    return min(limits) - answer
+
+
+# Rows that `treetune build --format trl` made
+
+_OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+"""What reward functions are given beside the dataset's columns."""
+
+
+def score_rows(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+    """The reward of each completion; a reward function of a `GRPOTrainer`."""
+    named = {name: values for name, values in columns.items() if name not in _OF_TRL}
+    return [
+        _score({"prompt": prompts[number], **{name: values[number] for name, values in named.items()}}, completion)
+        for number, completion in enumerate(completions)
+    ]
+
+
+def _score(row: dict[str, Any], completion: Any) -> float:
+    scorer = scorer_in(row.get("extra_info"), row.get("data_source"))
+    text = completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
+    reward: float = play_row(scorer, FORMATS["trl"].task_of({**row, "prompt": _prompt(row)}, whole=False), text).reward
+    return reward
+
+
+def _prompt(row: dict[str, Any]) -> Any:
+    prompt = row["prompt"]
+    return [dict(message) for message in prompt] if isinstance(prompt, list) else prompt
