@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 
 from treetune import Task
@@ -20,6 +19,7 @@ from treetune.rollout import run_rollout
 from treetune.target import build_taskset
 from treetune.taskset import Taskset
 
+# A reward that tells 1 from 1.0, True and "1", and sees every field.
 SEEN = """
 import datetime
 import hashlib
@@ -116,12 +116,6 @@ COLUMNS: dict[str, list[Any]] = {
     "truth": ["1", "two", "3.0"],
     "num_turns": [2, 3, None],
 }
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
-    return with_files(tmp_path)
 
 
 def with_files(folder: Path) -> Path:

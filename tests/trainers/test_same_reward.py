@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from same_reward import (
     path_of,
     rewards_in_eval,
     tasks,
+    with_files,
 )
 from serving import served, serving
 
@@ -35,7 +37,11 @@ from treetune.threads import call
 from treetune.trainers.trl import score_rows
 from treetune.trainers.verl import compute_score
 
-# A reward that tells 1 from 1.0, True and "1", and sees every field.
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    return with_files(tmp_path)
 
 
 def to_rows(taskset: Taskset[Any, Any], format: str) -> list[dict[str, Any]]:
