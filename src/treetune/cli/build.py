@@ -78,10 +78,14 @@ def build_command(
             highlight=False,
             soft_wrap=True,
         )
-    files = {f"{split}_files": [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")}
-    to_paste = _overrides(entries) if format == "skyrl" else None
+    paths = {split: [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")}
+    report: dict[str, Any] = {f"{split}_files": files for split, files in paths.items()}
+    if format == "skyrl":
+        from treetune.trainers.skyrl.tasks import cli_overrides, shell_words
+
+        report["overrides"] = cli_overrides(paths)
     if json:
-        print_json({**files, **({"overrides": to_paste} if to_paste is not None else {}), "tasks": entries})
+        print_json({**report, "tasks": entries})
         return
     for entry in entries:
         took = f"built in {entry['seconds']:.1f} s"
@@ -91,10 +95,8 @@ def build_command(
         for reason, count in entry["dropped"].items():
             if count:
                 console.print(f"       {count:,} rows dropped: {reason}", markup=False, soft_wrap=True)
-    if to_paste is not None:
-        from treetune.trainers.skyrl.tasks import shell_words
-
-        console.print(f"for SkyRL: {shell_words(to_paste)}", markup=False, highlight=False, soft_wrap=True)
+    if format == "skyrl":
+        console.print(f"for SkyRL: {shell_words(report['overrides'])}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _declares_lists(target: str) -> bool:
@@ -103,7 +105,7 @@ def _declares_lists(target: str) -> bool:
 
     if Path(target).suffix not in (".yaml", ".yml"):
         return False
-    # What else may be wrong with the file is told by whoever reads it for its tasks.
+    # What else may be wrong with the file is reported by whoever reads it for its tasks.
     data = load_yaml(target)
     return declares_tasks(data) or "taskset" not in data
 
@@ -126,7 +128,7 @@ def _build_lists(
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
     declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
     elsewhere = scoring_of(declared.config) is Scoring.OTHER
-    _refuse_environments(declared.lists, format, config, scored=not elsewhere)
+    _check_environments(declared.lists, format, config, scored=not elsewhere)
     if format == "verl":
         warn_of_unscored(declared.config, declared.lists)
     check_columns(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
@@ -161,13 +163,13 @@ def _build_target(
     if isinstance(taskset, DatasetTaskset) and num_tasks is None:
         if cache_dir is not None:
             taskset.cache_dir = cache_dir.expanduser().absolute()
-        _refuse_environments({"taskset": [taskset]}, format, target)
+        _check_environments({"taskset": [taskset]}, format, target)
         return _entry("train", taskset.name, *_build(console, taskset, format, force, "local"))
     sidecar, path = build_rows(taskset, format, num_tasks, cache_dir)
     return _entry("train", taskset.name, sidecar, path, None)  # its rows are made anew each time
 
 
-def _refuse_environments(
+def _check_environments(
     lists: Mapping[str, Sequence[DatasetTaskset]], format: str, source: str, *, scored: bool = True
 ) -> None:
     """Those that are not known, and those that the trainer cannot play; `scored`: nothing of the user's own scores."""
@@ -189,12 +191,6 @@ def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) ->
         "dropped": sidecar.dropped,
         "seconds": 0.0 if hit else sidecar.seconds,
     }
-
-
-def _overrides(entries: list[dict[str, Any]]) -> list[str]:
-    from treetune.trainers.skyrl.tasks import cli_overrides
-
-    return cli_overrides({split: [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")})
 
 
 def _build(console: Any, task: DatasetTaskset, format: Any, force: bool, engine: Any) -> Any:

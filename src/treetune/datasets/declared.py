@@ -187,22 +187,15 @@ def _plain_entries(nodes: Any, path: str, faults: Faults) -> list[Any]:
 def check_columns(lists: Lists, format: FormatName = "verl", *, force: bool = False, source: str = "config") -> None:
     """Opens the source of each task that is not in the cache, and raises what a config asks of columns that are not
     there."""
-    check_all(
-        [
-            (_place(name, number), partial(taskset.check_source, format, force=force))
-            for name, tasksets in lists.items()
-            for number, taskset in enumerate(tasksets)
-        ],
-        source=source,
-    )
+    checks = [(place, partial(taskset.check_source, format, force=force)) for place, taskset in _places(lists)]
+    check_all(checks, source=source)
 
 
 def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
     """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
     faults = [
-        (f"{_place(name, number)}.env_class", fault)
-        for name, tasksets in lists.items()
-        for number, taskset in enumerate(tasksets)
+        (f"{place}.env_class", fault)
+        for place, taskset in _places(lists)
         if (fault := unknown_environment(taskset, taskset.config.env_class)) is not None
     ]
     if faults and known:
@@ -216,28 +209,28 @@ def check_single_turns(lists: Lists, source: str = "config") -> None:
     from treetune.rows.scorer import SEVERAL_TURNS, has_several_turns
 
     faults = []
-    for name, tasksets in lists.items():
-        for number, taskset in enumerate(tasksets):
-            config = taskset.config
-            # Rows may each say that they have one turn.
-            if config.env_class is None or "max_turns" in config.extra_fields or taskset.overrides_rows:
-                continue
-            try:
-                cls = environments.resolve(absolute_spec(config.env_class, folders_of(type(taskset))))
-            except TreetuneError:
-                continue  # reported as one that is not known
-            if has_several_turns(cls):
-                problem = f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"
-                faults.append((f"{_place(name, number)}.env_class", problem))
+    for place, taskset in _places(lists):
+        config = taskset.config
+        # Rows may each say that they have one turn.
+        if config.env_class is None or "max_turns" in config.extra_fields or taskset.overrides_rows:
+            continue
+        try:
+            cls = environments.resolve(absolute_spec(config.env_class, folders_of(type(taskset))))
+        except TreetuneError:
+            continue  # reported as one that is not known
+        if has_several_turns(cls):
+            problem = f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"
+            faults.append((f"{place}.env_class", problem))
     if faults:
         raise ConfigError(faults, source=source)
 
 
-def _place(name: str, number: int) -> str:
-    """Where a task stands in its config."""
-    if name == "taskset":
-        return name
-    return f"{name}_tasks[{number}]" if name in ("train", "val") else f"{name}[{number}]"
+def _places(lists: Lists) -> Iterator[tuple[str, DatasetTaskset]]:
+    """Each taskset, and where it stands in its config."""
+    for name, tasksets in lists.items():
+        key = f"{name}_tasks" if name in ("train", "val") else name
+        for number, taskset in enumerate(tasksets):
+            yield key if name == "taskset" else f"{key}[{number}]", taskset
 
 
 # Nodes of a file, with overrides

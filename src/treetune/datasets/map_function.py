@@ -166,12 +166,12 @@ def is_silent(messages: Any) -> bool:
         if not isinstance(message, dict):
             return False
         speaker = message.get("role") or message.get("from")
-        if speaker != "system" and any(has_words(message.get(key)) for key in ("content", "value", "tool_calls")):
+        if speaker != "system" and any(_has_words(message.get(key)) for key in ("content", "value", "tool_calls")):
             return False
     return True
 
 
-def has_words(value: Any) -> bool:
+def _has_words(value: Any) -> bool:
     return bool(value.strip() if isinstance(value, str) else value)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from treetune.datasets.map_function import Row, stored_truth
+from treetune.datasets.map_function import NO_PROMPT, NO_TRUTH, Row, is_silent, stored_truth
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import (
@@ -133,7 +133,7 @@ def _texts(values: list[str | None]) -> pa.Array:
     return constant_column(values[0], len(values)) if same else pa.array(values, pa.string())
 
 
-def row_fault(made: Any) -> str | None:
+def find_fault(made: Any) -> str | None:
     """What keeps a made row from being one."""
     if type(made) is not dict:
         return f"is a {type(made).__name__}, not a dict"
@@ -152,6 +152,17 @@ def row_fault(made: Any) -> str | None:
     if type(extra := made.get("extra_info")) is not dict and extra is not None:
         return "has a extra_info that is no dict"
     return None
+
+
+def find_lack(made: Row) -> str | None:
+    """What a made row lacks to be one that can be trained on."""
+    reward = made.get("reward_model")
+    if reward and "ground_truth" in reward:
+        truth = reward["ground_truth"]
+        if not truth if type(truth) is str else stored_truth(plain(truth)) is None:
+            return NO_TRUTH
+    last = made["prompt"][-1].get("content")  # which mostly says something
+    return NO_PROMPT if not (last and type(last) is str and not last.isspace()) and is_silent(made["prompt"]) else None
 
 
 def plain(value: Any) -> Any:

@@ -16,17 +16,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from treetune.datasets.config import filter_file, no_column
-from treetune.datasets.map_function import (
-    NO_PROMPT,
-    NO_TRUTH,
-    GroundTruth,
-    Row,
-    RowDropped,
-    call_make_map_fn,
-    is_silent,
-    stored_truth,
-)
-from treetune.datasets.row_table import RESERVED, extra_info, plain, row_fault, table_of_rows
+from treetune.datasets.map_function import NO_PROMPT, NO_TRUTH, GroundTruth, Row, RowDropped, call_make_map_fn
+from treetune.datasets.row_table import RESERVED, extra_info, find_fault, find_lack, table_of_rows
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
@@ -77,8 +68,9 @@ class RowBuilder:
                 self._pass_rates = read_pass_rates(config.pass_rates)
         if not made and not taskset.overrides_rows:  # a function of the user's own may make columns of its own
             if self._by_column:
+                texts = [name for name, kind in self.columns.items() if str(kind) in ("string", "large_string")]
                 with _collect(faults, "prompt_template"):
-                    self._template = Template(config.prompt_template, names, _text_columns(self.columns))
+                    self._template = Template(config.prompt_template, names, texts)
             elif config.chat_messages_field not in names:
                 faults.append(("chat_messages_field", no_column(config.chat_messages_field, names)))
             if config.ground_truth is not None:
@@ -108,7 +100,7 @@ class RowBuilder:
         except TreetuneError:
             raise
         except (ValueError, TypeError, OverflowError) as error:  # Arrow's errors and those of text are among them
-            raise self._find_fault(batch, first_index, error) from None
+            raise self._locate_fault(batch, first_index, error) from None
 
     def _build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Counter[str]]:
         dropped: Counter[str] = Counter()
@@ -229,12 +221,12 @@ class RowBuilder:
             if made is None:
                 dropped["map function"] += 1
                 continue
-            if (fault := row_fault(made)) is not None:
+            if (fault := find_fault(made)) is not None:
                 raise TasksetError(
                     f"row {index} {fault}: {made!r:.200}",
                     remedy="the function of _make_map_fn() returns data_source, prompt and extra_info at the least",
                 )
-            if not self._made and (lack := _lacks(made)) is not None:
+            if not self._made and (lack := find_lack(made)) is not None:
                 left_out.setdefault(lack, []).append(index)
                 continue
             rows.append(made)
@@ -256,7 +248,7 @@ class RowBuilder:
             remedy="correct them; drop_missing: true leaves such rows out and counts them",
         )
 
-    def _find_fault(self, batch: SourceBatch, first: int, error: Exception) -> TreetuneError:
+    def _locate_fault(self, batch: SourceBatch, first: int, error: Exception) -> TreetuneError:
         """What is wrong with which row. Rows are built many at a time, so they are built one by one again to find the
         first that fails alone; where none does, the first of the batch is named."""
         number, alone = 0, _slice(batch, 0)
@@ -304,21 +296,6 @@ def _collect(faults: Faults, key: str) -> Iterator[None]:
         faults.extend(error.faults)
     except TreetuneError as error:
         faults.append((key, str(error)))
-
-
-def _lacks(made: Row) -> str | None:
-    """What a made row lacks to be one that can be trained on."""
-    reward = made.get("reward_model")
-    if reward and "ground_truth" in reward:
-        truth = reward["ground_truth"]
-        if not truth if type(truth) is str else stored_truth(plain(truth)) is None:
-            return NO_TRUTH
-    last = made["prompt"][-1].get("content")  # which mostly says something
-    return NO_PROMPT if not (last and type(last) is str and not last.isspace()) and is_silent(made["prompt"]) else None
-
-
-def _text_columns(columns: Mapping[str, pa.DataType]) -> list[str]:
-    return [name for name, kind in columns.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
 
 
 def _to_rows(batch: SourceBatch) -> list[Row]:

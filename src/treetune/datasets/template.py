@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
-from treetune.errors import ConfigError, did_you_mean
+from treetune.datasets.config import no_column
+from treetune.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +30,8 @@ class Field:
     """One replacement field, such as `{question}` or `{score:.{digits}f}`."""
 
     source: str
+    name: str
+    """The column, with its items: `meta[level]`."""
     columns: tuple[str, ...]
     """The column shown, then those that its format spec names."""
     plain: bool
@@ -38,6 +41,16 @@ class Field:
         # The name of a plain field is a key, not syntax: `{}` may stand for a column that no field could spell.
         return format(row[self.columns[0]]) if self.plain else self.source.format_map(row)
 
+    def value(self, row: Mapping[str, Any]) -> Any:
+        """What it shows, before it is formatted; of an item that is not there, the whole value."""
+        value = row.get(self.columns[0])
+        if value is None or "[" not in self.name or self.plain:
+            return value
+        try:
+            return Formatter().get_field(self.name, (), row)[0]
+        except (LookupError, TypeError, AttributeError):
+            return value  # reported when it is formatted
+
 
 class Template:
     """A format string, checked against the columns there are when it is made."""
@@ -45,21 +58,19 @@ class Template:
     def __init__(self, text: str, columns: Sequence[str], text_columns: Sequence[str] | None = None) -> None:
         self.text = text
         if text == "{}":
-            self._pieces: list[str | Field] = [Field("{}", (_only(text_columns or columns),), plain=True)]
+            column = _only_column(text_columns or columns)
+            self._pieces: list[str | Field] = [Field("{}", column, (column,), plain=True)]
         else:
             self._pieces, faults = _parse(text, columns)
             if faults:
                 problems = list(faults)
                 if any(faults.values()):
-                    problems[-1] += _brace_advice(text, columns)
+                    problems[-1] += _advise_on_braces(text, columns)
                 raise ConfigError([(KEY, problem) for problem in problems])
         self._fields = [piece for piece in self._pieces if isinstance(piece, Field)]
         self.columns = tuple(dict.fromkeys(column for field in self._fields for column in field.columns))
         """The columns it uses, in order of first use."""
         self._sole = self.columns[0] if len(self._fields) == 1 and self._fields[0].plain else None
-
-    def __repr__(self) -> str:
-        return f"Template({self.text!r})"
 
     def format(self, row: Mapping[str, Any]) -> str:
         """Exactly `text.format(**row)`; a `ValueError` that names the field where a value does not fit it."""
@@ -67,7 +78,7 @@ class Template:
             return self._fields[0].format(row) if self.text == "{}" else self.text.format_map(row)
         except Exception:
             for field in self._fields:
-                self._filled(field, row)  # raises for the field at fault, and names it
+                self._fill(field, row)  # raises for the field at fault, and names it
             raise
 
     def render(self, batch: pa.RecordBatch) -> pa.Array:
@@ -78,7 +89,7 @@ class Template:
         if not self._fields:
             return pa.repeat(pa.scalar(self.text.format(), pa.string()), batch.num_rows)
         pieces = [
-            pa.scalar(piece, pa.string()) if isinstance(piece, str) else self._rendered(piece, batch)
+            pa.scalar(piece, pa.string()) if isinstance(piece, str) else self._render_field(piece, batch)
             for piece in self._pieces
         ]
         return pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, "")
@@ -88,14 +99,10 @@ class Template:
         if self._sole is not None:  # what nearly every template is, and every row is looked at
             value = row.get(self._sole)
             return value is None or (type(value) is str and (not value or value.isspace()))
-        blank = bool(self._fields)
-        for field in self._fields:
-            value = row.get(field.columns[0]) if field.plain else _shown_value(field, row)
-            if value is None:
-                return True
-            # Not by `strip`, which copies the text of every row.
-            blank = blank and isinstance(value, str) and (not value or value.isspace())
-        return blank
+        values = [field.value(row) for field in self._fields]
+        # Not by `strip`, which copies the text of every row.
+        blank = values and all(isinstance(value, str) and (not value or value.isspace()) for value in values)
+        return bool(blank) or any(value is None for value in values)
 
     def lacking(self, table: pa.Table) -> list[int]:
         """`lacks` of every row: the numbers of those that lack something, fast where none does."""
@@ -104,11 +111,10 @@ class Template:
 
         columns = [table[field.columns[0]] for field in self._fields]
         suspects = [pc.is_null(column) for column in columns if column.null_count]
-        texts = [
-            column for column in columns if pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        ]
-        if texts and len(texts) == len(columns):
-            blank = pc.or_(pc.equal(pc.binary_length(texts[0]), 0), pc.utf8_is_space(texts[0]))
+        if columns and all(
+            pa.types.is_string(column.type) or pa.types.is_large_string(column.type) for column in columns
+        ):
+            blank = pc.or_(pc.equal(pc.binary_length(columns[0]), 0), pc.utf8_is_space(columns[0]))
             suspects.append(pc.fill_null(blank, True))
         if any("[" in field.source for field in self._fields):  # an item of a value may be null where the value is not
             suspects.append(pa.chunked_array([pa.repeat(True, table.num_rows)]))
@@ -118,41 +124,32 @@ class Template:
         rows = table.select(list(self.columns)).take(pa.array(numbers, pa.int64())).to_pylist()
         return [number for number, row in zip(numbers, rows, strict=True) if self.lacks(row)]
 
-    def _rendered(self, field: Field, batch: pa.RecordBatch) -> pa.Array:
+    def _render_field(self, field: Field, batch: pa.RecordBatch) -> pa.Array:
         import pyarrow as pa
 
-        array = _as_text(batch.column(field.columns[0])) if field.plain else None
+        array = _to_text(batch.column(field.columns[0])) if field.plain else None
         if array is not None:
             return array
         rows = batch.select(list(dict.fromkeys(field.columns))).to_pylist()
-        return pa.array([self._filled(field, row) for row in rows], pa.string())
+        return pa.array([self._fill(field, row) for row in rows], pa.string())
 
-    def _filled(self, field: Field, row: Mapping[str, Any]) -> str:
+    def _fill(self, field: Field, row: Mapping[str, Any]) -> str:
         try:
             return field.format(row)
         except Exception as error:
             for column in field.columns:
                 if column not in row:
                     raise ValueError(f"the row has no {column!r}, which {KEY} {self.text!r} uses") from None
-            kinds = ", ".join(f"{column} is {_kind(row[column])}" for column in field.columns)
+            types = {
+                column: "None" if row[column] is None else f"a {type(row[column]).__name__}" for column in field.columns
+            }
+            kinds = ", ".join(f"{column} is {kind}" for column, kind in types.items())
             problem = f"no {error}" if isinstance(error, KeyError) else str(error)
             fault = f"{field.source} of {KEY} {self.text!r} does not fit a row: {problem} ({kinds})"
             raise ValueError(fault) from error
 
 
-def _shown_value(field: Field, row: Mapping[str, Any]) -> Any:
-    """What a field shows, before it is formatted; of an item that is not there, the whole value."""
-    value = row.get(field.columns[0])
-    if field.plain or value is None or "[" not in field.source:
-        return value
-    name = field.source[1:-1].partition("!")[0].partition(":")[0]
-    try:
-        return Formatter().get_field(name, (), row)[0]
-    except (LookupError, TypeError, AttributeError):
-        return value  # told when it is formatted
-
-
-def _as_text(array: pa.Array) -> pa.Array | None:
+def _to_text(array: pa.Array) -> pa.Array | None:
     """The array as `str` shows its values, or None where Arrow spells them differently (floats, dates, lists...)."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -161,7 +158,7 @@ def _as_text(array: pa.Array) -> pa.Array | None:
     if isinstance(type_, pa.BaseExtensionType):
         return None
     if types.is_dictionary(type_):
-        return _as_text(array.dictionary_decode())
+        return _to_text(array.dictionary_decode())
     if types.is_null(type_):
         return pa.repeat(pa.scalar("None", pa.string()), len(array))
     if types.is_boolean(type_):
@@ -173,13 +170,13 @@ def _as_text(array: pa.Array) -> pa.Array | None:
     return pc.fill_null(array, "None") if array.null_count else array
 
 
-def _only(candidates: Sequence[str]) -> str:
+def _only_column(candidates: Sequence[str]) -> str:
     if len(candidates) == 1:
         return candidates[0]
+    problem = 'the default "{}" takes the only text column, but '
     if not candidates:
-        raise ConfigError([(KEY, 'the default "{}" takes the only text column, but the dataset has no columns')])
-    listing = ", ".join(candidates)
-    problem = f'the default "{{}}" takes the only text column, but there are {len(candidates)} candidates: {listing}'
+        raise ConfigError([(KEY, f"{problem}the dataset has no columns")])
+    problem += f"there are {len(candidates)} candidates: {', '.join(candidates)}"
     raise ConfigError([(KEY, f'{problem}; set {KEY}, for example to "{{{candidates[0]}}}"')])
 
 
@@ -198,7 +195,7 @@ def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], dict[s
                 faults.update(fault for used in names if (fault := _name_fault(used, columns)))
                 source = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
                 plain = not spec and not conversion and "[" not in name
-                pieces.append(Field(source, tuple(_column(used) for used in names), plain))
+                pieces.append(Field(source, name, tuple(_column(used) for used in names), plain))
     except ValueError as error:
         faults[f"{text!r} is no format string: {error}"] = True
     return pieces, faults
@@ -222,14 +219,13 @@ def _column(name: str) -> str:
 
 
 def _name_fault(name: str, columns: Sequence[str]) -> tuple[str, bool] | None:
-    column, there_are = _column(name), f"; there are: {', '.join(columns)}"
+    column = _column(name)
     if name != column and name in columns:
         return f"a template cannot name the column {name!r} because of its dot or bracket; rename the column", False
     if column == "" or column.isdecimal():
-        return f"{{{name}}} names no column{there_are}", True
+        return f"{{{name}}} names no column; there are: {', '.join(columns)}", True
     if column not in columns:
-        nearest = did_you_mean(column, columns)
-        return f"no column {column!r}{nearest}{there_are}", not nearest
+        return no_column(column, columns), not closest(column, columns)
     items = name[len(column) :]
     if re.fullmatch(r"(\[[^\]]+\])*", items):
         return None
@@ -237,15 +233,13 @@ def _name_fault(name: str, columns: Sequence[str]) -> tuple[str, bool] | None:
     return f"{{{name}}} {problem}; an item is written {{{column}[key]}}", False
 
 
-def _brace_advice(text: str, columns: Sequence[str]) -> str:
+def _advise_on_braces(text: str, columns: Sequence[str]) -> str:
     """How to write the template if the braces that are not columns were meant literally."""
     named = "|".join(map(re.escape, columns)) or "(?!)"
     field = rf"\{{(?:{named})(?:\[[^\]{{}}]+\])*(?:![rsa])?(?::[^{{}}]*)?\}}"
     # Without a "{{" nothing was doubled yet, and a "}}" closes two braces, as in \frac{1}{\sqrt{2}}.
     doubled = r"\{\{|\}\}|" if "{{" in text else ""
-    corrected = re.sub(
-        rf"({doubled}{field})|[{{}}]", lambda match: match[1] if match[1] is not None else match[0] * 2, text
-    )
+    corrected = re.sub(rf"({doubled}{field})|[{{}}]", lambda found: found[1] or found[0] * 2, text)
     if corrected == text or _parse(corrected, columns)[1]:
         return ""
     return f"; if the braces are meant literally, double them: {corrected}"

@@ -11,8 +11,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from treetune.datasets.declared import (
     LISTS,
@@ -24,7 +25,7 @@ from treetune.datasets.declared import (
 )
 from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
-from treetune.errors import ConfigError
+from treetune.errors import ConfigError, TasksetError
 from treetune.target import missing_values
 
 OURS = "pkg://treetune.trainers.verl"
@@ -55,11 +56,6 @@ class Scoring(StrEnum):
     """Our reward function."""
     OTHER = "other"
     """Another function, a reward model, a reward manager of the user's own, or `leave_scoring`."""
-
-
-class Problem(NamedTuple):
-    message: str
-    remedy: str
 
 
 def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
@@ -123,7 +119,7 @@ def _is_missing(config: Any, name: str) -> bool:
 
 def warn_of_unscored(config: Any, lists: Mapping[str, Sequence[DatasetTaskset]]) -> None:
     """A row that nothing can score is found out by the trainer only after the model is loaded."""
-    for problem in find_unscored(config, [taskset for tasksets in lists.values() for taskset in tasksets]):
+    for problem in find_unscored(config, chain.from_iterable(lists.values())):
         warnings.warn(f"{problem.message}: {problem.remedy}", stacklevel=3)
 
 
@@ -156,21 +152,22 @@ def score_by_tasks(config: Any) -> Any:
     return config
 
 
-def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[Problem]:
-    """The data sources whose rows nothing would score."""
+def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[TasksetError]:
+    """The data sources whose rows nothing would score, each with its remedy."""
     scoring = scoring_of(config)
     if scoring is Scoring.OTHER:
         return
     for taskset in tasksets:
         data_source = taskset.config.data_source
         if taskset.scorer is None:
-            yield Problem(
-                f"nothing here can score data_source {data_source!r}: it has no ground truth", f"{_SCORABLE}; {_LEAVE}"
+            yield TasksetError(
+                f"nothing here can score data_source {data_source!r}: it has no ground truth",
+                remedy=f"{_SCORABLE}; {_LEAVE}",
             )
         elif scoring is Scoring.VERL and not knows_data_source(data_source):
-            yield Problem(
+            yield TasksetError(
                 f"verl itself cannot score data_source {data_source!r}",
-                f"call score_by_tasks(config), or set reward.custom_reward_function to {{path: {OURS}, name: "
+                remedy=f"call score_by_tasks(config), or set reward.custom_reward_function to {{path: {OURS}, name: "
                 f"compute_score}}; {_LEAVE}",
             )
 

@@ -30,7 +30,7 @@ def run_with_tasks(config: Any) -> Any:
     if any(find_unscored(config, tasksets)):
         score_by_tasks(config)
     for problem in find_unscored(config, tasksets):
-        raise TasksetError(problem.message, remedy=problem.remedy)
+        raise problem
     config = build_into_config(config, lists)
     for taskset in tasksets:
         _refuse_begun_answers(taskset.get_parquet_path())
