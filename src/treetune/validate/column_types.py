@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -281,7 +280,7 @@ class JsonTypes:
         self._shape = Shape()
         self._first: dict[str, Feature] | None = None
         """The types of the first 10 MB, where more follows."""
-        self._lines: int | None = None
+        self._lines = math.inf
         """How many lines these are."""
         self._unit = ""
 
@@ -290,13 +289,10 @@ class JsonTypes:
         if not self._unit and unit == "line" and self._path is not None:
             with open_plain(self._path) as file:
                 block = file.read(BLOCK) + file.readline()
-                self._lines = block.count(b"\n") if file.read(1) else None
+                self._lines = block.count(b"\n") if file.read(1) else math.inf
         self._unit = unit
-        cut = len(rows)
-        if self._lines is not None and self._first is None:
-            cut = bisect_right(numbers, self._lines)
-        for position, (row, number) in enumerate(zip(rows, numbers, strict=True)):
-            if position == cut:
+        for row, number in zip(rows, numbers, strict=True):
+            if number > self._lines and self._first is None:
                 self._first = self._shape.features()
             self._shape.add(row, number)
 
