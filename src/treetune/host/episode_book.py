@@ -185,7 +185,7 @@ class EpisodeBook:
             self._starts.pop(name, None)  # what failed may be tried again
             raise
 
-    def named(self, name: Hashable) -> LiveEpisode | None:
+    def by_name(self, name: Hashable) -> LiveEpisode | None:
         """The live episode that a request of this name started."""
         return self._names.get(name)
 

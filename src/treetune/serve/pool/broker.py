@@ -25,7 +25,7 @@ from treetune.serve.pool.workers import Call, Member, PoolConfig, Workers
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.task_signer import TaskSigner, concrete_task, pack_task, unpack_trace
 from treetune.serve.zmq import wire
-from treetune.serve.zmq.wire import given, pack, unpack
+from treetune.serve.zmq.wire import pack, unpack, without_none
 from treetune.streams import Draw, Streams
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -49,12 +49,14 @@ class PoolHost(LocalHost):
         return concrete_task(await self._workers.run("make", msgspec.msgpack.encode(draw), size=0), self.taskset)
 
     async def run_rollout(self, task: Task, **options: Any) -> Trace:
-        name, request = options.pop("request", None), wire.RunRolloutRequest(task=self._sign(task), **given(options))
+        name = options.pop("request", None)
+        request = wire.RunRolloutRequest(task=self._sign(task), **without_none(options))
         data = await self._run_named(name, self._workers.run("run_rollout", pack(request)))
         return unpack_trace(unpack(data, wire.RunRolloutResponse).trace, task)
 
     async def run_group(self, task: Task, n: int, **options: Any) -> list[Trace]:
-        name, request = options.pop("request", None), wire.RunGroupRequest(task=self._sign(task), n=n, **given(options))
+        name = options.pop("request", None)
+        request = wire.RunGroupRequest(task=self._sign(task), n=n, **without_none(options))
         data = await self._run_named(name, self._workers.run("run_group", pack(request), n))
         return [unpack_trace(trace, task) for trace in unpack(data, wire.RunGroupResponse).traces]
 

@@ -79,13 +79,13 @@ class _ProcessHandle:
         self._process = process
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(process.sentinel, self._ended)
+        self._loop.add_reader(process.sentinel, self._report_exit)
 
     def kill(self) -> None:
         if self._process.is_alive():
             self._process.kill()
 
-    def _ended(self) -> None:
+    def _report_exit(self) -> None:
         self._loop.remove_reader(self._process.sentinel)
         self._process.join()
         code = self._process.exitcode or 0

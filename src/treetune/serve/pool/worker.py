@@ -120,13 +120,9 @@ def run_worker(spec: WorkerSpec) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
-    uvloop.run(_run(spec))
+    uvloop.run(Worker(spec).run())
     # Threads of user code that hang must not keep the process.
     os._exit(0)
-
-
-async def _run(spec: WorkerSpec) -> None:
-    await Worker(spec).run()
 
 
 class Worker:

@@ -158,7 +158,7 @@ class Workers:
             if member.handle is not None:
                 member.handle.kill()
         for call in [*self._queue, *(call for member in self._members.values() for call in member.calls.values())]:
-            _fail(call, _stopped())
+            _fail(call, _stopping_error())
         self._socket.close(0)
         self._engine.close()
 
@@ -179,7 +179,7 @@ class Workers:
     async def call(self, call: Call) -> bytes:
         """What the worker answers; what it fails with is raised. One whose caller gives it up is stopped there."""
         if self._closing:
-            raise _stopped()
+            raise _stopping_error()
         self._call_number += 1
         call.id = self._call_number.to_bytes(8, "big")
         self._submit(call)
@@ -196,7 +196,7 @@ class Workers:
         if call.pinned:
             assert call.member is not None
             if not self.has(call.member):
-                _fail(call, _episode_lost())
+                _fail(call, _lost_episode_error())
             else:
                 self._assign(call.member, call)
             return
@@ -284,9 +284,9 @@ class Workers:
         if call.future.done():
             return
         if self._closing:
-            _fail(call, _stopped())
+            _fail(call, _stopping_error())
         elif call.pinned:
-            _fail(call, _episode_lost())
+            _fail(call, _lost_episode_error())
         elif call.tries >= _TRIES:
             error = WorkerLost(
                 f"{call.method} was tried {call.tries} times, and each time its worker died ({how})",
@@ -326,11 +326,11 @@ class Workers:
         while True:
             await asyncio.sleep(_TICK)
             try:
-                self._look_after()
+                self._check_members()
             except Exception:
-                log.exception("looking after the workers failed")
+                log.exception("checking the workers failed")
 
-    def _look_after(self) -> None:
+    def _check_members(self) -> None:
         now = time.monotonic()
         for member in list(self._members.values()):
             member.messages.put(b"alive")
@@ -367,7 +367,7 @@ class Workers:
     def _take(self, member: Member, message: list[bytes]) -> None:
         match message:
             case [b"ready"]:
-                self._welcome(member)
+                self._mark_ready(member)
             case [b"done", id, data]:
                 self._finish(member, id, data, failed=False)
             case [b"failed", id, data]:
@@ -379,7 +379,7 @@ class Workers:
                 if call is not None and call.show is not None:
                     call.show(text.decode())
 
-    def _welcome(self, member: Member) -> None:
+    def _mark_ready(self, member: Member) -> None:
         member.ready, self._failures = True, 0
         if sum(other.ready for other in self._members.values()) >= self._config.workers:
             self._all_ready.set()
@@ -400,9 +400,9 @@ def _read_failure(method: str, data: bytes) -> Exception:
     return DeadlinePassed(response.error) if response.kind == "timeout" else error_of(response)
 
 
-def _episode_lost() -> ServeError:
+def _lost_episode_error() -> ServeError:
     return WorkerLost("the worker of this episode died", remedy="start another")
 
 
-def _stopped() -> ServeError:
+def _stopping_error() -> ServeError:
     return Stopping("the server has stopped", remedy="ask again when it is back")

@@ -34,7 +34,7 @@ from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreacha
 from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
 from treetune.serve.zmq import wire
 from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
-from treetune.serve.zmq.wire import given, pack, unpack
+from treetune.serve.zmq.wire import pack, unpack, without_none
 from treetune.streams import State
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -144,13 +144,13 @@ class EnvClient:
 
     async def run_rollout(self, task: Task, **options: Unpack[RolloutOptions]) -> Trace:
         name = options.pop("request", None)
-        message = wire.RunRolloutRequest(task=self._with_seal(task), **given(options))
+        message = wire.RunRolloutRequest(task=self._with_seal(task), **without_none(options))
         response = await self._run("run_rollout", message, wire.RunRolloutResponse, name)
         return unpack_trace(response.trace, task)
 
     async def run_group(self, task: Task, n: int, **options: Unpack[GroupOptions]) -> list[Trace]:
         name = options.pop("request", None)
-        message = wire.RunGroupRequest(task=self._with_seal(task), n=n, **given(options))
+        message = wire.RunGroupRequest(task=self._with_seal(task), n=n, **without_none(options))
         response = await self._run("run_group", message, wire.RunGroupResponse, name)
         for warning in response.warnings:
             log.warning("%s", warning)

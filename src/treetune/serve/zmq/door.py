@@ -339,7 +339,7 @@ class ZmqDoor:
             raise BadRequest("an id is bytes or text")
         book = self._server.host.episodes
         # A start that was answered before it was cancelled: nobody will step what it began.
-        episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.named(target)
+        episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.by_name(target)
         if episode is not None and episode.terms is self._terms:
             if not self._is_known(sender):
                 self.replies.begin(sender.id, sender.identity)

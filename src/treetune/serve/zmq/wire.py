@@ -63,7 +63,7 @@ class RunGroupRequest(PlayRequest, kw_only=True):
     """The numbers of its rollouts; absent: 0 to n - 1."""
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that have a value; the fields of the others keep their defaults."""
     return {name: value for name, value in options.items() if value is not None}
 
