@@ -57,6 +57,16 @@ def test_every_key_of_a_dataset_task_is_explained():
         assert key == "extra" or f"`{key}" in text, key
 
 
+def test_the_paths_of_architecture_visit_each_module_once():
+    section = (ROOT / "docs/architecture.md").read_text().partition("## Four paths")[2].partition("\n## ")[0]
+    paths = [re.findall(r"^\d+\. `([\w/]+\.py)`", part, re.M) for part in section.split("\n**")[1:]]
+    assert len(paths) == 4
+    for path in paths:
+        assert len(path) == len(set(path)) > 5
+        for name in path:
+            assert (ROOT / "src/treetune" / name).exists(), name
+
+
 def test_the_modules_that_architecture_names_exist():
     text = (ROOT / "docs/architecture.md").read_text()
     named = re.findall(r"`(\w+\.py|\w+/)`", text.partition("## Contracts")[0])
