@@ -46,7 +46,7 @@ def make_app(env_server, episodes, ours=server.EpisodeApp):
             except HttpError as error:
                 kind = error.kind
                 response = Response(error.body, error.status, media_type="application/json")
-            env_server.metrics.request(name, time.perf_counter() - began, kind)
+            env_server.metrics.count_request(name, time.perf_counter() - began, kind)
             return response
         return answer
     step = endpoint("http.step", lambda data: episodes.step(read_body(StepBody, data)))

@@ -76,7 +76,7 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
 
     found = asyncio.run(look())
     if json:
-        print_json({"register": place, "servers": [_as_json(*one) for one in found]})
+        print_json({"register": place, "servers": [_to_json(*one) for one in found]})
         return
     from rich.table import Table
     from rich.text import Text
@@ -91,17 +91,17 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
     for server, health in found:
         entry = server.entry
         table.add_row(
-            Text(_printable(entry.name)),
-            Text(_printable(" ".join(filter(None, [entry.url, entry.zmq])))),
+            Text(_clean(entry.name)),
+            Text(_clean(" ".join(filter(None, [entry.url, entry.zmq])))),
             Text("endless" if entry.num_tasks is None else f"{entry.num_tasks:,}"),
             Text("" if health.episodes is None else f"{health.episodes:,}"),
             Text(health.state, style=_COLOURS[health.state]),
-            Text(_printable(", ".join(filter(None, ["needs a token" if entry.needs_token else "", health.detail])))),
+            Text(_clean(", ".join(filter(None, ["needs a token" if entry.needs_token else "", health.detail])))),
         )
     console.print(table)
 
 
-def _as_json(server: RegisteredServer, health: ServerHealth) -> dict[str, Any]:
+def _to_json(server: RegisteredServer, health: ServerHealth) -> dict[str, Any]:
     import msgspec
 
     return {
@@ -113,7 +113,7 @@ def _as_json(server: RegisteredServer, health: ServerHealth) -> dict[str, Any]:
     }
 
 
-def _printable(text: str) -> str:
+def _clean(text: str) -> str:
     """What others wrote into the register may not steer the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
@@ -155,15 +155,15 @@ def register_server(
     import socket
     import time
 
-    from treetune.serve.register import ServerEntry, make_id, public_address, stay_registered
+    from treetune.serve.register import ServerEntry, make_id, name_public_address, stay_registered
 
     if registration is None:
         return contextlib.nullcontext()
     entry = ServerEntry(
         id=make_id(),
         name=info.name[:300],
-        url=registration.advertise or (public_address(url) if url is not None else None),
-        zmq=public_address(server.address) if server.address else None,
+        url=registration.advertise or (name_public_address(url) if url is not None else None),
+        zmq=name_public_address(server.address) if server.address else None,
         server_key=server.public_key.decode() if server.public_key is not None else None,
         num_tasks=info.num_tasks,
         needs_token=server.config.access.token is not None,

@@ -78,7 +78,7 @@ def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
     return str(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\x00"))  # type: ignore[union-attr]
 
 
-def curve_server(socket: zmq.Socket[bytes], secret: bytes) -> None:
+def encrypt_server(socket: zmq.Socket[bytes], secret: bytes) -> None:
     socket.curve_server = True
     socket.curve_secretkey = secret
     socket.curve_publickey = zmq.curve_public(secret)

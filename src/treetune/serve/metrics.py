@@ -1,6 +1,6 @@
 """A server in figures: counted as plain numbers on the hot path, shown to Prometheus and `treetune top` when asked.
 
-    metrics.request("sample", seconds)
+    metrics.count_request("sample", seconds)
     metrics.stats()                                   # for `treetune top`
     metrics.render()                                  # for Prometheus
     listener = await serve_metrics(metrics, ":9100")  # for Prometheus, at an address of their own
@@ -54,7 +54,7 @@ class Metrics:
         self.gauges: Callable[[], dict[str, float]] = dict
         """What is so now: `in_flight`, `queue`, `workers`, `kept_answers`, and the cursors as `cursor:NAME`."""
 
-    def request(self, method: str, seconds: float, kind: str | None = None) -> None:
+    def count_request(self, method: str, seconds: float, kind: str | None = None) -> None:
         self.requests[method] += 1
         latency = self.latencies.get(method)
         if latency is None:
@@ -63,7 +63,7 @@ class Metrics:
         if kind is not None:
             self.errors[kind] += 1
 
-    def scored(self, traces: Iterable[Scored]) -> None:
+    def count_scored(self, traces: Iterable[Scored]) -> None:
         for trace in traces:
             self.outcomes[trace.outcome] += 1
             if trace.reward is not None:

@@ -398,7 +398,7 @@ def make_id() -> str:
     return f"{host.strip('-')[:60] or 'server'}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def public_address(address: str) -> str:
+def name_public_address(address: str) -> str:
     """An address as others write it: one that listens everywhere is known by the name of its machine."""
     name = socket.getfqdn()
     if name.startswith("localhost"):

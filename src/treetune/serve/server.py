@@ -20,7 +20,7 @@ import zmq
 
 from treetune.episode import Limits
 from treetune.host import Info, LocalHost, info_of
-from treetune.serve.access import Access, bind_address, check_address, curve_server, load_curve_key, load_signing_key
+from treetune.serve.access import Access, bind_address, check_address, encrypt_server, load_curve_key, load_signing_key
 from treetune.serve.errors import Busy, Stopping
 from treetune.serve.executor import Executor, LocalExecutor
 from treetune.serve.metrics import Metrics
@@ -105,7 +105,7 @@ class EnvServer:
         socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
         if config.access.curve_key is not None:
             secret = load_curve_key(config.access.curve_key)
-            curve_server(socket, secret)
+            encrypt_server(socket, secret)
             self.public_key = zmq.curve_public(secret)
         self.door.open(socket)
         opened.callback(self.door.close)
@@ -119,7 +119,7 @@ class EnvServer:
 
     def _make_host(self, key: bytes) -> tuple[LocalHost, Executor]:
         host = LocalHost(self.streams, self.models.policy_of, self.config.limits)
-        return host, LocalExecutor(host, self.signer, self.capacity, self.metrics.scored)
+        return host, LocalExecutor(host, self.signer, self.capacity, self.metrics.count_scored)
 
     def _open_store(self, streams: Streams) -> bytes:
         """The key of the seals; and where cursors were kept, goes on there."""

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from treetune.errors import UsageError
 from treetune.serve.access import Access, is_loopback
-from treetune.serve.http.wire import HttpError, http_error
+from treetune.serve.http.wire import HttpError, to_http_error
 
 log = logging.getLogger("treetune.serve")
 
@@ -121,10 +121,10 @@ class JsonApp:
             headers = [(b"content-type", request.content_type)]
         except HttpError as error:
             status, kind, body = error.status, error.kind, error.body
-            headers += _error_headers(error)
+            headers += _make_error_headers(error)
         except Exception as error:
             log.exception("%s failed", request.path)
-            failure = http_error(error)
+            failure = to_http_error(error)
             status, kind, body = failure.status, failure.kind, failure.body
         self._count(request.name, time.perf_counter() - began, kind)
         headers.append((b"content-length", b"%d" % len(body)))
@@ -195,7 +195,7 @@ async def _send_events(events: Events, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def _error_headers(error: HttpError) -> Headers:
+def _make_error_headers(error: HttpError) -> Headers:
     headers = []
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after))

@@ -28,7 +28,7 @@ from treetune.serve.http.wire import (
     StepAnswer,
     StepBody,
     encode,
-    http_error,
+    to_http_error,
 )
 from treetune.serve.server import EnvServer
 
@@ -102,7 +102,7 @@ class Episodes:
 
     async def _start(self, body: StartBody, has_left: Callable[[], bool] = lambda: False) -> bytes:
         if self.stopping:
-            raise http_error(Stopping("the server is stopping", remedy="ask again when it is back"))
+            raise to_http_error(Stopping("the server is stopping", remedy="ask again when it is back"))
         if self.count + self._starting >= self.config.max_episodes:
             raise HttpError(
                 429,
@@ -118,7 +118,7 @@ class Episodes:
             reserved = True
             return await self._begin(body, has_left)
         except Exception as error:
-            raise http_error(error, path="$.task_index") from None
+            raise to_http_error(error, path="$.task_index") from None
         finally:
             self._starting -= 1
             self._server.release(int(reserved))
@@ -177,4 +177,4 @@ def _http_error_of(error: Exception) -> HttpError:
         return HttpError(409, "usage", error.message, path="$.turn", remedy="send the next turn, or none")
     if isinstance(error, DeadlinePassed):
         return HttpError(504, "timeout", str(error), remedy="serve with a larger --limits.timeout")
-    return http_error(error)
+    return to_http_error(error)

@@ -27,7 +27,7 @@ from treetune.serve.http import wire
 from treetune.serve.http.asgi import JSON, Events, HttpRequest, JsonApp, Listener, Receive, Route, Scope, Send
 from treetune.serve.http.episodes import Episodes, HttpConfig
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
-from treetune.serve.http.wire import HttpError, encode, http_error, read_body
+from treetune.serve.http.wire import HttpError, encode, read_body, to_http_error
 from treetune.serve.server import EnvServer
 
 log = logging.getLogger("treetune.serve")
@@ -92,7 +92,7 @@ class EpisodeApp(JsonApp):
             server.config.access,
             max_bytes=episodes.config.max_bytes,
             token_remedy="send `Authorization: Bearer TOKEN`; probe and trainers' bridges take TREETUNE_TOKEN",
-            count=server.metrics.request,
+            count=server.metrics.count_request,
         )
         self._server, self._episodes = server, episodes
 
@@ -184,7 +184,7 @@ def _refuse_indices(bodies: list[wire.StartBody]) -> None:
         try:
             checked_index(body.task_index or 0)
         except UsageError as error:
-            raise http_error(error, path=f"$.episodes[{number}].task_index") from None
+            raise to_http_error(error, path=f"$.episodes[{number}].task_index") from None
 
 
 async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]:
@@ -196,7 +196,7 @@ async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]
         except Exception as error:
             if not isinstance(error, HttpError):
                 log.exception("one of a batch failed")
-            return msgspec.Raw(http_error(error).body)
+            return msgspec.Raw(to_http_error(error).body)
 
     return list(await asyncio.gather(*map(answer_one, answers)))
 

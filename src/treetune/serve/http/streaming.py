@@ -25,9 +25,10 @@ from typing import Annotated
 
 import msgspec
 
+from treetune.serve.http import wire
 from treetune.serve.http.asgi import Receive, Send
 from treetune.serve.http.episodes import Episodes
-from treetune.serve.http.wire import ActionBody, HttpError, StartBody, StepBody, decode, encode, http_error, read_body
+from treetune.serve.http.wire import HttpError, decode, encode, read_body, to_http_error
 
 log = logging.getLogger("treetune.serve")
 
@@ -43,7 +44,7 @@ _MOST_PARTS = 1000
 class Move(msgspec.Struct):
     """One step over a WebSocket."""
 
-    action: str | ActionBody
+    action: str | wire.ActionBody
     turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
@@ -85,11 +86,11 @@ class EpisodeSocket:
         """The first message that can starts the episode, the others are its steps."""
         try:
             if self._episode is None:
-                answer = await self._episodes.start(read_body(StartBody, message))
+                answer = await self._episodes.start(read_body(wire.StartBody, message))
                 self._episode = decode(_EpisodeId, answer).episode_id
                 return answer
             move = read_body(Move, message)
-            return await self._episodes.step(StepBody(self._episode, move.action, move.turn))
+            return await self._episodes.step(wire.StepBody(self._episode, move.action, move.turn))
         except HttpError as error:
             return error.body
 
@@ -108,7 +109,7 @@ class EpisodeSocket:
             await self._episodes.cancel(self._episode)
 
 
-async def stream_step(episodes: Episodes, body: StepBody) -> AsyncGenerator[bytes]:
+async def stream_step(episodes: Episodes, body: wire.StepBody) -> AsyncGenerator[bytes]:
     """The server-sent events of one step: what the environment shows meanwhile, then the answer. Closing it early
     leaves the step to go on."""
     parts: asyncio.Queue[str | None] = asyncio.Queue()
@@ -141,7 +142,7 @@ async def stream_step(episodes: Episodes, body: StepBody) -> AsyncGenerator[byte
                 raise
             if not isinstance(error, HttpError):
                 log.exception("a step failed")
-            yield _format_event("error", http_error(error).body)
+            yield _format_event("error", to_http_error(error).body)
     finally:
         if episode is not None:
             episode.watchers.remove(take)

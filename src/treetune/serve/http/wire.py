@@ -159,7 +159,7 @@ _STATUS = {
 RETRY_SECONDS = 1
 
 
-def http_error(error: TreetuneError | Exception, path: str | None = None) -> HttpError:
+def to_http_error(error: TreetuneError | Exception, path: str | None = None) -> HttpError:
     """An error of the host as an answer; `path` is the part of the body that a wrong request is wrong in."""
     if isinstance(error, HttpError):
         return error

@@ -131,6 +131,6 @@ class EnvServerPool(EnvServer):
             scope=self.streams.identity.digest,
             parent=None if engine.encrypted else os.getpid(),
         )
-        workers = self.WORKERS(spec, self.pool_config, engine, self.metrics.scored)
+        workers = self.WORKERS(spec, self.pool_config, engine, self.metrics.count_scored)
         host = PoolHost(self.streams, self.models.policy_of, self.config.limits, workers, self.signer)
         return host, workers

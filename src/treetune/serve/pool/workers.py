@@ -23,7 +23,7 @@ import zmq
 from treetune.environment import Sink
 from treetune.episode import DeadlinePassed
 from treetune.errors import TreetuneError
-from treetune.serve.access import bind_address, curve_server
+from treetune.serve.access import bind_address, encrypt_server
 from treetune.serve.errors import BadRequest, ServeError, Stopping, WorkerLost
 from treetune.serve.executor import Scored
 from treetune.serve.pool.engines import Engine, Handle
@@ -126,7 +126,7 @@ class Workers:
         server_key = None
         if self._engine.encrypted:
             server_key, secret = zmq.curve_keypair()
-            curve_server(socket, secret)
+            encrypt_server(socket, secret)
         address = bind_address(socket, self._engine.address())
         self._spec = msgspec.structs.replace(self._spec, address=address, server_key=server_key)
         self._socket = LoopSocket(socket, self._take_batch)

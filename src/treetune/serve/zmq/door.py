@@ -164,7 +164,7 @@ class ZmqDoor:
 
     def _reply(self, sender: Sender, data: bytes, kind: str | None = None) -> None:
         """Replies at once, in this batch; `kind` is that of an error."""
-        self._server.metrics.request(sender.method, 0.0, kind)
+        self._server.metrics.count_request(sender.method, 0.0, kind)
         self._ready.append((sender.identity, sender.id, data))
 
     def _failure(self, sender: Sender, error: BaseException) -> tuple[bytes, str | None]:
@@ -232,7 +232,7 @@ class ZmqDoor:
         else:
             error = Cancelled("cancelled")
         data, kind = (task.result(), None) if error is None else self._failure(sender, error)
-        self._server.metrics.request(sender.method, time.perf_counter() - began, kind)
+        self._server.metrics.count_request(sender.method, time.perf_counter() - began, kind)
         for identity in self.replies.finish(sender.id, data):
             self.send((identity, sender.id, data))
         if self._server.stopping and not self.replies.under_way:
