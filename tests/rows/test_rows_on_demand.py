@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from treetune.errors import StorageError
-from treetune.rows import parquet_rows, read_rows
-from treetune.rows.parquet_rows import ParquetRows
+from treetune.rows import read_rows, row_store
+from treetune.rows.row_store import ParquetRows
 from treetune.target import load_taskset
 from treetune.task import Task
 from treetune.validate import write_tasks
@@ -43,7 +43,7 @@ def test_rows_come_in_any_order_as_they_are_read_in_order(file):
 
 
 def test_only_a_few_row_groups_are_kept(file, monkeypatch):
-    monkeypatch.setattr(parquet_rows, "KEPT", 1)
+    monkeypatch.setattr(row_store, "KEPT", 1)
     rows = ParquetRows(file)
     for number in (0, 55, 199, 3):
         rows[number]
@@ -95,7 +95,7 @@ def test_a_file_that_is_gone_or_none_is_told(tmp_path):
 
 def test_a_dataset_task_is_no_table_in_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(parquet_rows, "KEPT", 1)
+    monkeypatch.setattr(row_store, "KEPT", 1)
     lines = "".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(5000))
     (tmp_path / "rows.jsonl").write_text(lines)
     (tmp_path / "tasks.yaml").write_text(

@@ -28,7 +28,7 @@ from word_tokenizer import WordTokenizer, length
 
 from treetune.errors import EmptyTasksetError, MissingExtraError, StorageError, TasksetError, TreetuneError, UsageError
 from treetune.rows import read_rows, read_tasks
-from treetune.rows.parquet_rows import pack, unpack
+from treetune.rows.row_store import pack, unpack
 from treetune.task import Task
 from treetune.trainers.skyrl import PromptDataset
 from treetune.validate import write_tasks

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import datasets
     from treetune.datasets.build import Engine, Progress
     from treetune.rows.loading import Source
-    from treetune.rows.parquet_rows import ParquetRows
+    from treetune.rows.row_store import ParquetRows
 
 BUILDER_VERSION = 4
 """Part of every cache key: raise it when the same config begins to give other rows."""
@@ -222,7 +222,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
     @cached_property
     def _rows(self) -> ParquetRows:
-        from treetune.rows.parquet_rows import ParquetRows
+        from treetune.rows.row_store import ParquetRows
 
         return ParquetRows(self.get_parquet_path())
 

@@ -19,16 +19,15 @@ import msgspec
 
 from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
-from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir
+from treetune.rows.cache import Cache, default_cache_dir
 from treetune.rows.content import content_hash
 from treetune.rows.layouts import detect, format_named
-from treetune.rows.loading import open_source
-from treetune.rows.parquet_rows import PackedRows, ParquetRows, write_packed
-from treetune.rows.reading import batches_of, read_tasks
+from treetune.rows.reading import read_tasks
 from treetune.rows.round_trip import scorer_of
+from treetune.rows.row_store import ParquetRows, RowStore
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
-from treetune.rows.sources import File, HubName, Kind, ReadError, find
+from treetune.rows.sources import File, HubName, Kind, find
 from treetune.task import ForeignTask, Task, digest
 from treetune.taskset import Taskset, TasksetConfig
 
@@ -128,39 +127,22 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     # The rows
 
     @cached_property
-    def _parts(self) -> Sequence[tuple[str, ParquetRows]]:
+    def _parts(self) -> Sequence[tuple[str, ParquetRows | RowStore]]:
         """What identifies each source, and its rows."""
         cache = Cache(default_cache_dir())
-        return [_rows_on_demand(source, cache) for source in find(self.config.files)]
+        return [_open_rows(source, cache) for source in find(self.config.files)]
 
     @cached_property
     def _ends(self) -> list[int]:
         return list(accumulate(len(rows) for _, rows in self._parts))
 
 
-def _rows_on_demand(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows]:
-    """Parquet is read as it is; of any other source the cache keeps a copy as parquet."""
-    if isinstance(source, HubName):
-        opened = open_source(source.loading_params())
-        identity = f"{source} {opened.revision} {opened.fingerprint}"
-    else:
-        try:
-            content = content_hash(source.path, cache.folder / "contents")
-        except OSError as error:
-            raise ReadError(f"{source.path} cannot be read: {error.strerror}") from None
-        if source.kind is Kind.PARQUET:
-            return content, ParquetRows(source.path)
-        identity = f"{source.kind} {content}"  # the same bytes may be rows as .json and none as .jsonl
-
-    def build(path: Path) -> Sidecar:
-        rows = write_packed(batches_of(source), path)
-        if isinstance(source, File) and content_hash(source.path, None) != content:
-            raise ReadError(f"{source} changed while it was read", remedy="try again when it is whole")
-        return Sidecar(config={}, source=str(source), rows=rows, fingerprint=identity)
-
-    key = f"{digest('packed rows')[:20]}_{config_hash({}, {'content': identity})}"
-    cache.get_or_build(key, build)
-    return key, PackedRows(cache.path(key))
+def _open_rows(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows | RowStore]:
+    """Parquet is read as it is; the rows of any other source are kept in the cache."""
+    if isinstance(source, File) and source.kind is Kind.PARQUET:
+        return content_hash(source.path, cache.folder / "contents"), ParquetRows(source.path)
+    store = RowStore.open(source, cache, prompt_key="prompt", env_class_key="env_class")
+    return store.path.stem, store
 
 
 def _is_scored_by_taskset(task: Task) -> bool:

@@ -29,8 +29,8 @@ import msgspec
 from treetune.errors import EmptyTasksetError, TasksetError, UsageError, did_you_mean
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir
 from treetune.rows.prompt_lengths import PromptTokens, load_tokenizer, messages_of
+from treetune.rows.row_store import CHUNK, TOGETHER, RowStore
 from treetune.rows.sources import Sources, find
-from treetune.trainers.skyrl.row_store import CHUNK, TOGETHER, RowStore
 
 VERSION = 3
 """Of what is found and how it is written."""
