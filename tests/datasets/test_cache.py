@@ -18,7 +18,7 @@ from treetune.errors import TreetuneError
 from treetune.plugins import load_object
 from treetune.rows import cache as cache_module
 from treetune.rows import content
-from treetune.rows.cache import Cache, Sidecar, State, config_hash, default_cache_dir, impl_hash
+from treetune.rows.cache import Cache, EntryState, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.content import content_hash, local_sources
 
 KEY = "0123456789abcdef0123_" + "a" * 20
@@ -134,7 +134,7 @@ cache.get_or_build(key, build)
     process.communicate()
     (leftover,) = names(cache.folder)
     assert leftover.startswith(f".{KEY}.")
-    assert [(entry.state, entry.size) for entry in cache.entries()] == [(State.UNFINISHED, 9)]
+    assert [(entry.state, entry.size) for entry in cache.entries()] == [(EntryState.UNFINISHED, 9)]
 
     def build_in_a_clean_folder(path):
         assert names(cache.folder) == []
@@ -202,7 +202,7 @@ DAMAGES = {
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES.items(), ids=[damage.__name__ for damage in DAMAGES])
 def test_damage_is_noticed_and_built_again_with_a_warning(built, damage, reason):
     damage(built)
-    assert {entry.key: entry.state for entry in built.entries()}[KEY] is State.DAMAGED
+    assert {entry.key: entry.state for entry in built.entries()}[KEY] is EntryState.DAMAGED
     with pytest.warns(UserWarning, match=rf"is damaged \({reason}\), building it again") as caught:
         assert built.get_or_build(KEY, build)[1] is False
     assert len(caught) == 1
@@ -568,8 +568,8 @@ def test_entries_say_what_there_is_and_leave_foreign_files_alone(built):
     for foreign in ("notes.json", "train.parquet"):
         (built.folder / foreign).write_text("mine")
     newer, older = built.entries()
-    assert (newer.key, newer.state, newer.rows, newer.source) == (OTHER, State.OK, 3, "json: train.jsonl")
-    assert (older.key, older.state, older.last_used) == (KEY, State.DAMAGED, 1)
+    assert (newer.key, newer.state, newer.rows, newer.source) == (OTHER, EntryState.OK, 3, "json: train.jsonl")
+    assert (older.key, older.state, older.last_used) == (KEY, EntryState.DAMAGED, 1)
     assert newer.size == sum((built.folder / f"{OTHER}.{suffix}").stat().st_size for suffix in ("json", "parquet"))
     assert len(built.prune(older_than_days=None, all=True, damaged=False)) == 2
     assert sorted(file.name for file in built.folder.iterdir()) == ["notes.json", "train.parquet"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from treetune.rows.cache import Cache, Entry
-    from treetune.rows.loading import Copy
+    from treetune.rows.loading import DatasetCopy
 
 cache_app = typer.Typer(
     help="Built datasets: list them, show what one was built from, remove them.",
@@ -159,7 +159,7 @@ def _plain(cache: Cache, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _copies(copies: Iterable[Copy]) -> list[dict[str, Any]]:
+def _copies(copies: Iterable[DatasetCopy]) -> list[dict[str, Any]]:
     return [{"path": str(copy.path), "size": copy.size, "last_used": copy.last_used} for copy in copies]
 
 

@@ -131,7 +131,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     created: str = ""
 
 
-class State(enum.StrEnum):
+class EntryState(enum.StrEnum):
     OK = "ok"
     """Built, and as it was written."""
     DAMAGED = "damaged"
@@ -144,7 +144,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One key of the cache, as `treetune cache list` shows it."""
 
     key: str
-    state: State
+    state: EntryState
     fault: str | None
     """Why it is damaged."""
     size: int
@@ -219,7 +219,7 @@ class Cache:
             if entry is None:
                 return False
             old = older_than_days is not None and time.time() - entry.last_used > older_than_days * 86400
-            return all or old or (damaged and entry.state is not State.OK)
+            return all or old or (damaged and entry.state is not EntryState.OK)
 
         removed = []
         for candidate in filter(selected, self.entries()):
@@ -299,12 +299,12 @@ class Cache:
         return sidecar
 
     def _entry(self, key: str) -> Entry | None:
-        sidecar, fault, state = None, None, State.UNFINISHED
+        sidecar, fault, state = None, None, EntryState.UNFINISHED
         try:
             if (checked := self._check(key)) is not None:
-                sidecar, state = checked[0], State.OK
+                sidecar, state = checked[0], EntryState.OK
         except _Damaged as damage:
-            fault, state = str(damage), State.DAMAGED
+            fault, state = str(damage), EntryState.DAMAGED
             with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
                 sidecar = msgspec.json.decode(self._sidecar(key).read_bytes(), type=Sidecar)
         statuses = []

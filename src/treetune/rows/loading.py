@@ -42,7 +42,7 @@ class Source:
     """An opened dataset."""
 
     def __init__(
-        self, dataset: Any, *, params: LoadingParams | None = None, fresh: bool = False, held: Hold | None = None
+        self, dataset: Any, *, params: LoadingParams | None = None, fresh: bool = False, held: CopyLock | None = None
     ) -> None:
         self._dataset = dataset
         self._params = params
@@ -153,7 +153,7 @@ def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
     held = None
     if copy is not None and "cache_dir" not in kwargs:
         kwargs["cache_dir"] = str(copy)
-        held = Hold(copy)
+        held = CopyLock(copy)
     were_disabled = datasets.are_progress_bars_disabled()
     from_hub = names_hub(params.args, kwargs)
     try:
@@ -257,7 +257,7 @@ def _problem(endpoint: str) -> str | None:
     return found[0] if found else f"{endpoint} does not answer"
 
 
-class Copy(msgspec.Struct, frozen=True):
+class DatasetCopy(msgspec.Struct, frozen=True):
     path: Path
     size: int
     last_used: float
@@ -278,7 +278,7 @@ def copies_folder(cache_dir: Path) -> Path:
     return place / "treetune" / whose
 
 
-class Hold:
+class CopyLock:
     """Notes that a copy is used, and keeps it from being removed for as long as this lives."""
 
     def __init__(self, folder: Path) -> None:
@@ -295,14 +295,14 @@ class Hold:
             os.close(self._file)
 
 
-def list_copies(cache_dir: Path) -> list[Copy]:
+def list_copies(cache_dir: Path) -> list[DatasetCopy]:
     """Everything that is kept, last used first."""
     folder = copies_folder(cache_dir)
     found = [_measure(path) for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(found, key=lambda copy: -copy.last_used)
 
 
-def prune_copies(cache_dir: Path, *, older_than_days: float | None, all: bool) -> list[Copy]:
+def prune_copies(cache_dir: Path, *, older_than_days: float | None, all: bool) -> list[DatasetCopy]:
     """Remove those that were not used for so long, or all; what is being built from stays."""
     removed = []
     for copy in list_copies(cache_dir):
@@ -321,10 +321,10 @@ def _lock_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
-def _measure(folder: Path) -> Copy:
+def _measure(folder: Path) -> DatasetCopy:
     size = 0
     for here, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):  # removed since it was listed
                 size += os.lstat(os.path.join(here, name)).st_size
-    return Copy(folder, size, folder.stat().st_mtime)
+    return DatasetCopy(folder, size, folder.stat().st_mtime)

@@ -24,7 +24,7 @@ from treetune.errors import (
 )
 from treetune.rows.content import FILE_FORMATS, LoadingParams, expand_pattern, file_patterns, local_sources, names_hub
 from treetune.rows.reading import batches_of
-from treetune.rows.sources import File, Kind, known_kind
+from treetune.rows.sources import File, FileKind, known_kind
 
 _GENERAL = "check loading_params.args and loading_params.kwargs (name, split, data_files)"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -105,13 +105,13 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
 
 def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
     shape = known_kind(file)
-    if kind in ("json", "parquet") and shape is not Kind.LINES:
-        shape = Kind(kind)
+    if kind in ("json", "parquet") and shape is not FileKind.LINES:
+        shape = FileKind(kind)
     try:
         with open(file, "rb") as opened:
             if not opened.read(1 << 16).strip():
                 return EmptyTasksetError(f"{file} is empty", remedy="give it rows, or leave it out of data_files")
-        if shape in (Kind.JSON, Kind.LINES, Kind.PARQUET):
+        if shape in (FileKind.JSON, FileKind.LINES, FileKind.PARQUET):
             if not sum(len(batch.rows) for batch in batches_of(File(file, shape))):
                 return EmptyTasksetError(f"{file} has no rows", remedy="give it rows, or leave it out of data_files")
         elif kind in ("csv", "text"):

@@ -27,7 +27,7 @@ from treetune.errors import NetworkError, TreetuneError, UsageError
 from treetune.rows.arrow_values import SPLIT, decode_json, drop_nulls, json_fields_of, pause_gc, to_rows
 from treetune.rows.layouts import Format, detect, format_named
 from treetune.rows.round_trip import parse_json_fields
-from treetune.rows.sources import BATCH, Batch, File, HubName, Kind, ReadError, Row, Sources, find, open_plain
+from treetune.rows.sources import BATCH, Batch, File, FileKind, HubName, ReadError, Row, Sources, find, open_plain
 from treetune.task import Task
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def read_tables(sources: Sources, *, columns: Sequence[str] | None = None) -> It
     from treetune.rows.parquet import table_of
 
     for source in find(sources):
-        if isinstance(source, File) and source.kind is Kind.PARQUET:
+        if isinstance(source, File) and source.kind is FileKind.PARQUET:
             for batch in _parquet_batches(source.path, columns):
                 yield pa.Table.from_batches([batch])
         else:
@@ -96,7 +96,7 @@ def read_batches(sources: Sources, *, columns: Sequence[str] | None = None) -> I
 
 
 def batches_of(source: File | HubName, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-    if isinstance(source, File) and source.kind is Kind.PARQUET:
+    if isinstance(source, File) and source.kind is FileKind.PARQUET:
         yield from _read_parquet(source.path, columns)
         return
     for batch in hub_batches(source) if isinstance(source, HubName) else text_batches(source):
@@ -180,9 +180,9 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
     """
     path = file.path
     try:
-        if file.kind is Kind.CSV:
+        if file.kind is FileKind.CSV:
             yield from _read_csv(path, on_fault)
-        elif file.kind is Kind.LINES or _holds_lines(path):
+        elif file.kind is FileKind.LINES or _holds_lines(path):
             yield from _read_lines(path, on_fault)
         else:
             yield from _read_document(path, on_fault)

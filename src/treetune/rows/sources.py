@@ -26,7 +26,7 @@ from treetune.rows.content import LoadingParams
 Sources = str | Path | Iterable[str | Path]
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """How a file is read."""
 
     PARQUET = "parquet"
@@ -35,7 +35,13 @@ class Kind(StrEnum):
     CSV = "csv"
 
 
-KINDS = {".parquet": Kind.PARQUET, ".json": Kind.JSON, ".jsonl": Kind.LINES, ".ndjson": Kind.LINES, ".csv": Kind.CSV}
+KINDS = {
+    ".parquet": FileKind.PARQUET,
+    ".json": FileKind.JSON,
+    ".jsonl": FileKind.LINES,
+    ".ndjson": FileKind.LINES,
+    ".csv": FileKind.CSV,
+}
 """By the ending of a name; all but parquet may be compressed, as in `.jsonl.gz`."""
 
 _CODE_OR_CONFIG = re.compile(r"\.(py|ya?ml)(:|$)")
@@ -45,7 +51,7 @@ _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<config>[^:@/]+))
 
 class File(NamedTuple):
     path: Path
-    kind: Kind
+    kind: FileKind
 
     def __str__(self) -> str:
         return str(self.path)
@@ -90,23 +96,23 @@ def names_taskset(target: str) -> bool:
     return ":" in target or bool(_CODE_OR_CONFIG.search(target)) or target in tasksets.names()
 
 
-def kind_of(path: Path) -> Kind:
+def kind_of(path: Path) -> FileKind:
     kind = known_kind(path)
     if kind is None:
         raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in KINDS)}")
     return kind
 
 
-def known_kind(path: Path) -> Kind | None:
+def known_kind(path: Path) -> FileKind | None:
     """The kind that a file's name says; None where it says none."""
     plain = without_compression(path)
     kind = KINDS.get(plain.suffix.lower())
-    return None if kind is Kind.PARQUET and plain != path else kind
+    return None if kind is FileKind.PARQUET and plain != path else kind
 
 
 def refuse_unwritable(path: Path) -> None:
     """Raises where a file that is to be written would be one that trainers cannot read."""
-    if known_kind(path) is Kind.CSV:
+    if known_kind(path) is FileKind.CSV:
         raise UsageError(
             f"{path}: trainers read no rows from CSV", remedy=f"write {path.with_suffix('.parquet').name} or .jsonl"
         )
@@ -140,7 +146,7 @@ def _list_folder(folder: Path) -> list[Path]:
     found = (path for path in folder.rglob("*") if known_kind(path) and path.is_file())
     files = sorted(path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts))
     # A table beside rows is about them; alone it holds them.
-    return [path for path in files if known_kind(path) is not Kind.CSV] or files
+    return [path for path in files if known_kind(path) is not FileKind.CSV] or files
 
 
 def _to_files(paths: list[Path], source: str) -> list[File | HubName]:

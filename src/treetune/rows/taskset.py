@@ -27,7 +27,7 @@ from treetune.rows.round_trip import scorer_of
 from treetune.rows.row_store import ParquetRows, RowStore
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
-from treetune.rows.sources import File, HubName, Kind, find
+from treetune.rows.sources import File, FileKind, HubName, find
 from treetune.task import ForeignTask, Task, digest
 from treetune.taskset import Taskset, TasksetConfig
 
@@ -139,7 +139,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
 
 def _open_rows(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows | RowStore]:
     """Parquet is read as it is; the rows of any other source are kept in the cache."""
-    if isinstance(source, File) and source.kind is Kind.PARQUET:
+    if isinstance(source, File) and source.kind is FileKind.PARQUET:
         return content_hash(source.path, cache.folder / "contents"), ParquetRows(source.path)
     store = RowStore.open(source, cache, prompt_key="prompt", env_class_key="env_class")
     return store.path.stem, store

@@ -26,7 +26,7 @@ from treetune.rows.reading import RowTasks, read_rows
 from treetune.rows.round_trip import with_opening
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
-from treetune.rows.sources import Kind, kind_of, refuse_unwritable
+from treetune.rows.sources import FileKind, kind_of, refuse_unwritable
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
 
@@ -56,7 +56,7 @@ def write_file(
     """
     path, rows_format = Path(path).expanduser(), format_named(format)
     refuse_unwritable(path)
-    write = write_parquet if kind_of(path) is Kind.PARQUET else _write_json
+    write = write_parquet if kind_of(path) is FileKind.PARQUET else _write_json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside the file, so that it can be put in its place in one step.
@@ -104,12 +104,12 @@ def _names_scorer(task: Task) -> bool:
 
 def _write_json(tasks: Iterator[Scored], path: Path, format: Format) -> int:
     """An array of rows, or a row on each line, by the name of the file."""
-    lines = kind_of(path) is Kind.LINES
+    lines = kind_of(path) is FileKind.LINES
     before, between, after = (b"", b"\n", b"\n") if lines else (b"[\n", b",\n", b"\n]\n")
     count = 0
     with path.open("wb") as file:
         for count, (task, scorer) in enumerate(tasks, 1):
-            with _numbered(count - 1):
+            with _name_task(count - 1):
                 encoded = encode_json(format.row_of(task, scorer=scorer))
             file.write((between if count > 1 else before) + encoded)
         file.write(after)
@@ -117,7 +117,7 @@ def _write_json(tasks: Iterator[Scored], path: Path, format: Format) -> int:
 
 
 @contextmanager
-def _numbered(number: int) -> Iterator[None]:
+def _name_task(number: int) -> Iterator[None]:
     """Names the task in what is wrong with it."""
     try:
         yield
@@ -182,7 +182,7 @@ def _put(
 
     rows = []
     for number, (task, scorer) in enumerate(tasks, writer.rows):
-        with _numbered(number):
+        with _name_task(number):
             row = format.row_of(task, scorer=scorer, text_truth=text_truth)
             if opening is not None and not task.messages:
                 row = with_opening(row, opening(task))

@@ -22,7 +22,7 @@ from treetune.rows.arrow_values import drop_nulls, json_fields_of, pause_gc, to_
 from treetune.rows.layouts import detect, format_named
 from treetune.rows.reading import hub_batches, text_batches
 from treetune.rows.round_trip import parse_json_fields
-from treetune.rows.sources import Batch, File, HubName, Kind, Row, Sources, find
+from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
 from treetune.validate.column_types import Feature, JsonTypes, Turns, difference, merge, type_feature
 from treetune.validate.prompts import Lengths, Repeats, is_validation, key_of
 from treetune.validate.report import Report
@@ -253,7 +253,7 @@ def read_chunks(source: Source, report: Report, *, quick: bool = False) -> Itera
 
 
 def _is_parquet(source: Source) -> bool:
-    return isinstance(source, File) and source.kind is Kind.PARQUET
+    return isinstance(source, File) and source.kind is FileKind.PARQUET
 
 
 def _text_chunks(source: Source, report: Report) -> Iterator[Chunk]:
@@ -261,9 +261,9 @@ def _text_chunks(source: Source, report: Report) -> Iterator[Chunk]:
     if isinstance(source, HubName):
         batches = hub_batches(source)
     else:
-        if source.kind is Kind.CSV:
+        if source.kind is FileKind.CSV:
             report.add("unreadable", name, "trainers read no rows from CSV; `treetune convert` writes parquet of it")
-        unit = "line" if source.kind is Kind.LINES else "row"
+        unit = "line" if source.kind is FileKind.LINES else "row"
         batches = text_batches(source, on_fault=lambda number, why: report.add("unreadable", name, why, [number], unit))
     for batch in batches:
         yield Chunk(name, batch.unit, batch.numbers, drop_nulls(batch.rows), batch.rows)

@@ -24,7 +24,7 @@ from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
 from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, encode_json, json_fields_of
 from treetune.rows.layouts import Format, format_named
-from treetune.rows.sources import File, HubName, Kind, Row, kind_of
+from treetune.rows.sources import File, FileKind, HubName, Row, kind_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -129,7 +129,7 @@ def write_fixed(
                 try:
                     task = _task_of(row, read, turns)
                     written = _row_of(task, format_named(format))
-                    if kind_of(path) is Kind.PARQUET:
+                    if kind_of(path) is FileKind.PARQUET:
                         msgspec.json.encode(written)
                     else:
                         encode_json(written)  # refuses NaN too

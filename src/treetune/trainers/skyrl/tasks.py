@@ -24,7 +24,7 @@ from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, Us
 from treetune.plugins import absolute_spec, folders_of
 from treetune.rows.layouts import detect
 from treetune.rows.reading import read_rows
-from treetune.rows.sources import File, HubName, Kind, Sources, find
+from treetune.rows.sources import File, FileKind, HubName, Sources, find
 from treetune.target import missing_values
 from treetune.trainers.skyrl.registry import register, registry
 from treetune.validate.files import ENDINGS
@@ -216,7 +216,7 @@ def _resolve(
         _set(config, _DATA[name], [str(path) for _, path, _ in built])
         for taskset, (_, path, _) in zip(tasksets, built, strict=True):
             places = [*folders, *folders_of(type(taskset)), Path.cwd()]
-            ids = list_environments(File(path, Kind.PARQUET))
+            ids = list_environments(File(path, FileKind.PARQUET))
             used |= {id: absolute_spec(id, places) for id in ids if id is not None}
     return used
 
@@ -295,7 +295,7 @@ def environments_of_rows(files: Iterable[File], given: Mapping[str, str], defaul
 
 def list_environments(file: File) -> list[str | None]:
     """The ids that the rows of a file have; None where some have none."""
-    if file.kind is not Kind.PARQUET:
+    if file.kind is not FileKind.PARQUET:
         return list(dict.fromkeys(row.get("env_class") for row in read_rows(file.path, columns=["env_class"])))
     import pyarrow.parquet as pq
 
@@ -319,7 +319,7 @@ def _require_readable(source: File | HubName) -> File:
 
 
 def _columns(file: File) -> list[str]:
-    if file.kind is not Kind.PARQUET:
+    if file.kind is not FileKind.PARQUET:
         return list(next(read_rows(file.path), {}))
     import pyarrow.parquet as pq
 
