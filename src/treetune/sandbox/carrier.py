@@ -134,7 +134,7 @@ class BubblewrapCarrier:
             "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if launcher.becomes_user else None,
             "range": launcher.users is Users.RANGE,
             "entrance": process.memory.entrance,
-            **msgspec.to_builtins(root),
+            **msgspec.structs.asdict(root),
             "tmpfs": f"size={limits.disk_mb << 20},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
             "rlimits": list_rlimits(limits, OUR_PROCESSES),
             "command": [

@@ -11,9 +11,11 @@ complete. What an interrupted build leaves is beside it, and goes with the next 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 from collections import deque
@@ -39,13 +41,14 @@ FOLDERS = {
 }
 LINKS = {"/var/run": "/run", "/var/lock": "/run/lock"}
 COPIED = (
-    *("/etc/bash.bashrc", "/etc/debian_version", "/etc/os-release"),
+    *("/etc/bash.bashrc", "/etc/profile", "/etc/debian_version", "/etc/os-release"),
     *("/etc/login.defs", "/etc/default/useradd", "/etc/skel", "/etc/shells", "/etc/adduser.conf", "/etc/deluser.conf"),
     *("/etc/pam.d", "/etc/pam.conf", "/etc/security", "/etc/environment", "/etc/inputrc"),
     *("/etc/ld.so.*", "/etc/services", "/etc/protocols", "/etc/localtime", "/etc/timezone", "/etc/magic*"),
     *("/etc/mime.types", "/etc/java*", "/etc/perl", "/etc/python3*", "/etc/vim", "/etc/nanorc"),
 )
 """Of the host's /etc, where everybody may read it. Nothing that says who uses the host, and for what."""
+EVERYBODY = stat.S_IROTH | stat.S_IXOTH
 SYSTEM_USERS = "daemon:1 bin:2 sys:3 sync:4:65534 games:5:60 man:6:12 lp:7 mail:8 news:9 uucp:10 proxy:13 www-data:33"
 PASSWD = ["root:x:0:0:root:/root:/bin/bash"]
 GROUP = ["root:x:0:"]
@@ -84,8 +87,8 @@ class Root(msgspec.Struct, frozen=True):
     """The one of them that is the root itself."""
     folders: dict[str, int] = {}
     links: dict[str, str] = {}
-    copied: tuple[str, ...] = ()
-    files: dict[str, tuple[str, int]] = {}
+    files: dict[str, tuple[bytes, int]] = {}
+    """Contents and modes."""
     python: str = SYSTEM_PYTHON
     """What the runner inside runs on."""
 
@@ -95,13 +98,13 @@ class Root(msgspec.Struct, frozen=True):
         # Hundreds of links: copying them is a tenth of a start.
         overlaid += [folder for folder in ("/etc/alternatives",) if _is_folder(folder)]
         linked = {f"/{name}": os.readlink(f"/{name}") for name in SYSTEM_FOLDERS if os.path.islink(f"/{name}")}
+        links, files = _read_etc()
         return cls(
             shown=overlaid if interpreter.prefix is None else [*overlaid, interpreter.prefix],
             overlaid=overlaid,
             folders=FOLDERS,
-            links={**LINKS, **linked},
-            copied=COPIED,
-            files={**FILES, **_read_profile()},
+            links={**LINKS, **linked, **links},
+            files={**files, **{path: (text.encode(), mode) for path, (text, mode) in FILES.items()}},
             python=interpreter.path,
         )
 
@@ -118,13 +121,24 @@ class Root(msgspec.Struct, frozen=True):
 
 
 @cache
-def _read_profile() -> dict[str, tuple[str, int]]:
-    """The host's /etc/profile; bash knows who it is without asking another program."""
-    try:
-        text = Path("/etc/profile").read_text()
-    except (OSError, UnicodeDecodeError):
-        return {}
-    return {"/etc/profile": (text.replace("$(id -u)", "${EUID:-$(id -u)}"), 0o644)}
+def _read_etc() -> tuple[dict[str, str], dict[str, tuple[bytes, int]]]:
+    """Links and files of the host's /etc that are copied."""
+    links, files = {}, {}
+    pending = [path for pattern in COPIED for path in glob.glob(pattern)]
+    while pending:
+        path = pending.pop()
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            links[path] = os.readlink(path)
+        elif stat.S_ISDIR(status.st_mode) and status.st_mode & EVERYBODY == EVERYBODY:
+            pending += [f"{path}/{name}" for name in os.listdir(path)]
+        elif stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH:
+            files[path] = Path(path).read_bytes(), stat.S_IMODE(status.st_mode)
+    if "/etc/profile" in files:
+        # bash knows who it is without asking another program.
+        content, mode = files["/etc/profile"]
+        files["/etc/profile"] = content.replace(b"$(id -u)", b"${EUID:-$(id -u)}"), mode
+    return links, files
 
 
 def _is_folder(path: str) -> bool:

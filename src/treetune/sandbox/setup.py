@@ -108,9 +108,9 @@ def enter(plan: dict[str, Any]) -> dict[str, int]:
     return shown
 
 
-def write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
+def write(path: str, content: str | bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
 
 
 def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
@@ -144,13 +144,12 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
     for folder, mode in plan["folders"].items():
         os.makedirs(root + folder, exist_ok=True)
         os.chmod(root + folder, mode)
-    for name, target in plan["links"].items():
-        os.symlink(target, root + name)
-    for pattern in plan["copied"]:
-        copy(pattern, root)
-    for path, (text, mode) in plan["files"].items():
+    for path, target in plan["links"].items():
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
-        write(root + path, text)
+        os.symlink(target, root + path)
+    for path, (content, mode) in plan["files"].items():
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        write(root + path, content)
         os.chmod(root + path, mode)
 
 
@@ -165,35 +164,6 @@ def own_folders(lower: str, upper: str, depth: int) -> None:
                     own_folders(entry.path, f"{upper}/{entry.name}", depth - 1)
             except PermissionError:
                 continue
-
-
-def copy(pattern: str, root: str) -> None:
-    """What everybody may read, for this is a user like any other by now."""
-    folder, name = os.path.split(pattern)
-    for found in os.listdir(folder) if os.path.isdir(folder) else ():
-        if found != name and not (name.endswith("*") and found.startswith(name[:-1])):
-            continue
-        os.makedirs(root + folder, exist_ok=True)
-        copy_entry(f"{folder}/{found}", f"{root}{folder}/{found}")
-
-
-def copy_entry(path: str, target: str) -> None:
-    try:
-        if os.path.islink(path):
-            os.symlink(os.readlink(path), target)
-        elif os.path.isdir(path):
-            os.makedirs(target, exist_ok=True)
-            for name in os.listdir(path):
-                copy_entry(f"{path}/{name}", f"{target}/{name}")
-        elif os.path.isfile(path):
-            with open(path, "rb") as source, open(target, "wb") as file:
-                file.write(source.read())
-            status = os.stat(path)
-            os.chmod(target, stat.S_IMODE(status.st_mode))
-            # Else Python would compile again what it finds changed.
-            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-    except PermissionError:
-        return
 
 
 def main() -> NoReturn:
