@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import math
+import os
 import re
 import shlex
 from typing import Any
@@ -45,7 +47,7 @@ print(room.f_bavail * room.f_frsize >> 20, room.f_favail)
 """Says how many MB and how many files are free."""
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 FENCE = re.compile(r"(`{3,})[ \t]*(?:bash|sh|shell)?[ \t]*")
-# Packages that the policy put into its home, or compiled files that it forged, would run within the tests.
+# Packages that the policy put into its home, or compiled files that it forged, would run before or within the tests.
 TEST_ENV = {"PYTHONNOUSERSITE": "1", "PYTHONPYCACHEPREFIX": "/dev/null"}
 
 
@@ -146,6 +148,9 @@ class HarborEnvironment(Environment):
             return self._end(0.0, why, said, truncated)
         await self._shell.run(["sh", "-c", CLEAR], seconds=SETUP_SECONDS)
         unpacked = await self._unpack(self._folder.pack_tests())
+        if not unpacked.ok and os.strerror(errno.ENOSPC) not in unpacked.error_text:
+            last = unpacked.error_text[-300:].strip()
+            raise EnvironmentFault(f"the tests cannot be put in place: {last}", remedy="look at its tests")
         megabytes, files = map(int, unpacked.text.split()) if unpacked.ok else (0, 0)
         if megabytes < LEAST_MB or files < LEAST_FILES:
             return self._end(0.0, "its files leave no room for the tests", said, truncated)
@@ -162,7 +167,7 @@ class HarborEnvironment(Environment):
 
     async def _unpack(self, tar: bytes) -> Result:
         assert self._shell is not None
-        command = [self._machine.python, "-I", "-S", "-c", UNPACK]
+        command = [self._machine.python, "-I", "-S", "-X", "pycache_prefix=/dev/null", "-c", UNPACK]
         return await self._shell.run(command, stdin=tar, seconds=SETUP_SECONDS)
 
     async def _read_rewards(self, result: Result) -> dict[str, float]:
