@@ -491,6 +491,16 @@ def test_memory_that_processes_share_counts_once(place):
     assert (result.ended, result.text) == (Ended.COMPLETED, "had it\n")
 
 
+def test_each_process_has_the_limits_that_were_asked_for(place):
+    code = """
+        import resource
+        print([resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in ("DATA", "FSIZE", "NPROC", "CORE")])
+    """
+    result = place.python(code, limits={"memory_mb": 100, "disk_mb": 10, "processes": 7})
+    # Of the processes one is the sandbox's own.
+    assert result.text == f"{[(value, value) for value in (100 << 20, 10 << 20, 8, 0)]}\n"
+
+
 def test_processes_are_counted(place):
     code = """
         import os, time

@@ -57,9 +57,14 @@ OWN_ETC = {
     "/etc/hosts": b"127.0.0.1 localhost sandbox\n::1 localhost\n",
     "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files\n",
 }
-FIRST_PROCESS = 'trap : HUP INT QUIT TERM; exec 3>&2 2>/dev/null; echo && read -r go && (exec "$@" 2>&3 3>&-); exit $?'
-"""Waits to be told, so that a sandbox whose owner died while it started runs nothing; then reaps until the command has
-ended. What a shell says of the command's end ("Killed") is no output of the command."""
+FIRST_PROCESS = (
+    "ulimit -c {core} && ulimit -n {nofile} && ulimit -d {data} && ulimit -f {fsize} && "
+    "{{ ulimit -u {nproc} 2>/dev/null || ulimit -p {nproc}; }} && trap : HUP INT QUIT TERM && exec 3>&2 2>/dev/null && "
+    'echo && read -r go && (exec "$@" 2>&3 3>&-); exit $?'
+)
+"""A shell sets the limits, for itself and all that comes (dash says -p where others say -u). It waits to be told, so
+that a sandbox whose owner died while it started runs nothing; then it reaps until the command has ended. What a shell
+says of the command's end ("Killed") is no output of the command."""
 READY, GO = b"\n", b"go\n"
 DROP_CAPABILITIES = ("--ambient-caps=-all", "--inh-caps=-all", "--bounding-set=-all")
 ENTER = 'echo 0 > "$0" && exec "$@"'
@@ -174,12 +179,14 @@ class _Run:
             options += ["--seccomp", str(passed[-1].fileno())]
         # Not on the command line: /proc/1/cmdline is seen inside.
         arguments = process.make_file(os.fsencode("".join(f"{option}\0" for option in options)))
-        within = [f"--{name}={value}" for name, value in list_rlimits(self._limits, own_processes=1).items()]
-        inside = [launcher.tools.prlimit, *within, "--", launcher.tools.setpriv, *DROP_CAPABILITIES, "--", *command]
+        rlimits = list_rlimits(self._limits, own_processes=1)
+        # In the units of `ulimit`.
+        first = FIRST_PROCESS.format(**{**rlimits, "data": rlimits["data"] >> 10, "fsize": rlimits["fsize"] >> 9})
+        inside = [launcher.tools.setpriv, *DROP_CAPABILITIES, "--", *command]
         process.spawn(
             [
                 *_become_bubblewrap(launcher, user, staged, process.memory.entrance),
-                *("--args", str(arguments.fileno()), "--", "sh", "-c", FIRST_PROCESS, "sandbox", *inside),
+                *("--args", str(arguments.fileno()), "--", "sh", "-c", first, "sandbox", *inside),
             ],
             stdin=stdin.fileno(),
             stdout=stdout.fileno(),

@@ -99,10 +99,9 @@ class Users(StrEnum):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """Programs of the host; `prlimit` and `setpriv` also run inside."""
+    """Programs of the host; `setpriv` also runs inside."""
 
     bwrap: str
-    prlimit: str
     setpriv: str
     unshare: str
 
