@@ -104,7 +104,9 @@ def own_values(task: Task) -> dict[str, Any]:
 
 
 _SIZE = 16
-"""Bytes of the hash."""
+"""Bytes of the hash. Built files hold uids: a change of what one is made of raises `BUILDER_VERSION` in
+`datasets/taskset.py`."""
+UID_LENGTH = 2 * _SIZE
 
 
 def uid_of(

@@ -74,6 +74,10 @@ class Timing(msgspec.Struct):
     total: float = 0.0
 
 
+POLICY_FIELDS = ("model", "usage", "tokens", "timing")
+"""Those fields of a trace that the policy made: scoring it again leaves them as they are."""
+
+
 class Trace(msgspec.Struct, kw_only=True):
     task: Task
     uid: str

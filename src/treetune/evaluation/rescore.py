@@ -18,7 +18,7 @@ from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
 from treetune.task import text_of
-from treetune.trace import Trace
+from treetune.trace import POLICY_FIELDS, Trace
 
 _AT_ONCE = 64
 
@@ -116,8 +116,8 @@ async def _replayed(evaluation: Evaluation, old: Trace) -> Trace:
         occurrence=old.occurrence,
         rollout=old.rollout,
     )
-    # What the model did stays as it was recorded.
-    new.model, new.usage, new.tokens, new.timing = old.model, old.usage, old.tokens, old.timing
+    for field in POLICY_FIELDS:  # what the model did stays as it was recorded
+        setattr(new, field, getattr(old, field))
     return new
 
 

@@ -18,6 +18,11 @@ KINDS = {
 }
 
 
+def is_behind_endpoint(model: str) -> bool:
+    """Whether a name is that of a model at an address, not of a script or a local model."""
+    return not model.startswith(("scripted:", "local:"))
+
+
 def check_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> None:
     """Refuses what `load_policy` would refuse, without loading a model."""
     kind, _, rest = model.partition(":")

@@ -1,11 +1,11 @@
 """Python files that rows name, kept in the cache by their hash, so that every process that shares it finds them.
 
-    spec = portable("/home/me/doubles.py:Doubles")      # "cache://3f…/doubles.py:Doubles", and a copy is in the cache
-    located(spec)                                       # "/home/me/doubles.py:Doubles" again, or that of the copy
+    spec = keep_files("/home/me/doubles.py:Doubles")      # "cache://3f…/doubles.py:Doubles", and a copy is in the cache
+    locate_files(spec)                                    # "/home/me/doubles.py:Doubles" again, or that of the copy
 
 Rows from elsewhere may name any code. A file runs only where this user's own build kept it, a module only where it is
-installed or a build of this user's named it: `located` and `check_module` refuse every other one unless `trust` says
-otherwise.
+installed or a build of this user's named it: `locate_files` and `check_module` refuse every other one unless `trust`
+says otherwise.
 """
 
 from __future__ import annotations

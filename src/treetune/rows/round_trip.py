@@ -17,7 +17,7 @@ import msgspec
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import decode_json, drop_nulls, to_json_text
 from treetune.rows.rule import RULE
-from treetune.task import ForeignTask, Message, Task, own_values
+from treetune.task import UID_LENGTH, ForeignTask, Message, Task, own_values
 
 KEY = "treetune"
 
@@ -239,7 +239,7 @@ def _add_columns(row: Mapping[str, Any], others: list[str], extra: dict[str, Any
 
 
 def looks_like_uid(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == 32 and _HEX.issuperset(value)
+    return isinstance(value, str) and len(value) == UID_LENGTH and _HEX.issuperset(value)
 
 
 def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.policies import load_policy
+from treetune.policies import is_behind_endpoint, load_policy
 from treetune.policies.endpoint import EndpointConfig
 from treetune.policy import Policy, Sampling
 from treetune.serve.errors import BadRequest, Denied
@@ -71,7 +71,7 @@ class Models:
                 raise Denied(
                     f"{address} is not on this server's list of endpoints", remedy="serve with --allow-endpoint URL"
                 )
-            if name.startswith(("scripted:", "local:")):
+            if not is_behind_endpoint(name):
                 raise Denied(f"{name} is no model behind an endpoint")
             from treetune.policies.openai import OpenAIPolicy  # a fifth of a second that scripted models do without
 
