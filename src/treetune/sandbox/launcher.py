@@ -237,7 +237,7 @@ class Process:
 
     def make_file(self, content: bytes) -> FileIO:
         """A file in memory that whoever gets it can only read."""
-        file = self.keep(FileIO(os.memfd_create("sandbox", os.MFD_ALLOW_SEALING), "w+"))
+        file = self.keep(FileIO(os.memfd_create("sandbox", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "w+"))
         left = memoryview(content)
         while left:
             left = left[os.write(file.fileno(), left) :]
