@@ -132,7 +132,7 @@ class Store:
 
 
 class StoredStreams:
-    """The streams of a server, with their place on disk: nobody is told of a draw before it is kept.
+    """The streams of a server, with their place on disk: no draw is handed out before it is kept.
 
     draw = order.draw(request_id, stream="")
     order.commit()                      # once for a batch of requests; where it fails, no cursor has moved

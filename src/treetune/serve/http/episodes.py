@@ -1,4 +1,4 @@
-"""Episodes played over HTTP: what a start, a step and a cancel mean to the server's host, and how its errors are told.
+"""Episodes played over HTTP: what a start, a step and a cancel mean to the server's host, and its errors as answers.
 
 episodes = Episodes(server, HttpConfig())
 answer = await episodes.start(StartBody())       # JSON bytes, ready to be sent

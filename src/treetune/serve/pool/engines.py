@@ -21,7 +21,7 @@ from treetune.serve.pool.worker import Worker, WorkerSpec, run_worker
 from treetune.serve.zmq.sockets import socket_folder
 
 OnExit = Callable[[str], None]
-"""Told once that a worker has ended, and how; on the event loop."""
+"""Called once, on the event loop, with how a worker has ended."""
 
 
 class Handle(Protocol):

@@ -141,7 +141,7 @@ class ZmqDoor:
         self._ready.clear()
 
     def refuse_malformed(self, frames: Frames) -> None:
-        """Dropped and counted; who at least sent an id and a method is told."""
+        """Counts it; answers with an error where it has at least an id and a method."""
         self._server.metrics.malformed += 1
         if len(frames) == 4 and 1 <= len(frames[1]) <= _LONGEST_ID:
             known = ", ".join(name.decode() for name in self.methods)
@@ -153,7 +153,7 @@ class ZmqDoor:
             self._socket.send(reply)
 
     def _read(self, payload: bytes, kind: type[Request]) -> Request:
-        """The request, once its sender has shown the token."""
+        """The request, where it carries the token."""
         request = unpack(payload, kind)
         token = self._token
         if token is not None and not hmac.compare_digest(token.encode(), (request.token or "").encode()):
@@ -178,7 +178,7 @@ class ZmqDoor:
         return pack(response), response.kind
 
     def _commit(self) -> None:
-        """What the batch drew is on disk before anybody is told; where it cannot be, nobody is, and no cursor moved."""
+        """Keeps what the batch drew before any reply is sent. Where that fails, its requests do and no cursor moves."""
         order, to_make = self._server.order, self._to_make
         self._to_make, unsaved = [], order.unsaved
         try:

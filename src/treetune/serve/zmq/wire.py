@@ -29,7 +29,7 @@ class Request(msgspec.Struct, kw_only=True):
 
     token: str | None = None
     protocol: int = 1
-    """The version that the client speaks (`info` tells the server's): one that speaks another is told so."""
+    """The version that the client speaks; another than the server's (`info` has it) is refused."""
     ack: list[bytes] = []
     """Request ids whose answers have arrived: the server need not keep those any longer."""
 
