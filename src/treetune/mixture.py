@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -22,7 +22,9 @@ from treetune.errors import ConfigError, TasksetError, UsageError, check_all
 from treetune.order import Interleave, Spread
 from treetune.task import Task
 from treetune.taskset import ConfigT, Taskset, TasksetConfig
-from treetune.trace import Trace
+
+if TYPE_CHECKING:
+    from treetune.trace import Trace
 
 
 class UnionConfig(TasksetConfig, frozen=True, kw_only=True):
