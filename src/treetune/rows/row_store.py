@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
@@ -39,7 +40,7 @@ from treetune.rows.sources import Batch, File, HubName, ReadError, Row
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 """Of the file's layout and of how uids are made."""
 
 TOGETHER = 64
@@ -48,7 +49,7 @@ TOGETHER = 64
 CHUNK = 32
 """Times as many are in memory in a pass over all of them."""
 
-COLUMNS = {"prompt": "binary", "others": "binary", "uid": "string", "number": "int64"}
+COLUMNS = ["prompt", "others", "uid", "number"]
 
 
 class RowStore:
@@ -78,7 +79,7 @@ class RowStore:
     def row(self, number: int) -> tuple[Any, Row, str]:
         """The prompt, the other columns, and the uid that the row says or, where it says none, that of its problem."""
         prompt, others, uid, _ = self._read(number)
-        return unpack(prompt), unpack(others), uid
+        return unpack(prompt), unpack(others), uid.decode()
 
     def __len__(self) -> int:
         return self.rows
@@ -89,7 +90,7 @@ class RowStore:
         return others if prompt is None else {"prompt": prompt, **others}
 
     def place(self, number: int) -> str:
-        return f"{self.source}, {self._unit} {self._read(number)[-1]}"
+        return f"{self.source}, {self._unit} {int(self._read(number)[-1])}"
 
     def prompts(self, first: int = 0, step: int = 1) -> Iterator[list[Any]]:
         """The prompts of every `step`th chunk, from the `first` on."""
@@ -97,24 +98,24 @@ class RowStore:
             with pause_gc():
                 yield list(map(unpack, values))
 
-    def uids(self) -> Iterator[str]:
+    def uids(self) -> Iterator[bytes]:
         for values in self._column("uid", range(self.chunks)):
             yield from values
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
-    def _column(self, name: str, chunks: range) -> Iterator[list[Any]]:
+    def _column(self, name: str, chunks: range) -> Iterator[list[bytes]]:
         import pyarrow as pa
 
         with pa.OSFile(str(self.path)) as file:
-            options = pa.ipc.IpcReadOptions(included_fields=[list(COLUMNS).index(name)])
+            options = pa.ipc.IpcReadOptions(included_fields=[COLUMNS.index(name)])
             reader = pa.ipc.open_file(file, options=options)
             for first in (chunk * CHUNK for chunk in chunks):
                 batches = map(reader.get_batch, range(first, min(first + CHUNK, reader.num_record_batches)))
                 yield [value for batch in batches for value in batch.column(0).to_pylist()]
 
-    def _read(self, number: int) -> list[Any]:
+    def _read(self, number: int) -> list[bytes]:
         """The values of a row. The file is opened once in each process: a forked one must not share its position."""
         import pyarrow as pa
 
@@ -146,13 +147,12 @@ def _write(path: Path, source: File | HubName, prompt_key: str, env_class_key: s
     import pyarrow as pa
 
     rows, without_env_class, unit = 0, 0, "row"
-    waiting: list[tuple[bytes, bytes, str, int]] = []
-    schema = pa.schema(COLUMNS)
+    waiting: list[tuple[bytes, ...]] = []
+    schema = pa.schema([(name, pa.binary()) for name in COLUMNS])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
 
         def write(count: int) -> None:
-            columns = zip(zip(*waiting[:count], strict=True), schema.types, strict=True)
-            table = pa.record_batch([pa.array(values, kind) for values, kind in columns], schema=schema)
+            table = pa.record_batch(list(map(_make_array, zip(*waiting[:count], strict=True))), schema=schema)
             for first in range(0, count, TOGETHER):
                 writer.write_batch(table.slice(first, TOGETHER))
             del waiting[:count]
@@ -169,11 +169,19 @@ def _write(path: Path, source: File | HubName, prompt_key: str, env_class_key: s
     return {"rows": rows, "unit": unit, "without_env_class": without_env_class}
 
 
-def _pack_rows(batch: Batch, prompt_key: str, env_class_key: str) -> Iterator[tuple[bytes, bytes, str, int]]:
+def _make_array(values: Sequence[bytes]) -> pa.Array:
+    """Not by `pa.array`, which imports pandas: 40 MB and half a second."""
+    import pyarrow as pa
+
+    ends = array("i", accumulate(map(len, values), initial=0))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
+
+
+def _pack_rows(batch: Batch, prompt_key: str, env_class_key: str) -> Iterator[tuple[bytes, ...]]:
     for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
-        uid = row_uid(row, prompt_key, env_class_key)
+        uid = row_uid(row, prompt_key, env_class_key).encode()
         prompt = row.pop(prompt_key, None)
-        yield pack_row(prompt, batch, position), pack_row(row, batch, position), uid, number
+        yield pack_row(prompt, batch, position), pack_row(row, batch, position), uid, b"%d" % number
 
 
 KEPT = 64 << 20

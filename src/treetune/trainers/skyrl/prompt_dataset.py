@@ -296,8 +296,8 @@ def _count_occurrences(stores: Sequence[RowStore]) -> Any:
     import numpy as np
 
     # A uid may be a long text of the user's own: a table of all texts would be far larger than one of hashes.
-    hashes = b"".join(blake2b(uid.encode(), digest_size=8).digest() for store in stores for uid in store.uids())
-    uids = np.frombuffer(hashes, np.uint64)
+    hashes = (int.from_bytes(blake2b(uid, digest_size=8).digest()) for store in stores for uid in store.uids())
+    uids = np.fromiter(hashes, np.uint64, sum(store.rows for store in stores))
     order = np.argsort(uids, kind="stable")
     in_order = uids[order]
     occurrences = np.empty(len(uids), np.int32)
@@ -308,7 +308,12 @@ def _count_occurrences(stores: Sequence[RowStore]) -> Any:
 def _save(path: Path, rows: Any, occurrences: Any) -> None:
     import pyarrow as pa
 
-    table = pa.record_batch({"row": pa.array(rows), "occurrence": pa.array(occurrences)})
+    # Neither here nor below by Arrow's own ways from and to numpy, which import pandas.
+    arrays = [
+        pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(values)])
+        for kind, values in ((pa.int64(), rows), (pa.int32(), occurrences))
+    ]
+    table = pa.record_batch(arrays, names=["row", "occurrence"])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_batch(table)
 
@@ -319,7 +324,7 @@ def _load(path: Path) -> tuple[Any, Any]:
 
     with pa.OSFile(str(path)) as file:
         table = pa.ipc.open_file(file).get_batch(0)
-    rows, occurrences = (column.buffers()[1] for column in table.columns)  # `to_numpy` would import pandas
+    rows, occurrences = (column.buffers()[1] for column in table.columns)
     return np.frombuffer(rows, np.int64, len(table)), np.frombuffer(occurrences, np.int32, len(table))
 
 
