@@ -49,5 +49,5 @@ SERVERS = {
 
 NAMES_ROWS = "treetune.rows.sources:names_rows"
 """Says whether a target names trainers' rows."""
-DECLARED_NODE = "treetune.datasets.declared:declared_node"
+DECLARED_NODE = "treetune.datasets.declared:read_list_node"
 """Gives the taskset of a config that declares `train_tasks` and `val_tasks`."""

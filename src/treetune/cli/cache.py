@@ -40,8 +40,10 @@ def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     entries, kept = cache.entries(), list_copies(cache.folder)
     size = sum(entry.size for entry in entries)
     if json:
-        shown = [_plain(cache, entry) for entry in entries]
-        return print_json({"cache_dir": str(cache.folder), "size": size, "entries": shown, "copies": _copies(kept)})
+        shown = [_to_json(cache, entry) for entry in entries]
+        return print_json(
+            {"cache_dir": str(cache.folder), "size": size, "entries": shown, "copies": _copies_to_json(kept)}
+        )
     total = (
         f"{len(entries)} built in {cache.folder}, {decimal(size)}" if entries else f"nothing is built in {cache.folder}"
     )
@@ -66,7 +68,7 @@ def show_command(
     cache = _cache(cache_dir)
     entry = _find(cache, key)
     if json:
-        return print_json({**_plain(cache, entry), "sidecar": entry.sidecar})
+        return print_json({**_to_json(cache, entry), "sidecar": entry.sidecar})
     console = console_for(False)
     console.print(f"{cache.path(entry.key)}: {_state(entry)}", markup=False, soft_wrap=True, style="bold")
     if entry.sidecar is not None:
@@ -99,8 +101,8 @@ def prune_command(
     copies = prune_copies(cache.folder, older_than_days=older_than, all=all)
     freed = sum(entry.size for entry in removed) + sum(copy.size for copy in copies)
     if json:
-        shown = [_plain(cache, entry) for entry in removed]
-        removals = {"freed": freed, "removed": shown, "copies": _copies(copies)}
+        shown = [_to_json(cache, entry) for entry in removed]
+        removals = {"freed": freed, "removed": shown, "copies": _copies_to_json(copies)}
         return print_json({"cache_dir": str(cache.folder), **removals})
     total = f"{len(removed)} removed from {cache.folder}, with {len(copies)} copies of sources; {decimal(freed)} freed"
     return _print(console_for(False), removed, total if removed or copies else "nothing to remove")
@@ -145,21 +147,12 @@ def _state(entry: Entry) -> str:
     return f"{entry.state} ({entry.fault})" if entry.fault else str(entry.state)
 
 
-def _plain(cache: Cache, entry: Entry) -> dict[str, Any]:
-    return {
-        "key": entry.key,
-        "path": str(cache.path(entry.key)),
-        "rows": entry.rows,
-        "size": entry.size,
-        "source": entry.source,
-        "created": entry.created,
-        "last_used": entry.last_used,
-        "state": entry.state,
-        "fault": entry.fault,
-    }
+def _to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
+    shown = ("rows", "size", "source", "created", "last_used", "state", "fault")
+    return {"key": entry.key, "path": str(cache.path(entry.key)), **{name: getattr(entry, name) for name in shown}}
 
 
-def _copies(copies: Iterable[DatasetCopy]) -> list[dict[str, Any]]:
+def _copies_to_json(copies: Iterable[DatasetCopy]) -> list[dict[str, Any]]:
     return [{"path": str(copy.path), "size": copy.size, "last_used": copy.last_used} for copy in copies]
 
 

@@ -33,7 +33,7 @@ Lists = Mapping[str, Sequence[DatasetTaskset]]
 """Tasksets by the name of their list: `train`, `train_tasks`, `tasks`, or `taskset` for the only one of a config."""
 
 
-class Declared(msgspec.Struct):
+class DeclaredTasks(msgspec.Struct):
     config: dict[str, Any]
     """The whole file, as it is written."""
     lists: dict[str, list[DatasetTaskset]]
@@ -46,7 +46,7 @@ def read_declared(
     *,
     cache_dir: str | Path | None = None,
     further: Mapping[str, Any] | None = None,
-) -> Declared:
+) -> DeclaredTasks:
     """The tasks that a YAML file declares, with `further` keys in each; every fault of all of them is reported at
     once."""
     data = load_yaml(path)
@@ -57,14 +57,14 @@ def read_declared(
         lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name, faults=faults)
     if faults:
         raise ConfigError(faults, source=path)
-    return Declared(data, lists)
+    return DeclaredTasks(data, lists)
 
 
 def declares_tasks(data: Mapping[str, Any]) -> bool:
     return any(data.get(name) for name in LISTS)
 
 
-def declared_node(
+def read_list_node(
     data: dict[str, Any], target: str, split: str | None, usual: str, overrides: Mapping[str, str]
 ) -> dict[str, Any]:
     """The taskset node of the list that `split` names, or of the `usual` one."""

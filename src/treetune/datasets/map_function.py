@@ -124,7 +124,7 @@ class GroundTruth:
         if given.column not in columns:
             raise ConfigError([("ground_truth", no_column(given.column, columns))])
         self.column = given.column
-        self.find: Callable[[Any], Any] = stored_truth
+        self.find: Callable[[Any], Any] = store_truth
         """The ground truth in a value of the column, as it is stored; None where there is none."""
         if given.pattern is None:
             return
@@ -143,7 +143,7 @@ class GroundTruth:
         self.find = search
 
 
-def stored_truth(value: Any) -> Any:
+def store_truth(value: Any) -> Any:
     """Scalars as text, since that is what scorers compare and what lets any two files be joined; structures as they
     are."""
     if value is None or value in ("", [], {}):
@@ -177,33 +177,25 @@ def _has_words(value: Any) -> bool:
 
 def _read_messages(value: Any, system_prompt: str | None) -> list[Message]:
     """The messages of one row, every key kept; raises ValueError with what is wrong."""
+    from treetune.rows.prompt_lengths import messages_of
+
     if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a list of messages, got {_show(value)}")
-    messages = [_read_message(entry, number) for number, entry in enumerate(value)]
+        raise ValueError(f"expected a list of messages, got {value!r:.80}")
+    messages = messages_of([_spell_message(entry, number) for number, entry in enumerate(value)])
     if system_prompt is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system_prompt})
     return messages
 
 
-def _read_message(entry: Any, number: int) -> Message:
+def _spell_message(entry: Any, number: int) -> Message:
     """A message spelled with `role` and `content`."""
     if not isinstance(entry, dict):
-        raise ValueError(f"message {number} is {_show(entry)}, not a mapping with role and content")
+        raise ValueError(f"message {number} is {entry!r:.80}, not a mapping with role and content")
     message = {key: value for key, value in entry.items() if value is not None or key == "content"}
-    if "role" not in message and "from" in message:
-        role = _ROLES.get(str(message["from"]))
-        if role is None:
-            raise ValueError(f"message {number} is from {message['from']!r}; known: {', '.join(_ROLES)}")
-        rest = {key: value for key, value in message.items() if key not in ("from", "value", "content")}
-        message = {"role": role, "content": message.get("value"), **rest}
-    if not isinstance(message.get("role"), str):
-        raise ValueError(f"message {number} has no role: {_show(entry)}")
-    # Tool calls may stand alone; anything else must say something.
-    if message.get("content") is None and not message.get("tool_calls"):
-        raise ValueError(f"message {number} ({message['role']}) has no content")
-    return message
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    if "role" in message or "from" not in message:
+        return message
+    role = _ROLES.get(str(message["from"]))
+    if role is None:
+        raise ValueError(f"message {number} is from {message['from']!r}; known: {', '.join(_ROLES)}")
+    rest = {key: value for key, value in message.items() if key not in ("from", "value", "content")}
+    return {"role": role, "content": message.get("value"), **rest}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from treetune.datasets.map_function import NO_PROMPT, NO_TRUTH, Row, is_silent, stored_truth
+from treetune.datasets.map_function import NO_PROMPT, NO_TRUTH, Row, is_silent, store_truth
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import (
@@ -159,7 +159,7 @@ def find_lack(made: Row) -> str | None:
     reward = made.get("reward_model")
     if reward and "ground_truth" in reward:
         truth = reward["ground_truth"]
-        if not truth if type(truth) is str else stored_truth(plain(truth)) is None:
+        if not truth if type(truth) is str else store_truth(plain(truth)) is None:
             return NO_TRUTH
     last = made["prompt"][-1].get("content")  # which mostly says something
     return NO_PROMPT if not (last and type(last) is str and not last.isspace()) and is_silent(made["prompt"]) else None
@@ -175,7 +175,7 @@ def _complete_reward(reward: dict[str, Any] | None, method: str) -> dict[str, An
         return reward or None
     if type(reward["ground_truth"]) is str and reward["ground_truth"] and "style" in reward:
         return dict(reward)
-    return {"style": method, **reward, "ground_truth": stored_truth(plain(reward["ground_truth"]))}
+    return {"style": method, **reward, "ground_truth": store_truth(plain(reward["ground_truth"]))}
 
 
 def _reward_spec(reward: dict[str, Any] | None) -> dict[str, Any]:

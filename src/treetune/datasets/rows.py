@@ -149,7 +149,7 @@ class RowBuilder:
     def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> _Built | None:
         config, scorer = self.taskset.config, self.taskset.scorer
         kept = list(range(table.num_rows))
-        if lacking := set(self._template.lacking(table)):
+        if lacking := set(self._template.find_lacking(table)):
             self._leave_out(NO_PROMPT, [indices[number] for number in sorted(lacking)], dropped)
             kept = [number for number in kept if number not in lacking]
             table = _take(table, kept)

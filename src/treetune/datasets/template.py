@@ -104,7 +104,7 @@ class Template:
         blank = values and all(isinstance(value, str) and (not value or value.isspace()) for value in values)
         return bool(blank) or any(value is None for value in values)
 
-    def lacking(self, table: pa.Table) -> list[int]:
+    def find_lacking(self, table: pa.Table) -> list[int]:
         """`lacks` of every row: the numbers of those that lack something, fast where none does."""
         import pyarrow as pa
         import pyarrow.compute as pc
