@@ -47,13 +47,10 @@ class PromptTokens:
             raise UsageError(f"chat_template_kwargs cannot set {', '.join(fixed)}: they are for the template")
         self._counter = _TokenCounter(tokenizer) if _is_of_transformers(tokenizer) else None
         """For a tokenizer of transformers, which applies a template by rendering it and tokenising the text."""
+        self.has_threads = self._counter is not None and bool(tokenizer.is_fast)
+        """Whether the tokenizer uses all cores by itself."""
         if self._counter is not None:
             _require_template(tokenizer, self._arguments)
-
-    @property
-    def has_threads(self) -> bool:
-        """Whether the tokenizer uses all cores by itself."""
-        return self._counter is not None and bool(getattr(self._tokenizer, "is_fast", False))
 
     def above(self, limit: int, prompts: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
         """The tokens of the prompts that have more than `limit`, and what is wrong with those that cannot be used."""
@@ -77,7 +74,8 @@ class PromptTokens:
 
         tokenizer, cls = self._tokenizer, type(self._tokenizer)
         try:
-            code = [code_hash(base) for base in cls.__mro__ if _package(base) not in ("transformers", "builtins")]
+            own = [base for base in cls.__mro__ if not base.__module__.startswith(("transformers.", "builtins"))]
+            code = [code_hash(base) for base in own]
             if None in code or _has_replaced_methods(tokenizer):
                 return None
             with tempfile.TemporaryDirectory(prefix="treetune-") as folder:
@@ -159,8 +157,7 @@ class _TokenCounter:
         if not texts:
             return []
         encoded = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
+        return list(encoded["input_ids"])
 
     def _total(self, pieces: list[str]) -> float:
         """The tokens of a text that special tokens cut; the most it can have where a piece was not counted yet."""
@@ -180,7 +177,7 @@ class _TokenCounter:
 def _describe(tokenizer: Any) -> tuple[int | None, list[str]]:
     """Of a byte-level BPE tokenizer: the most bytes that its normalisation makes of one beyond ASCII, and the tokens
     that cut any text they stand in. None, and no tokens, for any other."""
-    if not getattr(tokenizer, "is_fast", False):
+    if not tokenizer.is_fast:
         return None, []
     parts = msgspec.json.decode(tokenizer.backend_tokenizer.to_str())
     model, normalizers = parts["model"], _stages(parts["normalizer"], "normalizers")
@@ -229,7 +226,7 @@ def load_tokenizer(tokenizer: Any) -> Any:
 def _is_of_transformers(tokenizer: Any) -> bool:
     """Whether applying the chat template is rendering it and tokenising the text, as transformers does."""
     transformers, cls = sys.modules.get("transformers"), type(tokenizer)
-    if transformers is None or _package(cls) != "transformers" or _has_replaced_methods(tokenizer):
+    if transformers is None or not cls.__module__.startswith("transformers.") or _has_replaced_methods(tokenizer):
         return False
     theirs = transformers.PreTrainedTokenizerBase
     return issubclass(cls, theirs) and cls.apply_chat_template is theirs.apply_chat_template
@@ -238,10 +235,6 @@ def _is_of_transformers(tokenizer: Any) -> bool:
 def _has_replaced_methods(tokenizer: Any) -> bool:
     """Whether the object has a method of its own in place of its class's."""
     return any(callable(getattr(type(tokenizer), name, None)) for name in getattr(tokenizer, "__dict__", ()))
-
-
-def _package(cls: type) -> str:
-    return cls.__module__.partition(".")[0]
 
 
 def _require_template(tokenizer: Any, arguments: Mapping[str, Any]) -> None:

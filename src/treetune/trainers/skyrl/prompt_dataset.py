@@ -32,7 +32,7 @@ from treetune.rows.prompt_lengths import PromptTokens, load_tokenizer, messages_
 from treetune.rows.row_store import CHUNK, TOGETHER, RowStore
 from treetune.rows.sources import Sources, find
 
-VERSION = 3
+VERSION = 4
 """Of what is found and how it is written."""
 
 FIRST = 10
@@ -40,9 +40,6 @@ FIRST = 10
 
 WORTH_PROCESSES = 20_000
 """Rows from which other processes are started for a tokenizer that has no threads."""
-
-
-Item = dict[str, Any]
 
 
 class PromptDataset:
@@ -64,9 +61,7 @@ class PromptDataset:
         `num_workers`: processes that count tokens, for a tokenizer that does not use all cores by itself.
         """
         if type(max_prompt_length) is not int or max_prompt_length < 1:
-            raise UsageError(
-                f"max_prompt_length is {max_prompt_length!r}", remedy="give a number of tokens, such as 512"
-            )
+            raise UsageError(f"max_prompt_length is {max_prompt_length!r}", remedy="give a number of tokens, as 512")
         if type(num_workers) is not int:
             raise UsageError(f"num_workers is {num_workers!r}", remedy="give a number of processes; 0 starts none")
         self.datasets, self.tokenizer = datasets, load_tokenizer(tokenizer)
@@ -78,7 +73,7 @@ class PromptDataset:
         self._stores = [RowStore.open(source, cache, **keys) for source in find(datasets)]
         self._ends = list(accumulate(store.rows for store in self._stores))
         processes = min(num_workers, os.cpu_count() or 1)
-        self._rows, self._occurrences, self.report = filter_rows(
+        (self._rows, self._occurrences), self.report = filter_rows(
             self._stores, self._tokens, max_prompt_length, prompt_key, processes, cache
         )
         if not quiet:
@@ -93,7 +88,7 @@ class PromptDataset:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """`prompt`, `env_class`, `env_extras` (all other columns) and `uid`.
 
         The uid is the row's own, or that of its problem: it survives filtering and reordering. Where an earlier row has
@@ -114,7 +109,7 @@ class PromptDataset:
             "uid": uid if occurrence == 1 else f"{uid}#{occurrence}",
         }
 
-    def collate_fn(self, items: Sequence[Item]) -> list[Item]:
+    def collate_fn(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A batch as SkyRL's trainer takes it: the items in a list."""
         return list(items)
 
@@ -208,9 +203,9 @@ class PromptReport(msgspec.Struct, kw_only=True):
 
 def filter_rows(
     stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int, cache: Cache
-) -> tuple[Any, Any, PromptReport]:
-    """The numbers of the rows with at most `limit` tokens, counted through all stores (int64), how often each one's uid
-    came before (int32), and the report."""
+) -> tuple[Any, PromptReport]:
+    """The numbers of the rows with at most `limit` tokens, counted through all stores, and beside them how often each
+    one's uid came before; and the report."""
     if (identity := tokens.identity()) is None:
         return _filter(stores, tokens, limit, prompt_key, processes)
     names = [store.path.stem for store in stores]
@@ -218,8 +213,8 @@ def filter_rows(
     key = f"kept_{config_hash(config, {})}"
 
     def build(path: Path) -> Sidecar:
-        rows, occurrences, report = _filter(stores, tokens, limit, prompt_key, processes)
-        _save(path, rows, occurrences)
+        kept, report = _filter(stores, tokens, limit, prompt_key, processes)
+        _save(path, kept)
         return Sidecar(
             config={**config, "report": msgspec.to_builtins(report)},
             source=", ".join(store.source for store in stores),
@@ -234,13 +229,16 @@ def filter_rows(
     if was_hit:  # the same content may have another name by now
         for file, store in zip(report.files, stores, strict=True):
             file.source = store.source
-        report.first = [Dropped(one.row, one.tokens, _place(stores, one.row)) for one in report.first]
-    return *_load(cache.path(key)), report
+        starts = [0, *accumulate(store.rows for store in stores)]
+        for at, one in enumerate(report.first):
+            number = bisect_right(starts, one.row) - 1
+            report.first[at] = Dropped(one.row, one.tokens, stores[number].place(one.row - starts[number]))
+    return _load(cache.path(key)), report
 
 
 def _filter(
     stores: Sequence[RowStore], tokens: PromptTokens, limit: int, prompt_key: str, processes: int
-) -> tuple[Any, Any, PromptReport]:
+) -> tuple[Any, PromptReport]:
     import numpy as np
 
     files = [FileCount(store.source, store.rows, without_env_class=store.without_env_class) for store in stores]
@@ -272,7 +270,7 @@ def _filter(
     report.repeated = int(np.count_nonzero(occurrences))
     report.shared = report.repeated + int(np.count_nonzero(occurrences == 1))
     rows = np.flatnonzero(kept)
-    return rows.astype(np.int64), occurrences[rows], report
+    return np.stack([rows, occurrences[rows]]).astype(np.int64), report
 
 
 def _hint(store: RowStore, number: int, prompt_key: str) -> str:
@@ -281,14 +279,6 @@ def _hint(store: RowStore, number: int, prompt_key: str) -> str:
         return ""
     where = f" under {prompt_key!r}" if prompt_key != "prompt" else ""
     return where + (did_you_mean(prompt_key, others) or f"; its columns: {', '.join(others)}")
-
-
-def _place(stores: Sequence[RowStore], row: int) -> str:
-    for store in stores:
-        if row < store.rows:
-            return store.place(row)
-        row -= store.rows
-    raise IndexError(row)
 
 
 def _count_occurrences(stores: Sequence[RowStore]) -> Any:
@@ -300,42 +290,34 @@ def _count_occurrences(stores: Sequence[RowStore]) -> Any:
     uids = np.fromiter(hashes, np.uint64, sum(store.rows for store in stores))
     order = np.argsort(uids, kind="stable")
     in_order = uids[order]
-    occurrences = np.empty(len(uids), np.int32)
+    occurrences = np.empty(len(uids), np.int64)
     occurrences[order] = np.arange(len(uids)) - np.searchsorted(in_order, in_order)
     return occurrences
 
 
-def _save(path: Path, rows: Any, occurrences: Any) -> None:
+def _save(path: Path, kept: Any) -> None:
     import pyarrow as pa
 
     # Neither here nor below by Arrow's own ways from and to numpy, which import pandas.
-    arrays = [
-        pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(values)])
-        for kind, values in ((pa.int64(), rows), (pa.int32(), occurrences))
-    ]
-    table = pa.record_batch(arrays, names=["row", "occurrence"])
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_batch(table)
+    values = pa.Array.from_buffers(pa.int64(), kept.size, [None, pa.py_buffer(kept)])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([("kept", pa.int64())])) as writer:
+        writer.write_batch(pa.record_batch([values], names=["kept"]))
 
 
-def _load(path: Path) -> tuple[Any, Any]:
+def _load(path: Path) -> Any:
     import numpy as np
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as file:
-        table = pa.ipc.open_file(file).get_batch(0)
-    rows, occurrences = (column.buffers()[1] for column in table.columns)
-    return np.frombuffer(rows, np.int64, len(table)), np.frombuffer(occurrences, np.int32, len(table))
+        (values,) = pa.ipc.open_file(file).get_batch(0).columns
+    return np.frombuffer(values.buffers()[1], np.int64, len(values)).reshape(2, -1)
 
 
 # Counting, in other processes where that is faster
 
-Counts = tuple[dict[int, int], dict[int, str]]
-"""Of a chunk of prompts: the tokens of the longer ones, and what is wrong with others."""
 
-
-def _count(store: RowStore, tokens: PromptTokens, limit: int, processes: int) -> Iterator[Counts]:
-    """The counts of each chunk of a store, in order."""
+def _count(store: RowStore, tokens: PromptTokens, limit: int, processes: int) -> Iterator[Any]:
+    """Of each chunk of a store: the tokens of the longer prompts, and what is wrong with others, by position."""
     if processes < 2 or tokens.has_threads or store.rows < WORTH_PROCESSES:
         yield from (tokens.above(limit, prompts) for prompts in store.prompts())
         return
