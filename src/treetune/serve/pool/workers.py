@@ -206,7 +206,7 @@ class Workers:
             return
         least = min(free, key=lambda member: (member.load, len(member.calls)))
         self._assign(least, call)
-        if least.load >= self._config.busy_load:
+        if least.load >= self._config.busy_load and len(self._members) < (self._config.max_workers or 0):
             self._resize()
 
     def _assign(self, member: Member, call: Call) -> None:
