@@ -71,7 +71,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_opened": None}
 
-    # What seed and subclass know
+    # What recipes call and subclasses override
 
     def build_dataset(self) -> datasets.Dataset:
         """The rows as a Hugging Face dataset, as the parquet file has them: every row of the source through
