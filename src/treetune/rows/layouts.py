@@ -122,7 +122,7 @@ class VerlFormat(Format):
         return row
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        return build_task(row, reward_spec(spec_of(row, "reward_model")), (*SHARED, "reward_model"), whole=whole)
+        return build_task(row, reward_spec(spec_of(row, "reward_model")), _VERL_COLUMNS, whole=whole)
 
     def convert(self, table: pa.Table) -> pa.Table:
         """verl looks into every row's `reward_model`, so each has one, be its ground truth null."""
@@ -168,11 +168,11 @@ class SkyRLFormat(Format):
         return parts.row(task, {"env_class": environment, "reward_spec": spec or None, **added})
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        own, env_class = (*SHARED, "env_class", "reward_spec"), row.get("env_class")
+        env_class = row.get("env_class")
         if "reward_spec" not in row and "reward_model" in row:  # SkyRL's aime
             spec = reward_spec(spec_of(row, "reward_model"))
-            return build_task(row, spec, (*own, "reward_model"), env_class, whole=whole)
-        return build_task(row, spec_of(row, "reward_spec"), own, env_class, whole=whole)
+            return build_task(row, spec, (*_SKYRL_COLUMNS, "reward_model"), env_class, whole=whole)
+        return build_task(row, spec_of(row, "reward_spec"), _SKYRL_COLUMNS, env_class, whole=whole)
 
     def convert(self, table: pa.Table) -> pa.Table:
         import pyarrow as pa
@@ -221,7 +221,7 @@ class TrlFormat(Format):
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
         spec = {**_USUAL, "ground_truth": row["ground_truth"]} if "ground_truth" in row else {}
-        return build_task(row, spec, (*SHARED, "ground_truth"), whole=whole)
+        return build_task(row, spec, _TRL_COLUMNS, whole=whole)
 
     def convert(self, table: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
@@ -236,6 +236,10 @@ class TrlFormat(Format):
 
 
 FORMATS: dict[str, Format] = {format.name: format for format in (VerlFormat(), SkyRLFormat(), TrlFormat())}
+
+_VERL_COLUMNS = (*SHARED, "reward_model")
+_SKYRL_COLUMNS = (*SHARED, "env_class", "reward_spec")
+_TRL_COLUMNS = (*SHARED, "ground_truth")
 
 _USUAL = {"method": "rule"}
 """What a reward specification says beside its ground truth, unless a row says otherwise."""

@@ -14,7 +14,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,20 +108,17 @@ def _write_json(tasks: Iterator[Scored], path: Path, format: Format) -> int:
     count = 0
     with path.open("wb") as file:
         for count, (task, scorer) in enumerate(tasks, 1):
-            with _name_task(count - 1):
+            try:
                 encoded = encode_json(format.row_of(task, scorer=scorer))
+            except TasksetError as error:
+                raise _name_task(error, count - 1) from None
             file.write((between if count > 1 else before) + encoded)
         file.write(after)
     return count
 
 
-@contextmanager
-def _name_task(number: int) -> Iterator[None]:
-    """Names the task in what is wrong with it."""
-    try:
-        yield
-    except TasksetError as error:
-        raise TasksetError(f"task {number}: {error.message}", remedy=error.remedy) from None
+def _name_task(error: TasksetError, number: int) -> TasksetError:
+    return TasksetError(f"task {number}: {error.message}", remedy=error.remedy)
 
 
 Opening = Callable[[Task], list[Message]]
@@ -182,11 +178,13 @@ def _put(
 
     rows = []
     for number, (task, scorer) in enumerate(tasks, writer.rows):
-        with _name_task(number):
+        try:
             row = format.row_of(task, scorer=scorer, text_truth=text_truth)
             if opening is not None and not task.messages:
                 row = with_opening(row, opening(task))
             rows.append(with_json_truth(row) if as_json else row)
+        except TasksetError as error:
+            raise _name_task(error, number) from None
     table = table_of(rows, strict_truths=True)
     writer.write(mark_json_truths(table) if as_json else table)
 
