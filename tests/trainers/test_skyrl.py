@@ -28,7 +28,7 @@ from treetune.validate import write_tasks
 pytestmark = pytest.mark.slow
 
 SUPPORT = Path(__file__).parents[1] / "support"
-MULTIPLY = f"{SUPPORT.parent}/examples/multiply/env.py:Multiply"
+MULTIPLY = f"{venvs.ROOT}/examples/multiply/env.py:Multiply"
 
 # The five complete examples of the format's specification, as it writes them.
 MATH = {
@@ -478,7 +478,7 @@ def test_a_python_that_is_too_old_is_told_in_one_line(python, tmp_path):
         [python, "-m", "treetune.trainers.skyrl", "tasks=absent.parquet"],
         log=tmp_path / "log",
         seconds=100,
-        PYTHONPATH=f"{SUPPORT.parent}/src",
+        PYTHONPATH=f"{venvs.ROOT}/src",
     )
     assert (code, len(printed.splitlines())) == (1, 1), printed
     assert "SkyRL's trainer needs Python 3.12 or later, this is 3.11" in printed
@@ -519,7 +519,7 @@ def test_training_begins_on_our_tasks_and_ends_where_it_needs_a_gpu(python, mode
         ],
         log=tmp_path / "log",
         seconds=280,
-        PYTHONPATH=f"{tmp_path}/typed:{SUPPORT.parent}/src",
+        PYTHONPATH=f"{tmp_path}/typed:{venvs.ROOT}/src",
         SKYRL_RAY_PG_TIMEOUT_IN_S="3",
         RAY_ADDRESS="local",  # not a cluster that somebody else runs here
         **caches,
