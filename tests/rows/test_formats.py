@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hub import Hub, make_gsm8k
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from treetune import Environment, Task
@@ -137,6 +137,7 @@ def test_a_chain_of_formats_and_files_gives_equal_tasks(tmp_path_factory, given,
         assert [exact(task) for task in read_tasks(path)] == [exact(task) for task in given]
 
 
+@example(Task(extra_info={"uid": None}))
 @given(tasks)
 def test_a_row_in_memory_gives_its_task_in_every_format(task):
     for format in FORMATS.values():

@@ -59,8 +59,9 @@ class RowParts(msgspec.Struct):
     def row(self, task: Task, columns: Mapping[str, Any], further: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The row of a format's own columns, where they are not None, further keys of `extra_info`, and what every
         row has. A uid of the user's own stays."""
-        extra = {} if self.extra.get("uid") is not None else {"uid": task.uid}
-        extra |= {**(further or {}), **self.extra}
+        extra = {"uid": None, **(further or {}), **self.extra}
+        if extra["uid"] is None:
+            extra["uid"] = task.uid
         if self.scorer is not None:
             extra["scorer"] = self.scorer
         if self.note:
