@@ -243,7 +243,7 @@ def test_debian_is_built_and_samples_are_played_on_it(treetune, taskset, tmp_pat
     assert steps[-1].reward == 1.0
     assert (tmp_path / "debian" / "usr" / "share").is_dir()
     said = asyncio.run(_on(rootfs, "x=1; ls /work /root /home", "echo $x; useradd -m jack; su - jack -c whoami"))
-    if probe(shell=True).start.users is Users.RANGE:
+    if probe(shell=True).launcher.users is Users.RANGE:
         assert said[1].text == "1\njack\n"
 
 
