@@ -316,7 +316,7 @@ class Obedient(EnvServer):
 
 
 class Errands(Models):
-    def _made(self, name, address):
+    def _load(self, name, address):
         return OpenAIPolicy(name, EndpointConfig(base_url=address, api_key_env=name, max_retries=0))
 
 
