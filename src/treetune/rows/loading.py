@@ -26,7 +26,7 @@ import msgspec
 
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
 from treetune.rows.content import LoadingParams, names_hub
-from treetune.rows.loading_faults import fault_of, fault_of_files
+from treetune.rows.loading_faults import fault_of, fault_of_files, refuse_file_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,6 +149,8 @@ def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
     """
     import datasets
 
+    if params.args:
+        refuse_file_name(params)
     kwargs = dict(params.kwargs)
     held = None
     if copy is not None and "cache_dir" not in kwargs:

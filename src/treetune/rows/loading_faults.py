@@ -78,14 +78,19 @@ def _is_of_network(error: BaseException) -> bool:
     return named or "LocalEntryNotFoundError" in str(error)  # what the library says of it once it gave up
 
 
-def fault_of_files(params: LoadingParams) -> TreetuneError | None:
-    """What is wrong with the files that are named, where something is."""
-    kind, kwargs = params.args[0], params.kwargs
+def refuse_file_name(params: LoadingParams) -> None:
+    """Raises where a file is named in place of a dataset: the library would look for it on the hub first."""
+    kind = params.args[0]
     if kind not in FILE_FORMATS and Path(str(kind)).expanduser().is_file():
-        return UsageError(
+        raise UsageError(
             f"loading_params.args names the file {kind!r}, and wants a kind of files or a dataset",
             remedy=f"write args: [{_kind_of(str(kind))}], kwargs: {{data_files: {kind}}}",
         )
+
+
+def fault_of_files(params: LoadingParams) -> TreetuneError | None:
+    """What is wrong with the files that are named, where something is."""
+    kwargs = params.kwargs
     for pattern in file_patterns(params.args, kwargs):
         found = expand_pattern(pattern, params.args, kwargs)
         if found is None:  # somewhere in the network, or in an archive
@@ -98,7 +103,7 @@ def fault_of_files(params: LoadingParams) -> TreetuneError | None:
             )
     for place in local_sources(params.args, kwargs):
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if file.is_file() and (fault := _fault_of_file(file, str(kind))) is not None:
+            if file.is_file() and (fault := _fault_of_file(file, str(params.args[0]))) is not None:
                 return fault
     return None
 
