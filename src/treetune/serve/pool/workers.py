@@ -261,7 +261,7 @@ class Workers:
         if self._members.pop(member.identity, None) is None:
             return
         if not self._closing and not member.leaving:
-            log.warning("%s ended (%s) with %d jobs", member.identity.decode(), how, len(member.calls))
+            log.warning("%s ended (%s); calls it had: %d", member.identity.decode(), how, len(member.calls))
             self.replaced += 1
             if not member.ready:
                 self._failures += 1
