@@ -72,7 +72,8 @@ def test_variables_and_the_current_folder_do_not(place):
 
 def test_programs_in_the_background_stay_until_every_process_is_killed(place):
     look = "grep -l ^sleep /proc/[0-9]*/comm | wc -l"
-    assert texts(session(place, "sleep 60 & setsid sleep 60 &", look, None, look)) == ["", "2\n", "0\n"]
+    begun = f"for _ in $(seq 100); do found=$({look}); test $found = 2 && break; sleep 0.1; done; echo $found"
+    assert texts(session(place, "sleep 60 & setsid sleep 60 &", begun, None, look)) == ["", "2\n", "0\n"]
 
 
 def test_files_stay_when_every_process_is_killed_and_nothing_goes_on(place):
