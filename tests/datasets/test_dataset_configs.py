@@ -12,12 +12,18 @@ from omegaconf import OmegaConf
 import datasets
 from treetune.config import with_overrides
 from treetune.datasets.declared import load_tasks, read_declared
-from treetune.datasets.verl_config import OURS, Scoring, get_dataset_paths, resolve_tasks_into_config, scoring_of
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.rows import read_tasks
 from treetune.rows.arrow_values import drop_nulls, find_clashes
 from treetune.target import build_taskset, load_taskset
-from treetune.trainers.verl import compute_score
+from treetune.trainers.verl import (
+    OURS,
+    Scoring,
+    compute_score,
+    get_dataset_paths,
+    resolve_tasks_into_config,
+    scoring_of,
+)
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
 OWN = "from treetune_verl.tasks import Task\n\nclass My(Task):\n    pass\n"

@@ -123,7 +123,7 @@ def _build_lists(
     from treetune.cli.arguments import read_overrides
     from treetune.datasets.declared import check_columns, read_declared
     from treetune.datasets.join import join_files
-    from treetune.datasets.verl_config import Scoring, scoring_of, warn_of_unscored
+    from treetune.trainers.verl import Scoring, scoring_of, warn_of_unscored
 
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
     declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)

@@ -1,6 +1,8 @@
 """verl: tasks into its config, and rewards for its rows.
 
-    run_with_tasks(config)      # train_tasks and val_tasks become parquet, then verl runs
+    run_with_tasks(config)                # train_tasks and val_tasks become parquet, then verl runs
+    resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
+    score_by_tasks(config)                # from now on each row is scored by its own task
 
 In a verl config, `reward.custom_reward_function: {path: pkg://treetune.trainers.verl, name: compute_score}` scores each
 row by its own task: the taskset's `reward`, the row's environment, or the rule. verl itself is never changed.
@@ -9,14 +11,50 @@ row by its own task: the taskset's `reward`, the row's environment, or the rule.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from treetune.datasets.verl_config import build_into_config, find_unscored, load_lists, score_by_tasks
-from treetune.errors import MissingExtraError, TasksetError, UsageError
+from treetune.datasets.declared import LISTS, Faults, check_columns, check_environments, check_single_turns, load_tasks
+from treetune.datasets.join import join_files
+from treetune.datasets.taskset import DatasetTaskset
+from treetune.errors import ConfigError, MissingExtraError, TasksetError, UsageError
 from treetune.rows.layouts import task_to_score as _task
 from treetune.rows.rule import RULE
+from treetune.target import missing_values
 from treetune.trainers.one_answer import play_row, scorer_in
+
+OURS = "pkg://treetune.trainers.verl"
+"""How a verl config names our reward function."""
+
+VERL_SOURCES = frozenset(
+    "openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500 math_dapo math "
+    "math_dapo_reasoning numina_aops_forum numina_synthetic_math numina_amc_aime numina_synthetic_amc numina_cn_k12 "
+    "numina_olympiads codecontests apps codeforces taco hiyouga/geometry3k searchR1_nq searchR1_triviaqa "
+    "searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique searchR1_bamboogle".split()
+)
+"""The data sources that verl 0.9 scores by itself; besides these, every name that begins with `aime`."""
+
+_LEAVE = (
+    "to leave scoring to something else, name it in the config (reward.custom_reward_function.path, "
+    "reward.reward_model.enable=true, or reward.reward_manager.source=importlib) or set leave_scoring: true"
+)
+
+Lists = Mapping[str, Sequence[DatasetTaskset]]
+
+
+class Scoring(StrEnum):
+    UNKNOWN = "unknown"
+    """It is no trainer's config."""
+    VERL = "verl"
+    """Nothing is named: verl looks at the data source."""
+    TASKS = "tasks"
+    """Our reward function."""
+    OTHER = "other"
+    """Another function, a reward model, a reward manager of the user's own, or `leave_scoring`."""
 
 
 def run_with_tasks(config: Any) -> Any:
@@ -66,6 +104,129 @@ def start(config: Any) -> Any:
         # From 0.9 on only main() knows which runner belongs to the config; given a config, hydra hands it on.
         return main_ppo.main(config)
     return main_ppo.run_ppo(config)
+
+
+def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
+    """The parquet path of each task, built where it is not cached; refused where the files could not be joined."""
+    tasksets = load_tasks(task_configs, cache_dir)
+    check_environments({"tasks": tasksets})
+    check_columns({"tasks": tasksets})
+    return _build_paths(tasksets)
+
+
+def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) -> Any:
+    """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched. A warning says which
+    rows nothing would score."""
+    lists = load_lists(config, cache_dir)
+    warn_of_unscored(config, lists)
+    return build_into_config(config, lists)
+
+
+def load_lists(config: Any, cache_dir: str | Path | None = None) -> dict[str, list[DatasetTaskset]]:
+    """The tasksets of a verl config, by the names of its lists; all their faults at once."""
+    faults: Faults = []
+    if config.get("data") is not None and not isinstance(config["data"], Mapping):
+        faults.append(("data", f"expected keys and values, got {config['data']!r}"))
+    faults += [fault for name in LISTS if _is_missing(config, name) for fault in missing_values("???", name)]
+    lists = {name: load_tasks(config[name], cache_dir, path=name, faults=faults) for name in LISTS if config.get(name)}
+    if faults:
+        raise ConfigError(faults)
+    check_environments(lists)
+    if scoring_of(config) is not Scoring.OTHER:
+        check_single_turns(lists)
+    check_columns(lists)
+    return lists
+
+
+def build_into_config(config: Any, lists: Lists) -> Any:
+    """Build the lists, and name their files in `config.data`."""
+    paths = {name.replace("_tasks", "_files"): _build_paths(tasksets) for name, tasksets in lists.items()}
+    if isinstance(config, dict):
+        config["data"] = config.get("data") if config.get("data") is not None else {}
+        config["data"].update(paths)
+        return config
+    from omegaconf import OmegaConf
+
+    for key, files in paths.items():
+        OmegaConf.update(config, f"data.{key}", files, merge=False, force_add=True)
+    return config
+
+
+def _build_paths(tasksets: Sequence[DatasetTaskset]) -> list[str]:
+    return [str(path) for _, path, _ in join_files(tasksets, [taskset.build() for taskset in tasksets])]
+
+
+def _is_missing(config: Any, name: str) -> bool:
+    """Whether an OmegaConf node holds `???` there, which it hides from `get`."""
+    if not type(config).__module__.startswith("omegaconf"):
+        return False
+    from omegaconf import OmegaConf
+
+    return OmegaConf.is_missing(config, name)
+
+
+def warn_of_unscored(config: Any, lists: Lists) -> None:
+    """A row that nothing can score is found out by the trainer only after the model is loaded."""
+    for problem in find_unscored(config, chain.from_iterable(lists.values())):
+        warnings.warn(f"{problem.message}: {problem.remedy}", stacklevel=3)
+
+
+def scoring_of(config: Any) -> Scoring:
+    reward = config.get("reward")
+    if config.get("leave_scoring") or (_is_node(reward) and _has_own_way(reward)):
+        return Scoring.OTHER
+    # verl keeps an empty node in one place where the user writes into the other.
+    places = [place.get("custom_reward_function") for place in (reward, config) if _is_node(place)]
+    nodes = [place for place in places if _is_node(place)]
+    paths = [str(node["path"]) for node in nodes if node.get("path")]
+    if not nodes:
+        return Scoring.UNKNOWN
+    return Scoring.VERL if not paths else Scoring.TASKS if paths[0] == OURS else Scoring.OTHER
+
+
+def score_by_tasks(config: Any) -> Any:
+    """Name our reward function in a verl config that names no other way of scoring; nothing else is touched."""
+    if scoring_of(config) is not Scoring.VERL:
+        return config
+    place = config["reward"] if _is_node(config.get("reward")) else config
+    function = {"path": OURS, "name": "compute_score"}
+    if isinstance(config, dict):
+        place["custom_reward_function"] = {**(place.get("custom_reward_function") or {}), **function}
+        return config
+    from omegaconf import OmegaConf
+
+    for key, value in function.items():
+        OmegaConf.update(place, f"custom_reward_function.{key}", value, force_add=True)
+    return config
+
+
+def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[TasksetError]:
+    """The data sources whose rows nothing would score, each with its remedy."""
+    scoring = scoring_of(config)
+    if scoring is Scoring.OTHER:
+        return
+    for taskset in tasksets:
+        data_source = taskset.config.data_source
+        if taskset.scorer is None:
+            yield TasksetError(
+                f"nothing here can score data_source {data_source!r}: it has no ground truth",
+                remedy=f"set ground_truth or env_class, or write reward(task, answer) in a custom_cls; {_LEAVE}",
+            )
+        elif scoring is Scoring.VERL and data_source not in VERL_SOURCES and not data_source.startswith("aime"):
+            yield TasksetError(
+                f"verl itself cannot score data_source {data_source!r}",
+                remedy=f"call score_by_tasks(config), or set reward.custom_reward_function to {{path: {OURS}, name: "
+                f"compute_score}}; {_LEAVE}",
+            )
+
+
+def _has_own_way(reward: Mapping[str, Any]) -> bool:
+    model, manager = reward.get("reward_model") or {}, reward.get("reward_manager") or {}
+    return bool(model.get("enable")) or manager.get("source") == "importlib"
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 def compute_score(

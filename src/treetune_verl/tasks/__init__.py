@@ -16,14 +16,14 @@ __all__ = ["Task", "get_dataset_paths", "resolve_tasks_into_config", "run_with_t
 
 def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
     """The parquet path of each task, built where it is not cached; refused where the files could not be joined."""
-    from treetune.datasets.verl_config import get_dataset_paths as paths
+    from treetune.trainers.verl import get_dataset_paths as paths
 
     return paths(task_configs, cache_dir)
 
 
 def resolve_tasks_into_config(config: Any) -> Any:
     """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched."""
-    from treetune.datasets.verl_config import resolve_tasks_into_config as resolve
+    from treetune.trainers.verl import resolve_tasks_into_config as resolve
 
     return resolve(config)
 
@@ -37,7 +37,7 @@ def run_with_tasks(config: Any) -> Any:
 
 def score_by_tasks(config: Any) -> Any:
     """Name our reward function in a verl config that names no other way of scoring; nothing else is touched."""
-    from treetune.datasets.verl_config import score_by_tasks as score
+    from treetune.trainers.verl import score_by_tasks as score
 
     return score(config)
 
