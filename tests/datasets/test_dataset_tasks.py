@@ -20,7 +20,7 @@ from treetune import Task, load_taskset
 from treetune.datasets.build import build
 from treetune.datasets.declared import load_task
 from treetune.errors import ConfigError, EmptyTasksetError, TasksetError, TreetuneError, UsageError
-from treetune.rows.layouts import FORMATS
+from treetune.rows.formats import FORMATS
 from treetune_verl.tasks import Task as DatasetTask
 from treetune_verl.tasks import get_dataset_paths, resolve_tasks_into_config
 

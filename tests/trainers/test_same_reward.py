@@ -26,7 +26,7 @@ from treetune import Task
 from treetune.environment import Action, make
 from treetune.rows.arrow_values import drop_nulls
 from treetune.rows.arrow_values import to_rows as columns_as_rows
-from treetune.rows.layouts import FORMATS, task_to_play, task_to_score
+from treetune.rows.formats import FORMATS, task_to_play, task_to_score
 from treetune.rows.writing import write_parquet
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.episodes import HttpConfig

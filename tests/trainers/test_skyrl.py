@@ -22,7 +22,7 @@ from verl_task import DOUBLES, ended
 from treetune import Task
 from treetune.cli.listing import Kind, cells
 from treetune.rows import read_tasks
-from treetune.rows.layouts import FORMATS
+from treetune.rows.formats import FORMATS
 from treetune.validate import write_tasks
 
 pytestmark = pytest.mark.slow

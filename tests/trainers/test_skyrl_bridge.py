@@ -37,7 +37,7 @@ from treetune.errors import (
 )
 from treetune.plugins import environments
 from treetune.rows import read_rows
-from treetune.rows.layouts import FORMATS
+from treetune.rows.formats import FORMATS
 from treetune.threads import call
 from treetune.trainers import skyrl
 from treetune.trainers.skyrl.tasks import _entries_for, _resolve, cli_overrides, shell_words

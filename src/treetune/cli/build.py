@@ -48,12 +48,13 @@ def build_command(
     """
     from treetune.cli.output import console_for, print_json
     from treetune.errors import UsageError
+    from treetune.rows.formats import format_named
     from treetune.target import refuse_server
 
     refuse_server(target, "build")
-    for name, value, choices in (("format", format, ("verl", "skyrl", "trl")), ("engine", engine, ("local", "ray"))):
-        if value not in choices:
-            raise UsageError(f"unknown {name} {value!r}", remedy=f"use {', '.join(choices)}")
+    format_named(format)
+    if engine not in ("local", "ray"):
+        raise UsageError(f"unknown engine {engine!r}", remedy="use local, ray")
     limits = {"max_prompt_length": max_prompt_length, "tokenizer": tokenizer}
     further = {key: value for key, value in limits.items() if value is not None}
     console = console_for(json)
@@ -123,15 +124,16 @@ def _build_lists(
     from treetune.cli.arguments import read_overrides
     from treetune.datasets.declared import check_columns, read_declared
     from treetune.datasets.join import join_files
+    from treetune.rows.formats import format_named
     from treetune.trainers.verl import Scoring, scoring_of, warn_of_unscored
 
     overrides = read_overrides(context, ("train_tasks", "val_tasks"))
     declared = read_declared(config, overrides, cache_dir=cache_dir, further=further)
     elsewhere = scoring_of(declared.config) is Scoring.OTHER
     _check_environments(declared.lists, format, config, scored=not elsewhere)
-    if format == "verl":
+    if format_named(format).one_answer:
         warn_of_unscored(declared.config, declared.lists)
-    check_columns(declared.lists, format, force=force, source=config)  # type: ignore[arg-type]
+    check_columns(declared.lists, format, force=force, source=config)
     entries: list[dict[str, Any]] = []
     for split, tasks in declared.lists.items():
         files = join_files(tasks, [_build(console, task, format, force, engine) for task in tasks])
@@ -174,10 +176,12 @@ def _check_environments(
 ) -> None:
     """Those that are not known, and those that the trainer cannot play; `scored`: nothing of the user's own scores."""
     from treetune.datasets.declared import check_environments, check_single_turns
+    from treetune.rows.formats import format_named
 
-    # SkyRL has environments of its own, which need not be known here.
-    check_environments(lists, known=format != "skyrl", source=source)
-    if format == "verl" and scored:
+    rows_format = format_named(format)
+    # The trainer's own environments need not be known here.
+    check_environments(lists, known=not rows_format.has_environments, source=source)
+    if rows_format.one_answer and scored:
         check_single_turns(lists, source=source)
 
 

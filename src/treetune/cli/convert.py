@@ -35,7 +35,7 @@ def convert_command(
 
     from treetune.cli.output import console_for, print_json
     from treetune.errors import UsageError
-    from treetune.rows.layouts import format_named
+    from treetune.rows.formats import format_named
     from treetune.rows.reading import RowTasks, read_tasks
     from treetune.rows.sources import names_taskset
     from treetune.target import load_taskset, refuse_server

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from treetune.config import to_plain
-from treetune.datasets.config import FormatName
 from treetune.datasets.rows import RowBuilder
 from treetune.datasets.selection import length_filter
 from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
@@ -29,7 +28,7 @@ from treetune.episode import Episode
 from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
 from treetune.rows.arrow_values import schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
-from treetune.rows.layouts import convert_table, format_named
+from treetune.rows.formats import Format, format_named
 from treetune.rows.loading import Source, SourceBatch
 from treetune.rows.parquet import GrowingParquet
 from treetune.rows.scorer import refuse_several_turns
@@ -49,7 +48,7 @@ Work = tuple[SourceBatch, int]
 def build(
     taskset: DatasetTaskset,
     path: Path,
-    format: FormatName,
+    format: str,
     *,
     engine: Engine = "local",
     on_rows: Progress | None = None,
@@ -82,11 +81,11 @@ def build_rows(
     config = {"format": format, "num_tasks": num_tasks, **to_plain(taskset.config)}
     asked = {**config, "class": type(taskset).__qualname__, "name": taskset.name}
     key = f"{impl_hash(type(taskset), Taskset, [], BUILDER_VERSION)}_{config_hash(asked, {})}"
-    cache = Cache(default_cache_dir(cache_dir))
+    cache, rows_format = Cache(default_cache_dir(cache_dir)), format_named(format)
 
     def draw() -> Iterator[Task]:
         for task in taskset.draw(num_tasks):
-            if format == "verl":
+            if rows_format.one_answer:
                 refuse_several_turns(taskset, task)
             yield task
 
@@ -98,7 +97,7 @@ def build_rows(
     def write(path: Path) -> Sidecar:
         began = time.perf_counter()
         tasks = attach_scorers(draw(), taskset)
-        rows = write_parquet(tasks, path, format_named(format), lambda task: run_in_background(read_opening(task)))
+        rows = write_parquet(tasks, path, rows_format, lambda task: run_in_background(read_opening(task)))
         if not rows:
             raise EmptyTasksetError(f"{taskset.name} has no tasks")
         return Sidecar(
@@ -128,7 +127,7 @@ def write_rows(
     taskset: DatasetTaskset,
     opened: Source,
     path: Path,
-    format: FormatName,
+    format: str,
     made: bool,
     engine: Engine = "local",
     on_rows: Progress | None = None,
@@ -137,7 +136,7 @@ def write_rows(
 
     `made`: the source has a trainer's rows already, from a `build_dataset` that selected them itself.
     """
-    config = taskset.config
+    config, rows_format = taskset.config, format_named(format)
     dropped: Counter[str] = Counter()
     drop_long = length_filter(config)
     checked: set[Any] = {config.env_class}
@@ -153,8 +152,8 @@ def write_rows(
                     continue
                 table = table.slice(0, left) if left is not None else table
                 if made or taskset.overrides_rows:
-                    _check_environments(taskset, table, checked, format)
-                writer.write(convert_table(table, format))
+                    _check_environments(taskset, table, checked, rows_format)
+                writer.write(rows_format.convert(table))
                 if left is not None and (left := left - table.num_rows) <= 0:
                     break
         if writer.schema is None:
@@ -166,16 +165,16 @@ def write_rows(
     return writer, dropped
 
 
-def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[Any], format: FormatName) -> None:
+def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[Any], format: Format) -> None:
     """Those that a map function gave to rows; `checked` are those that were looked at before."""
     if table.schema.field("extra_info").type.get_field_index("env_class") < 0:
         return
     for env_class in set(pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()) - checked:
         checked.add(env_class)
         problem = unknown_environment(taskset, env_class)
-        if problem is not None and format != "skyrl":
+        if problem is not None and not format.has_environments:
             raise TasksetError(f"rows with the env_class {env_class!r}: {problem}")
-        if problem is not None:  # SkyRL has environments of its own
+        if problem is not None:  # the trainer may have it
             warnings.warn(f"rows with the env_class {env_class!r}: {problem}; the trainer must know it", stacklevel=2)
 
 

@@ -12,8 +12,6 @@ from treetune.errors import ConfigError, did_you_mean
 from treetune.rows.content import LoadingParams
 from treetune.taskset import TasksetConfig
 
-FormatName = Literal["verl", "skyrl", "trl"]
-
 
 class GroundTruthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     column: str

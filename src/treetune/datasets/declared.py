@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from treetune.config import collect_config, load_yaml, with_overrides
-from treetune.datasets.config import DatasetConfig, FormatName, filter_file, plain_values
+from treetune.datasets.config import DatasetConfig, filter_file, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, TreetuneError, check_all
 from treetune.plugins import absolute_spec, environments, folders_of, load_object
@@ -184,7 +184,7 @@ def _plain_entries(nodes: Any, path: str, faults: Faults) -> list[Any]:
 # Checks of loaded lists, each with one error for all tasks
 
 
-def check_columns(lists: Lists, format: FormatName = "verl", *, force: bool = False, source: str = "config") -> None:
+def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, source: str = "config") -> None:
     """Opens the source of each task that is not in the cache, and raises what a config asks of columns that are not
     there."""
     checks = [(place, partial(taskset.check_source, format, force=force)) for place, taskset in _places(lists)]

@@ -32,9 +32,6 @@ File = tuple[Sidecar, Path, bool]
 AGENT = "agent_name"
 """The column that names a row's agent loop: where the joined rows have it, each must name one."""
 
-TRUTHS = (("reward_model", "ground_truth"), ("ground_truth",))
-"""Where a truth lies that the rule compares, in the formats of verl and TRL."""
-
 CONTENT = ("prompt", "content")
 
 
@@ -97,12 +94,12 @@ def _widen_schemas(
 
     texts, growing = pa.list_(pa.string()), GrowingParquet(Path())
     kinds = [pa.struct(list(pq.read_schema(path).remove_metadata())) for _, path, _ in built]
-    with_lists = any(_type_at(kind, path) == texts for kind in kinds for path in TRUTHS)
+    with_lists = any(_type_at(kind, path) == texts for kind in kinds for path in _truths())
     contents = [_type_at(kind, CONTENT) for kind in kinds]
     parts = next((kind for kind in contents if kind is not None and pa.types.is_list(kind)), None)
     wide: pa.Schema | None = None
     for name, taskset, kind in zip(names, tasksets, kinds, strict=True):
-        for path in TRUTHS:
+        for path in _truths():
             if with_lists and _is_text_at(kind, path) and taskset.scorer in (None, RULE):
                 kind = _replace_type(kind, path, texts)
         if parts is not None and _is_text_at(kind, CONTENT):
@@ -147,7 +144,7 @@ def _convert_values(table: pa.Table, schema: pa.Schema) -> pa.Table:
     from treetune.rows.arrow_values import to_parts
 
     have, want, texts = pa.struct(list(table.schema)), pa.struct(list(schema)), pa.list_(pa.string())
-    for path in TRUTHS:
+    for path in _truths():
         if _is_text_at(have, path) and _type_at(want, path) == texts:
             column = table[path[0]].combine_chunks()
             children = children_of(column) if len(path) > 1 else {}
@@ -159,6 +156,13 @@ def _convert_values(table: pa.Table, schema: pa.Schema) -> pa.Table:
         prompts = [[to_parts(message) for message in prompt] for prompt in table["prompt"].to_pylist()]
         table = set_column(table, "prompt", pa.array(prompts, schema.field("prompt").type))
     return table
+
+
+def _truths() -> list[tuple[str, ...]]:
+    """Where a truth lies that the rule compares, in each format."""
+    from treetune.rows.formats import FORMATS
+
+    return [format.truth for format in FORMATS.values() if not format.has_environments]
 
 
 def _type_at(kind: pa.DataType, path: Sequence[str]) -> pa.DataType | None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from treetune.datasets.config import DatasetConfig, FormatName, filter_file, plain_values
+from treetune.datasets.config import DatasetConfig, filter_file, plain_values
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.content import check_loading, content_hash, local_sources
@@ -94,7 +94,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
         return map_function(self)
 
-    def get_parquet_path(self, format: FormatName = "verl") -> str:
+    def get_parquet_path(self, format: str = "verl") -> str:
         """The cached parquet file, built if it is not there."""
         return str(self.build(format)[1])
 
@@ -102,7 +102,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
     def build(
         self,
-        format: FormatName = "verl",
+        format: str = "verl",
         *,
         force: bool = False,
         engine: Engine = "local",
@@ -120,7 +120,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         self._opened = None
         return sidecar, cache.path(key), hit
 
-    def cache_key(self, format: FormatName = "verl") -> str:
+    def cache_key(self, format: str = "verl") -> str:
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
         config = self.config
         function = filter_file(config.filter)
@@ -143,7 +143,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         except OSError as error:
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
 
-    def check_source(self, format: FormatName = "verl", *, force: bool = False) -> None:
+    def check_source(self, format: str = "verl", *, force: bool = False) -> None:
         """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
         kept for the build."""
         # An overridden `build_dataset` loads what it likes.
@@ -216,7 +216,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         return self.build()[0].rows
 
     def task_at(self, index: int) -> Task:
-        from treetune.rows.layouts import FORMATS
+        from treetune.rows.formats import FORMATS
 
         return FORMATS["verl"].task_of_pruned(self._rows[index], whole=False)
 

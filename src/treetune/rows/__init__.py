@@ -12,15 +12,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.rows.layouts import FORMATS as FORMATS
-    from treetune.rows.layouts import detect as detect
+    from treetune.rows.formats import FORMATS as FORMATS
+    from treetune.rows.formats import detect as detect
     from treetune.rows.reading import read_rows as read_rows
     from treetune.rows.reading import read_tables as read_tables
     from treetune.rows.reading import read_tasks as read_tasks
 
 _HOMES = {
-    "FORMATS": "layouts",
-    "detect": "layouts",
+    "FORMATS": "formats",
+    "detect": "formats",
     "read_rows": "reading",
     "read_tables": "reading",
     "read_tasks": "reading",

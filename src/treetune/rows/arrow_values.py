@@ -146,9 +146,6 @@ def _refuse_nan(value: Any) -> None:
 JSON_FIELDS = b"treetune.json_fields"
 """Schema metadata: the dotted paths whose values are JSON text, because their types were mixed."""
 
-SPLIT = ("extra_info", "reward_model", "reward_spec")
-"""Columns whose keys each have a type of their own."""
-
 
 def json_fields_of(metadata: Mapping[bytes, bytes] | None) -> list[str]:
     """What the metadata of a schema or a file says."""

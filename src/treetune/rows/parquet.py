@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 
 from treetune.rows.arrow_values import (
     JSON_FIELDS,
-    SPLIT,
     children_of,
     conform,
     drop_nulls,
@@ -37,9 +36,10 @@ from treetune.rows.arrow_values import (
     unify_types,
     with_json_fields,
 )
+from treetune.rows.formats import FORMATS, MAPPINGS
 from treetune.rows.round_trip import MARK
 
-TRUTHS = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth")
+TRUTHS = tuple(".".join(format.truth) for format in FORMATS.values())
 
 ROW_GROUP = 2_000
 """Rows of one row group: reading one row reads all of its group."""
@@ -68,7 +68,7 @@ def table_of(rows: list[dict[str, Any]], *, strict_truths: bool = False) -> pa.T
 
 def _column(values: list[Any], path: str, json_fields: list[str], refused: tuple[str, ...]) -> pa.Array:
     keys: list[Any] = []
-    if path in SPLIT and all(value is None or isinstance(value, dict) for value in values):
+    if path in MAPPINGS and all(value is None or isinstance(value, dict) for value in values):
         keys = list(dict.fromkeys(key for value in values if value for key in value))
     if not keys or not all(isinstance(key, str) and key for key in keys):
         return _exact_array(values, path, json_fields, refused)
@@ -179,7 +179,7 @@ class GrowingParquet:
                 fields[field.name] = other
             elif path in self.json_fields:
                 fields[field.name] = pa.string()
-            elif path in SPLIT and pa.types.is_struct(one) and pa.types.is_struct(other):
+            elif path in MAPPINGS and pa.types.is_struct(one) and pa.types.is_struct(other):
                 fields[field.name] = pa.struct(self._unify(one, other, f"{path}."))
             else:
                 fields[field.name] = self._type_of_both(one, other, path)

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.errors import NetworkError, TreetuneError, UsageError
-from treetune.rows.arrow_values import SPLIT, decode_json, drop_nulls, json_fields_of, pause_gc, to_rows
-from treetune.rows.layouts import Format, detect, format_named
+from treetune.rows.arrow_values import decode_json, drop_nulls, json_fields_of, pause_gc, to_rows
+from treetune.rows.formats import MAPPINGS, Format, detect, format_named
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import BATCH, Batch, File, FileKind, HubName, ReadError, Row, Sources, find, open_plain
 from treetune.task import Task
@@ -343,7 +343,7 @@ def _csv_row(names: list[str], cells: list[str]) -> Row:
         head, dot, key = name.partition(".")
         if cell == "":
             continue
-        if dot and head in SPLIT:
+        if dot and head in MAPPINGS:
             inner = row.setdefault(head, {})
             if isinstance(inner, dict):
                 inner[key] = cell
@@ -354,7 +354,7 @@ def _csv_row(names: list[str], cells: list[str]) -> Row:
 
 def _csv_value(name: str, cell: str) -> Any:
     """The cell; where its column holds a mapping or messages and it is JSON of one, what it says."""
-    if name != "prompt" and name not in SPLIT:
+    if name != "prompt" and name not in MAPPINGS:
         return cell
     try:
         value = drop_nulls(decode_json(cell))

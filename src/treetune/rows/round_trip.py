@@ -38,9 +38,6 @@ SCORED = "scored"
 SHARED = ("data_source", "prompt", "ability", "extra_info")
 """The columns that every format has."""
 
-COLUMNS = frozenset((*SHARED, "env_class", "reward_spec", "reward_model", "ground_truth"))
-"""The columns of all formats; any other column is the user's own."""
-
 _OWN = frozenset(("env_class", "scorer", ROW, MARK, KEY, ""))
 """Keys of `extra_info` that have a meaning here (and one that no parquet path can name)."""
 
@@ -104,9 +101,16 @@ def parts_of(task: Task, scorer: str | None = None) -> RowParts:
 
 
 def build_task(
-    row: Mapping[str, Any], spec: dict[str, Any], own: Collection[str], env_class: str | None = None, *, whole: bool
+    row: Mapping[str, Any],
+    spec: dict[str, Any],
+    own: Collection[str],
+    known: Collection[str],
+    env_class: str | None = None,
+    *,
+    whole: bool,
 ) -> Task:
-    """The task of a row without nulls, whose format has found its reward specification.
+    """The task of a row without nulls, whose format has found its reward specification. `own` are the columns of that
+    format, `known` those of all formats.
 
     `whole`: with what only a trainer's file needs, so that writing it again loses nothing: a scorer of its own, and
     which keys were columns. Then `extra_info.treetune` holds the latter.
@@ -119,7 +123,7 @@ def build_task(
         extra.pop(ROW, None)
     others = [name for name in row if name not in own and name not in note.get("added", ())]
     if others:
-        _add_columns(row, others, extra, whole)
+        _add_columns(row, others, extra, known if whole else None)
     prompt = _get_typed(row, "prompt", (list, str))
     if "prompt" in note:
         prompt = _restore_prompt(prompt, note["prompt"])
@@ -229,10 +233,12 @@ def _pop_note(extra: dict[str, Any]) -> dict[str, Any]:
     return note
 
 
-def _add_columns(row: Mapping[str, Any], others: list[str], extra: dict[str, Any], whole: bool) -> None:
+def _add_columns(
+    row: Mapping[str, Any], others: list[str], extra: dict[str, Any], known: Collection[str] | None
+) -> None:
     """Other columns join `extra_info`."""
-    if whole:
-        names = [name for name in others if name and "." not in name and name not in COLUMNS]
+    if known is not None:
+        names = [name for name in others if name and "." not in name and name not in known]
         hidden = {name: extra[name] for name in names if name in extra}
         if names:
             extra[KEY] = {"columns": names, "hidden": hidden}

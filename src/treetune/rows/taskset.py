@@ -21,7 +21,7 @@ from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
 from treetune.rows.cache import Cache, default_cache_dir
 from treetune.rows.content import content_hash
-from treetune.rows.layouts import detect, format_named
+from treetune.rows.formats import detect, format_named
 from treetune.rows.reading import read_tasks
 from treetune.rows.round_trip import scorer_of
 from treetune.rows.row_store import ParquetRows, RowStore

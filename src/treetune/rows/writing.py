@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
 from treetune.rows.arrow_values import encode_json
-from treetune.rows.layouts import Format, format_named
+from treetune.rows.formats import Format, format_named
 from treetune.rows.reading import RowTasks, read_rows
 from treetune.rows.round_trip import with_opening
 from treetune.rows.rule import RULE
@@ -140,9 +140,9 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: 
                 break
         else:
             return _finish(writer, format)
-    # From the beginning. SkyRL's environments need each its own type, so the column is JSON; elsewhere text among the
+    # From the beginning. Environments need each its own type, so the column is JSON; elsewhere text among the
     # ground truths stays text, and the others become text, their original noted.
-    as_json = format.name == "skyrl"
+    as_json = format.has_environments
     earlier = path.with_name(f"{path.name}.earlier.parquet")
     done: Iterable[Scored] = ()
     if writer.rows:

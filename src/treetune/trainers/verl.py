@@ -22,7 +22,7 @@ from treetune.datasets.declared import LISTS, Faults, check_columns, check_envir
 from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, MissingExtraError, TasksetError, UsageError
-from treetune.rows.layouts import task_to_score as _task
+from treetune.rows.formats import task_to_score as _task
 from treetune.rows.rule import RULE
 from treetune.target import missing_values
 from treetune.trainers.one_answer import play_row, scorer_in

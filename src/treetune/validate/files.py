@@ -19,7 +19,7 @@ import numpy as np
 
 from treetune.errors import TreetuneError, UsageError
 from treetune.rows.arrow_values import drop_nulls, json_fields_of, pause_gc, to_rows
-from treetune.rows.layouts import detect, format_named
+from treetune.rows.formats import detect, format_named
 from treetune.rows.reading import hub_batches, text_batches
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 Source = File | HubName
 
-ENDINGS = (".parquet", ".json", ".jsonl")
-"""Names of files that SkyRL's loader knows; it takes any other for a dataset of the hub."""
+STRICTEST = "skyrl"
+"""The format that asks for the most: that of rows whose columns do not tell theirs."""
 SIZE = 16_384
 """Rows of a chunk of parquet: what is fastest and small."""
 BUFFER = 1 << 20
@@ -105,8 +105,8 @@ class _Run(msgspec.Struct):
             unit = chunk.unit
             if check is None:
                 check = self._check_for(columns or [name for row in chunk.rows or () for name in row])
-                report.formats[name] = check.format
-                if check.format == "skyrl" and path and path.suffix.lower() not in ENDINGS:
+                report.formats[name] = check.format.name
+                if path and (endings := check.format.endings) and path.suffix.lower() not in endings:
                     report.add("unknown-ending", name, f"a name that ends in {path.suffix}")
             self._check_chunk(chunk, check, turns)
             if chunk.rows is not None:
@@ -152,15 +152,13 @@ class _Run(msgspec.Struct):
         return list(schema.names)
 
     def _check_for(self, columns: Iterable[str]) -> RowCheck:
-        """The check for the format of a file; SkyRL's where the columns do not tell, for it asks for the most."""
-        format, columns = self.format, set(columns)
+        """The check for the format of a file."""
+        format = self.format
         if format is None:
             try:
-                format = detect(columns).name
+                format = detect(set(columns), default=STRICTEST).name
             except TreetuneError:
-                format = "skyrl"
-            if format == "verl" and "reward_model" not in columns:
-                format = "skyrl"
+                format = STRICTEST
         special = {} if self.lengths is None else {"special": self.lengths.special}
         return RowCheck(format, self.environments, contents=not self.report.quick, **special)
 

@@ -21,7 +21,7 @@ from treetune.plugins import environments
 from treetune.policies.scripted import WRONG, Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
-from treetune.rows.layouts import detect, format_named
+from treetune.rows.formats import detect, format_named
 from treetune.rows.sources import Batch
 from treetune.task import Task
 from treetune.taskset import ByEnvironment

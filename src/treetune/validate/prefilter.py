@@ -25,7 +25,7 @@ Numbers = np.ndarray[Any, Any]
 
 def prefilter(batch: pa.RecordBatch, check: RowCheck) -> tuple[Mask, Keys | None]:
     """Which rows need a look, and the keys of the prompts where they were read."""
-    if check.format != "skyrl":
+    if not check.format.has_environments:
         return np.ones(batch.num_rows, np.bool_), None
     look, keys = _look_at_prompts(batch, check)
     return look | _look_at_rewards(batch, check), keys

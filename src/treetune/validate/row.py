@@ -17,6 +17,7 @@ import msgspec
 from treetune.environment import Contract, Kind, Stored, contract_of, kind_of
 from treetune.errors import did_you_mean
 from treetune.plugins import environments
+from treetune.rows.formats import format_named
 from treetune.rows.rule import RULE
 from treetune.validate.rules import LESS_KNOWN_ROLES, ROLES
 
@@ -37,7 +38,7 @@ class RowCheck:
     def __init__(
         self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] = SPECIAL
     ) -> None:
-        self.format = format
+        self.format = format_named(format)
         self._here = environments.names()
         self.known = {*self._here, *known}
         self.contents = contents
@@ -48,7 +49,7 @@ class RowCheck:
         yield from self._check_prompt(row.get("prompt"))
         if not isinstance(row.get("extra_info", {}), dict):
             yield "extra-info-not-a-mapping", show(row["extra_info"])
-        yield from self._check_skyrl(row) if self.format == "skyrl" else self._check_other(row)
+        yield from self._check_skyrl(row) if self.format.has_environments else self._check_other(row)
 
     def contract(self, env_class: str) -> Contract | None:
         if env_class not in self._contracts:
@@ -57,7 +58,7 @@ class RowCheck:
 
     def has_turns(self, env_class: str) -> bool:
         """Whether SkyRL plays an environment of this name for several turns."""
-        contract = self.contract(env_class) if self.format == "skyrl" and env_class in self.known else None
+        contract = self.contract(env_class) if self.format.has_environments and env_class in self.known else None
         return contract is not None and contract.max_turns > 1
 
     # The prompt
@@ -168,10 +169,10 @@ class RowCheck:
         elif env_class is not None and not (isinstance(env_class, str) and ":" in env_class):
             yield "unknown-env-class", show(env_class) + did_you_mean(str(env_class), self.known)
         truth = row.get("ground_truth")
-        if self.format == "verl":
-            spec = row.get("reward_model")
+        if self.format.reward is not None:
+            spec = row.get(self.format.reward)
             if spec is None:
-                yield "missing-reward-spec", "no reward_model"
+                yield "missing-reward-spec", f"no {self.format.reward}"
                 return
             if not isinstance(spec, dict):
                 yield "reward-spec-not-a-mapping", show(spec)

@@ -23,7 +23,7 @@ from treetune.environment import Stored, contract_of
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
 from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, encode_json, json_fields_of
-from treetune.rows.layouts import Format, format_named
+from treetune.rows.formats import Format, format_named
 from treetune.rows.sources import File, FileKind, HubName, Row, kind_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
@@ -155,9 +155,8 @@ _UNWRITABLE = "a value that cannot be written"
 
 def helps(rule: str, row: Row, check: RowCheck) -> bool:
     """Whether a row that breaks a rule breaks it no more when it is fixed."""
-    format = format_named(check.format)
     try:
-        written = drop_nulls(_row_of(_task_of(row, format), format))
+        written = drop_nulls(_row_of(_task_of(row, check.format), check.format))
     except TreetuneError:
         return False
     return all(found != rule for found, _ in check(written))

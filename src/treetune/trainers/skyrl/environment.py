@@ -27,7 +27,7 @@ from treetune.builtin.turns import max_turns_of
 from treetune.environment import Environment
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.errors import EnvironmentFault, UsageError, described
-from treetune.rows.layouts import task_to_play
+from treetune.rows.formats import task_to_play
 from treetune.rows.round_trip import looks_like_uid
 from treetune.task import Message, Task, begins_answer
 from treetune.taskset import ByEnvironment

@@ -24,7 +24,7 @@ from treetune.builtin.text2sql import FOLDER_VARIABLE
 from treetune.environment import Action, Environment, Step
 from treetune.errors import MissingExtraError, PluginError, TreetuneError, UnknownNameError
 from treetune.plugins import environments, load_object
-from treetune.rows.layouts import FORMATS
+from treetune.rows.formats import FORMATS
 from treetune.score import finite
 from treetune.task import Message, Task
 

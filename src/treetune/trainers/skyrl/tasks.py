@@ -22,12 +22,11 @@ from treetune.datasets.join import join_files
 from treetune.environment import contract_of
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
-from treetune.rows.layouts import detect
+from treetune.rows.formats import FORMATS, detect
 from treetune.rows.reading import read_rows
 from treetune.rows.sources import File, FileKind, HubName, Sources, find
 from treetune.target import missing_values
 from treetune.trainers.skyrl.registry import register, registry
-from treetune.validate.files import ENDINGS
 
 if TYPE_CHECKING:
     from treetune.datasets.taskset import DatasetTaskset
@@ -309,12 +308,11 @@ def _require_readable(source: File | HubName) -> File:
     convert = "treetune convert {} rows.parquet --to skyrl"
     if isinstance(source, HubName):
         raise UsageError(f"no such file: {source.name}", remedy=convert.format(source.name) + " makes one of a dataset")
-    if source.path.suffix.lower() not in ENDINGS:
+    if source.path.suffix.lower() not in FORMATS["skyrl"].endings:
         raise UsageError(f"SkyRL does not read {source.path}", remedy=convert.format(source.path))
-    columns = _columns(source)
-    format = detect(columns).name
-    if format != "skyrl" and ("reward_model" in columns or "ground_truth" in columns):
-        raise UsageError(f"{source.path} has rows of {format}", remedy=convert.format(source.path))
+    format = detect(_columns(source), default="skyrl")
+    if format is not FORMATS["skyrl"]:
+        raise UsageError(f"{source.path} has rows of {format.name}", remedy=convert.format(source.path))
     return source
 
 

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from treetune import threads
 from treetune.errors import UsageError
-from treetune.rows.layouts import FORMATS
+from treetune.rows.formats import FORMATS
 from treetune.score import finite
 from treetune.serve.errors import ServeError
 from treetune.serve.http.client import TaskServerClient

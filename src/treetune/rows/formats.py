@@ -1,8 +1,8 @@
-"""How each trainer lays out its rows: verl, SkyRL and TRL.
+"""The formats of trainers' rows: verl's, SkyRL's and TRL's.
 
     FORMATS["skyrl"].row_of(task)
     detect(row).task_of(row)
-    convert_table(table, "trl")
+    FORMATS["trl"].convert(table)
 
 | format | columns |
 |---|---|
@@ -10,7 +10,8 @@
 | skyrl | data_source, prompt, env_class, reward_spec {method, ground_truth}, ability, extra_info |
 | trl | data_source, prompt, ground_truth, ability, extra_info |
 
-Any task can be written in any of them and read again, and is equal. Tables are built in verl's layout.
+Any task can be written in any of them and read again, and is equal. Tables are built in verl's format. Whatever differs
+between formats is asked of a `Format`, so that another one is a class here.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from treetune.rows.arrow_values import (
 )
 from treetune.rows.round_trip import (
     ADDED,
-    COLUMNS,
     KEY,
     ROW,
     SCORED,
     SHARED,
+    RowParts,
     build_task,
     encode_unseen,
     parse_json_fields,
@@ -58,19 +59,47 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+_USUAL = {"method": "rule"}
+"""What a reward specification says beside its ground truth, unless a row says otherwise."""
+
 
 class Format:
-    """The layout of one trainer's rows."""
+    """The rows of one trainer: their columns, how a task becomes one and is read again, and what the trainer can do."""
 
     name: ClassVar[str]
-    marks: ClassVar[tuple[str, ...]]
-    """The columns that only this format has."""
+    columns: ClassVar[tuple[str, ...]]
+    """Beside those that all formats have. One of them tells the format."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Columns of another format that rows may have too."""
+    reward: ClassVar[str | None] = None
+    """The column of the reward specification; None where the ground truth is a column of its own."""
+    method: ClassVar[str] = "method"
+    """What the specification calls its method."""
+    one_answer: ClassVar[bool] = False
+    """Whether the trainer scores a single answer, so that no task can have several turns."""
+    has_environments: ClassVar[bool] = False
+    """Whether the trainer plays each row in the environment that a column names, also in some of its own. Contracts of
+    environments say how a ground truth is stored and which further columns there are."""
+    endings: ClassVar[tuple[str, ...]] = ()
+    """Of names of files that the trainer's loader knows, where it does not know all."""
+
+    @property
+    def truth(self) -> tuple[str, ...]:
+        """The keys that lead to a ground truth."""
+        return ("ground_truth",) if self.reward is None else (self.reward, "ground_truth")
 
     def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
         """The row of a task. With `text_truth` a ground truth that is no text is stored as text, for a column that
         holds text elsewhere. `scorer` says how the row is scored ("": by nothing); without it, what follows from the
         task."""
-        raise NotImplementedError
+        parts = parts_of(task, scorer)
+        spec = {key: value for key, value in task.reward_spec.items() if value is not None}
+        if (truth := spec.get("ground_truth")) is not None:
+            spec["ground_truth"] = parts.truth(truth, self._store_truth(truth, task), text_truth)
+        columns = self._write_reward(spec)
+        if self.read_reward(columns) != spec:
+            parts.note["reward_spec"] = {key: value for key, value in spec.items() if key != "ground_truth"}
+        return self._complete_row(task, parts, columns)
 
     def task_of(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
         """The task of a row as a file has it; nulls that only fill up a column are gone, and JSON text is what it
@@ -79,14 +108,34 @@ class Format:
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
         """The same for a row that has no nulls, such as `read_rows` gives."""
-        raise NotImplementedError
+        env_class = row.get("env_class") if "env_class" in self.columns else None
+        own = {*SHARED, *self.columns}
+        return build_task(row, self.read_reward(row), own, COLUMNS, env_class, whole=whole)
+
+    def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The reward specification that the columns of a row say."""
+        if self.reward is None:
+            return {**_USUAL, "ground_truth": row["ground_truth"]} if row.get("ground_truth") is not None else {}
+        return _rename(spec_of(row, self.reward), self.method, "method")
 
     def convert(self, table: pa.Table) -> pa.Table:
-        """A table in verl's layout as one in this."""
+        """A table in verl's format as one in this."""
         raise NotImplementedError
 
+    def _store_truth(self, truth: Any, task: Task) -> Any:
+        return truth
+
+    def _write_reward(self, spec: Mapping[str, Any]) -> Row:
+        if self.reward is None:
+            return {"ground_truth": spec.get("ground_truth")}
+        # No path of parquet leads to a key without a name.
+        return {self.reward: _rename({key: spec[key] for key in spec if key}, "method", self.method) or None}
+
+    def _complete_row(self, task: Task, parts: RowParts, columns: Row) -> Row:
+        return parts.row(task, columns, {} if task.env_class is None else {"env_class": task.env_class})
+
     def _convert_rows(self, table: pa.Table) -> pa.Table:
-        """The same row by row, where the columns alone do not say how."""
+        """Row by row, where the columns alone do not say how."""
         from treetune.rows.parquet import table_of
 
         json_fields = json_fields_of(table.schema.metadata)
@@ -97,35 +146,37 @@ class Format:
         )
 
 
+def _rename(spec: Mapping[str, Any], old: str, new: str) -> Row:
+    return {(new if key == old else key): value for key, value in spec.items() if value is not None}
+
+
 class VerlFormat(Format):
-    """`reward_model {style, ground_truth}`, the environment in `extra_info`."""
+    """`reward_model {style, ground_truth}`, the environment in `extra_info`. Every row has a `reward_model`, for verl
+    looks into it."""
 
-    name, marks = "verl", ("reward_model",)
+    name, columns = "verl", ("reward_model",)
+    reward, method, one_answer = "reward_model", "style", True
 
-    def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
-        """Numbers are stored as text, which is what verl's scorers compare with, and every row has a `reward_model`,
-        for verl looks into it."""
-        parts = parts_of(task, scorer)
-        reward: Row = {"style": "rule", "ground_truth": None}
-        spec = _spec_without_nulls(task)
-        if spec:
-            truth = spec.pop("ground_truth", None)
-            if truth is None or "style" in spec or "" in spec:
-                parts.note["reward_spec"] = spec
-            if truth is not None:
-                stored = truth_text(truth) if isinstance(truth, bool | int | float) else truth
-                reward = {"ground_truth": parts.truth(truth, stored, text_truth)}
-                reward |= {("style" if key == "method" else key): value for key, value in spec.items() if key}
-        row = parts.row(task, {"reward_model": reward}, _env_class(task))
+    def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        spec = super().read_reward(row)
+        return {} if spec == _USUAL else spec  # what a row without a reward is filled up with
+
+    def _store_truth(self, truth: Any, task: Task) -> Any:
+        """Numbers as text, which is what verl's scorers compare with."""
+        return truth_text(truth) if isinstance(truth, bool | int | float) else truth
+
+    def _write_reward(self, spec: Mapping[str, Any]) -> Row:
+        if "ground_truth" not in spec:
+            return {"reward_model": {"style": "rule", "ground_truth": None}}
+        return super()._write_reward(spec)
+
+    def _complete_row(self, task: Task, parts: RowParts, columns: Row) -> Row:
+        row = super()._complete_row(task, parts, columns)
         if parts.scorer not in (None, RULE):
             row["extra_info"][ROW] = encode_unseen(row)
         return row
 
-    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        return build_task(row, reward_spec(spec_of(row, "reward_model")), _VERL_COLUMNS, whole=whole)
-
     def convert(self, table: pa.Table) -> pa.Table:
-        """verl looks into every row's `reward_model`, so each has one, be its ground truth null."""
         import pyarrow as pa
 
         if "reward_model" not in table.column_names:
@@ -140,39 +191,34 @@ class VerlFormat(Format):
 
 
 class SkyRLFormat(Format):
-    """`env_class` and `reward_spec {method, ground_truth}`. The contract of the environment says in what form and in
-    which column the ground truth is stored, and which further columns there must be."""
+    """`env_class` and `reward_spec {method, ground_truth}`."""
 
-    name, marks = "skyrl", ("env_class", "reward_spec")
+    name, columns, optional = "skyrl", ("env_class", "reward_spec"), ("reward_model",)  # which SkyRL's aime reads
+    reward, has_environments = "reward_spec", True
+    endings = (".parquet", ".json", ".jsonl")
 
-    def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
-        parts = parts_of(task, scorer)
+    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
+        if "reward_spec" not in row and "reward_model" in row:
+            others = {name: value for name, value in row.items() if name != "reward_model"}
+            row = {**others, "reward_spec": FORMATS["verl"].read_reward(row)}
+        return super().task_of_pruned(row, whole=whole)
+
+    def _store_truth(self, truth: Any, task: Task) -> Any:
+        contract = _contract(task.env_class)
+        return truth if contract is None else contract.encode(truth, task)
+
+    def _complete_row(self, task: Task, parts: RowParts, columns: Row) -> Row:
         if parts.scorer == scorer_of(task) and task.env_class is not None:
             parts.scorer = None  # the column says it
-        contract = _contract(task.env_class)
-        spec = _spec_without_nulls(task)
-        if "" in spec:
-            parts.note["reward_spec"] = {key: value for key, value in spec.items() if key != "ground_truth"}
-            del spec[""]
-        if "ground_truth" in spec:
-            truth = spec["ground_truth"]
-            stored = contract.encode(truth, task) if contract is not None else truth
-            spec["ground_truth"] = parts.truth(truth, stored, text_truth)
+        contract, spec = _contract(task.env_class), columns["reward_spec"]
         # SkyRL plays every row in an environment: one that only asks for an answer, where the task has none.
         environment = SCORED if task.env_class is None and parts.scorer is not None else task.env_class
         added = {name: value for name, value in _further_columns(task, contract).items() if name not in parts.columns}
         if contract is not None and contract.column == "reward_model" and spec:
-            added["reward_model"] = {("style" if key == "method" else key): value for key, value in spec.items()}
+            added["reward_model"] = _rename(spec, "method", "style")
         if added:
             parts.note["added"] = list(added)
-        return parts.row(task, {"env_class": environment, "reward_spec": spec or None, **added})
-
-    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        env_class = row.get("env_class")
-        if "reward_spec" not in row and "reward_model" in row:  # SkyRL's aime
-            spec = reward_spec(spec_of(row, "reward_model"))
-            return build_task(row, spec, (*_SKYRL_COLUMNS, "reward_model"), env_class, whole=whole)
-        return build_task(row, spec_of(row, "reward_spec"), _SKYRL_COLUMNS, env_class, whole=whole)
+        return parts.row(task, {"env_class": environment, **columns, **added})
 
     def convert(self, table: pa.Table) -> pa.Table:
         import pyarrow as pa
@@ -187,41 +233,23 @@ class SkyRLFormat(Format):
             )
         environments = pc.fill_null(environments, SCORED)
         if any(contract_of(name) is not None for name in pc.unique(environments).to_pylist()):
-            return self._convert_rows(table)  # a contract says how a ground truth is stored, and where
+            return self._convert_rows(table)
         json_fields = json_fields_of(table.schema.metadata)
-        table = _without_row_json(table)
-        columns = {name: table[name] for name in table.column_names if name != "reward_model"}
-        columns["env_class"] = environments
+        table = _without_row_json(table).append_column("env_class", environments)
         if "reward_model" in table.column_names:
             reward = table["reward_model"].combine_chunks()
-            names = ["method" if field.name == "style" else field.name for field in reward.type]
-            columns["reward_spec"] = pa.StructArray.from_arrays(reward.flatten(), names)
-            renamed = {
-                f"reward_model.{field.name}": f"reward_spec.{name}"
-                for field, name in zip(reward.type, names, strict=True)
-            }
-            json_fields = [renamed.get(path, path) for path in json_fields]
-        return with_json_fields(pa.table(columns), json_fields)
+            keys = ["method" if field.name == "style" else field.name for field in reward.type]
+            table = table.drop_columns(["reward_model"])
+            table = table.append_column("reward_spec", pa.StructArray.from_arrays(reward.flatten(), keys))
+            paths = {"reward_model.style": "reward_spec.method"}
+            json_fields = [paths.get(path, path.replace("reward_model.", "reward_spec.", 1)) for path in json_fields]
+        return with_json_fields(table, json_fields)
 
 
 class TrlFormat(Format):
     """`ground_truth` as a column of its own, which TRL hands to reward functions by name."""
 
-    name, marks = "trl", ("ground_truth",)
-
-    def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
-        parts = parts_of(task, scorer)
-        spec = _spec_without_nulls(task)
-        truth = spec.pop("ground_truth", None)
-        if spec != ({} if truth is None else _USUAL):
-            parts.note["reward_spec"] = spec
-        if truth is not None:
-            truth = parts.truth(truth, truth, text_truth)
-        return parts.row(task, {"ground_truth": truth}, _env_class(task))
-
-    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        spec = {**_USUAL, "ground_truth": row["ground_truth"]} if "ground_truth" in row else {}
-        return build_task(row, spec, _TRL_COLUMNS, whole=whole)
+    name, columns = "trl", ("ground_truth",)
 
     def convert(self, table: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
@@ -237,12 +265,11 @@ class TrlFormat(Format):
 
 FORMATS: dict[str, Format] = {format.name: format for format in (VerlFormat(), SkyRLFormat(), TrlFormat())}
 
-_VERL_COLUMNS = (*SHARED, "reward_model")
-_SKYRL_COLUMNS = (*SHARED, "env_class", "reward_spec")
-_TRL_COLUMNS = (*SHARED, "ground_truth")
+COLUMNS = frozenset(SHARED).union(*(format.columns for format in FORMATS.values()))
+"""The columns of all formats; any other column is the user's own."""
 
-_USUAL = {"method": "rule"}
-"""What a reward specification says beside its ground truth, unless a row says otherwise."""
+MAPPINGS = ("extra_info", *filter(None, (format.reward for format in FORMATS.values())))
+"""Columns whose keys each have a type of their own."""
 
 _NEEDS: dict[str, tuple[str, ...]] = {"text2sql": ("db_id", "data")}
 """Columns that SkyRL's own environments read, beside those that a contract names."""
@@ -258,32 +285,29 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def detect(columns: Iterable[str]) -> Format:
-    """The format that has these columns. Rows with none of the marks are the same in all formats."""
-    return _detect(tuple(columns))
+def detect(columns: Iterable[str], default: str = "verl") -> Format:
+    """The format that has these columns; rows that have only those of all formats are in the `default`."""
+    return _detect(tuple(columns), default)
 
 
 @lru_cache(maxsize=256)
-def _detect(columns: tuple[str, ...]) -> Format:
-    found = [name for name, format in FORMATS.items() if any(mark in columns for mark in format.marks)]
-    if found == ["verl", "skyrl"]:  # SkyRL's aime has a `reward_model` too
-        found = ["skyrl"]
-    if len(found) > 1:
-        marks = ", ".join(mark for name in found for mark in FORMATS[name].marks if mark in columns)
+def _detect(columns: tuple[str, ...], default: str) -> Format:
+    marks = [name for format in FORMATS.values() for name in format.columns if name in columns]
+    found = [format for format in FORMATS.values() if not {*format.columns}.isdisjoint(marks)]
+    fitting = [format for format in found if {*format.columns, *format.optional}.issuperset(marks)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if found:
+        names = ", ".join(format.name for format in found)
         raise UsageError(
-            f"the columns {marks} belong to several formats: {', '.join(found)}", remedy="say which: --from FORMAT"
+            f"the columns {', '.join(marks)} belong to several formats: {names}", remedy="say which: --from FORMAT"
         )
-    if not found and "prompt" not in columns:
+    if "prompt" not in columns:
         raise UsageError(
             f"these are no rows of tasks, for there is no prompt: {', '.join(columns) or 'no columns'}",
             remedy="make tasks of a dataset with `treetune build`",
         )
-    return FORMATS[found[0] if found else "verl"]
-
-
-def convert_table(table: pa.Table, format: str) -> pa.Table:
-    """A table in verl's layout, in which tables are built, as one in a trainer's."""
-    return FORMATS[format].convert(table)
+    return FORMATS[default]
 
 
 def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Task:
@@ -334,22 +358,6 @@ def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_clas
         return format.task_of_pruned(named).uid
     except (TreetuneError, TypeError):  # no task: reading the prompt reports what is wrong
         return digest(repr(row))
-
-
-def reward_spec(reward_model: Mapping[str, Any] | None) -> dict[str, Any]:
-    """verl's `reward_model` as a task's `reward_spec`: its `style` is our `method`."""
-    spec = {
-        ("method" if key == "style" else key): value for key, value in (reward_model or {}).items() if value is not None
-    }
-    return {} if spec == _USUAL else spec  # what a row without a reward is filled up with
-
-
-def _spec_without_nulls(task: Task) -> dict[str, Any]:
-    return {key: value for key, value in task.reward_spec.items() if value is not None}
-
-
-def _env_class(task: Task) -> dict[str, Any]:
-    return {} if task.env_class is None else {"env_class": task.env_class}
 
 
 def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:
