@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from treetune.errors import ConfigError, did_you_mean
-from treetune.rows.content import LoadingParams
+from treetune.rows.sources import LoadingParams
 from treetune.taskset import TasksetConfig
 
 

@@ -23,7 +23,7 @@ from treetune.datasets.config import DatasetConfig, filter_file, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, TreetuneError, check_all
 from treetune.plugins import absolute_spec, environments, folders_of, load_object
-from treetune.rows.content import check_loading
+from treetune.rows.sources import check_loading
 from treetune.target import collect_taskset, custom_class, located, missing_values, names_class
 
 LISTS = ("train_tasks", "val_tasks")

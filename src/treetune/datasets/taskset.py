@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from treetune.datasets.config import DatasetConfig, filter_file, plain_values
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
-from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
-from treetune.rows.content import check_loading, content_hash, local_sources
+from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
+from treetune.rows.sources import check_loading, local_sources
 from treetune.task import Task, digest
 
 if TYPE_CHECKING:

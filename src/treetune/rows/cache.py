@@ -1,7 +1,7 @@
 """Built files, each under the key of what it was built from, with a sidecar that says what that was.
 
     cache = Cache(default_cache_dir())
-    key = f"{impl_hash(cls, DatasetTaskset, [], 1)}_{config_hash(config, contents)}"
+    key = f"{impl_hash(cls, DatasetTaskset, [], 1)}_{config_hash(config, {'a': content_hash(path, None)})}"
     sidecar, was_hit = cache.get_or_build(key, build)
     cache.path(key)
 
@@ -26,17 +26,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.errors import StorageError, TreetuneError
-from treetune.rows.content import file_hash, write_atomically
 from treetune.task import canonical
 
 if TYPE_CHECKING:
     from io import BufferedReader
 
-MAGIC = {".parquet": b"PAR1", ".arrow": b"ARROW1"}
-"""What every such file begins and ends with."""
-
 ARROW = ("rows", "kept")
-"""How the keys of Arrow files begin: those of a `PromptDataset`."""
+"""How the keys of Arrow files begin: those of a `PromptDataset`. Others are parquet."""
 
 QUIET_WAIT = 5.0
 """Seconds to wait for another process's build before saying so."""
@@ -44,7 +40,6 @@ QUIET_WAIT = 5.0
 TOUCH_EVERY = 60.0
 """Seconds between two notes of when an entry was last used: thousands of workers may share a cache."""
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 _KEY = rf"(?:[0-9a-f]{{8,}}|{'|'.join(ARROW)})_[0-9a-f]{{8,}}"
 
 
@@ -53,54 +48,6 @@ def default_cache_dir(argument: str | Path | None = None) -> Path:
     chosen = argument or os.environ.get("TREETUNE_TASK_CACHE_DIR") or "~/.cache/treetune/tasks"
     # Absolute, because the paths are handed to trainers that may run elsewhere.
     return Path(chosen).expanduser().absolute()
-
-
-def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_version: int) -> str:
-    """Of the code that a build runs: the files of `cls` and of those of its bases that are neither `stop`'s nor
-    Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. Files
-    count by their bytes alone, so a moved file is the same code, and a process that knows it under another module name
-    agrees."""
-    own = [_source_file(base, cls) for base in cls.__mro__ if base not in stop.__mro__]
-    files = [file for file in own if file is not None and not file.resolve().is_relative_to(_PACKAGE)]
-    parts = {"classes": _code_hashes(files), "further": _code_hashes(further_files), "builder": builder_version}
-    return hashlib.sha256(canonical(parts)).hexdigest()[:20]
-
-
-def config_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str:
-    """Of a config and of what its local data contains; the order of keys makes no difference."""
-    try:
-        encoded = canonical({"config": config, "contents": contents})
-    except TypeError as error:
-        raise TreetuneError(f"the config holds a value that cannot be part of a cache key: {error}") from None
-    return hashlib.sha256(encoded).hexdigest()[:20]
-
-
-def _source_file(base: type, cls: type) -> Path | None:
-    module = sys.modules.get(base.__module__)
-    file = getattr(module, "__file__", None)
-    if file is not None and Path(file).is_file():
-        return Path(file)
-    if base.__module__ in sys.builtin_module_names:  # a base such as `dict`, which changes only with Python
-        return None
-    whose = f"{cls.__name__} has" if base is cls else f"{base.__name__}, a base of {cls.__name__}, has"
-    raise TreetuneError(
-        f"{whose} no source file, so a change of it could not be noticed",
-        remedy="define the class in a .py file rather than in a notebook or a prompt",
-    )
-
-
-def _code_hashes(files: Sequence[Path]) -> list[str]:
-    """Of the bytes that this process runs: those on disk, unless a file was loaded and has changed since."""
-    if not files:
-        return []
-    from treetune.files import executed, with_imports
-
-    try:
-        parts = [part for file in files for part in with_imports(file.expanduser().resolve())]
-        contents = [executed.get(str(part.resolve())) or part.read_bytes() for part in parts]
-    except OSError as error:
-        raise TreetuneError(f"cannot read {error.filename}: {error.strerror}") from None
-    return [hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)]
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,31 +104,30 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     created: str
 
 
-class _Damaged(Exception):
-    """The reason, in words."""
-
-
 class Cache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, key: str) -> Path:
-        return self.folder / f"{key}{_suffix(key)}"
+        return self.folder / f"{key}{'.arrow' if key.startswith(ARROW) else '.parquet'}"
 
-    def hit(self, key: str) -> Sidecar | None:
-        """The sidecar of a file that is whole. A damaged one gives a warning and None."""
-        try:
-            return self._hit(key)
-        except _Damaged as damage:
-            warnings.warn(f"{self.path(key)} is damaged ({damage}), building it again", stacklevel=2)
+    def hit(self, key: str, *, quiet: bool = False) -> Sidecar | None:
+        """The sidecar of a file that is whole, and a note that it was used. A damaged one gives a warning and None."""
+        sidecar, fault = self._check(key)
+        if fault is not None:
+            if not quiet:
+                warnings.warn(f"{self.path(key)} is damaged ({fault}), building it again", stacklevel=2)
             return None
+        # A cache that cannot be written to, somebody else's or a read-only mount, still gives hits.
+        with contextlib.suppress(OSError):
+            if time.time() - os.stat(self._sidecar(key)).st_mtime > TOUCH_EVERY:
+                os.utime(self._sidecar(key))
+        return sidecar
 
     def has(self, key: str) -> bool:
         """Whether a whole file is there; nothing is said of a damaged one, and nothing noted."""
-        try:
-            return self._check(key) is not None
-        except _Damaged:
-            return False
+        sidecar, fault = self._check(key)
+        return sidecar is not None and fault is None
 
     def get_or_build(self, key: str, build: Callable[[Path], Sidecar], *, force: bool = False) -> tuple[Sidecar, bool]:
         """The sidecar, and whether it was a hit. `build` writes the file to the path it is given.
@@ -189,11 +135,9 @@ class Cache:
         Processes that ask for one key at once build it once. `force` builds even where there is a file, which
         stays in its place until the new one is whole.
         """
-        if not force:
-            # No warning yet: another process may be between its two renames, which the lock below settles.
-            with contextlib.suppress(_Damaged):
-                if (found := self._hit(key)) is not None:
-                    return found, True
+        # No warning yet: another process may be between its two renames, which the lock below settles.
+        if not force and (found := self.hit(key, quiet=True)) is not None:
+            return found, True
         with self._lock(key):
             if not force and (found := self.hit(key)) is not None:
                 return found, True
@@ -215,9 +159,7 @@ class Cache:
         """Remove what any of the three selects, and say what that was; `damaged` takes the unfinished too.
         What another process is building stays."""
 
-        def selected(entry: Entry | None) -> bool:
-            if entry is None:
-                return False
+        def selected(entry: Entry) -> bool:
             old = older_than_days is not None and time.time() - entry.last_used > older_than_days * 86400
             return all or old or (damaged and entry.state is not EntryState.OK)
 
@@ -232,43 +174,32 @@ class Cache:
                 removed.append(entry)
         return removed
 
-    def _hit(self, key: str) -> Sidecar | None:
-        if (checked := self._check(key)) is None:
-            return None
-        sidecar, mtime_ns = checked
-        # A cache that cannot be written to, somebody else's or a read-only mount, still gives hits.
-        with contextlib.suppress(OSError):
-            if mtime_ns != sidecar.mtime_ns:  # copied or touched, but the same bytes
-                sidecar = msgspec.structs.replace(sidecar, mtime_ns=mtime_ns)
-                write_atomically(self._sidecar(key), _encode(sidecar))
-            elif time.time() - os.stat(self._sidecar(key)).st_mtime > TOUCH_EVERY:
-                os.utime(self._sidecar(key))
-        return sidecar
-
-    def _check(self, key: str) -> tuple[Sidecar, int] | None:
-        """The sidecar and the file's time of change; None without a sidecar, as then no build has ended."""
+    def _check(self, key: str) -> tuple[Sidecar | None, str | None]:
+        """The sidecar of a build that ended, and what is wrong with its file now."""
         try:
             sidecar = msgspec.json.decode(self._sidecar(key).read_bytes(), type=Sidecar)
         except FileNotFoundError:
-            return None
+            return None, None
         except (OSError, ValueError, msgspec.MsgspecError):
-            raise _Damaged("its sidecar cannot be read") from None
+            return None, "its sidecar cannot be read"
         if sidecar.key != key:
-            raise _Damaged("its sidecar is that of another key")
+            return sidecar, "its sidecar is that of another key"
         try:
             with open(self.path(key), "rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_size != sidecar.size:
-                    raise _Damaged(f"{status.st_size} bytes instead of {sidecar.size}")
-                if not _is_whole(file, _suffix(key)):
-                    raise _Damaged(f"not a {_suffix(key)[1:]} file")
-                if status.st_mtime_ns != sidecar.mtime_ns and file_hash(file) != sidecar.digest:
-                    raise _Damaged("its content changed")
+                    return sidecar, f"{status.st_size} bytes instead of {sidecar.size}"
+                if status.st_mtime_ns != sidecar.mtime_ns:
+                    if file_hash(file) != sidecar.digest:
+                        return sidecar, "its content changed"
+                    sidecar = msgspec.structs.replace(sidecar, mtime_ns=status.st_mtime_ns)  # copied, or touched
+                    with contextlib.suppress(OSError):
+                        write_atomically(self._sidecar(key), _encode(sidecar))
         except FileNotFoundError:
-            raise _Damaged("the file is gone") from None
+            return sidecar, "the file is gone"
         except OSError as error:
-            raise _Damaged(f"it cannot be read: {error.strerror}") from None
-        return sidecar, status.st_mtime_ns
+            return sidecar, f"it cannot be read: {error.strerror}"
+        return sidecar, None
 
     def _build(self, key: str, build: Callable[[Path], Sidecar]) -> Sidecar:
         self._remove_leftovers(key)
@@ -279,8 +210,6 @@ class Cache:
             seconds = time.perf_counter() - began
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
-                if not _is_whole(file, _suffix(key)):
-                    raise TreetuneError(f"the build of {key} wrote no {_suffix(key)[1:]} file")
                 status = os.fstat(file.fileno())
                 sidecar = msgspec.structs.replace(
                     sidecar,
@@ -299,14 +228,8 @@ class Cache:
         return sidecar
 
     def _entry(self, key: str) -> Entry | None:
-        sidecar, fault, state = None, None, EntryState.UNFINISHED
-        try:
-            if (checked := self._check(key)) is not None:
-                sidecar, state = checked[0], EntryState.OK
-        except _Damaged as damage:
-            fault, state = str(damage), EntryState.DAMAGED
-            with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
-                sidecar = msgspec.json.decode(self._sidecar(key).read_bytes(), type=Sidecar)
+        sidecar, fault = self._check(key)
+        state = EntryState.DAMAGED if fault else EntryState.OK if sidecar else EntryState.UNFINISHED
         statuses = []
         for file in self._files(key):
             with contextlib.suppress(OSError):
@@ -318,8 +241,7 @@ class Cache:
             state=state,
             fault=fault,
             size=sum(status.st_size for status in statuses),
-            # A hit touches the sidecar, whose own time says nothing else; reading one, as `list` does, does not.
-            last_used=statuses[0].st_mtime,
+            last_used=statuses[0].st_mtime,  # of the sidecar, which a hit touches
             sidecar=sidecar,
             rows=sidecar.rows if sidecar else None,
             source=sidecar.source if sidecar else "",
@@ -375,15 +297,128 @@ def _encode(sidecar: Sidecar) -> bytes:
     return msgspec.json.format(msgspec.json.encode(sidecar), indent=2) + b"\n"
 
 
-def _suffix(key: str) -> str:
-    return ".arrow" if key.startswith(ARROW) else ".parquet"
+def write_atomically(path: Path, content: bytes) -> None:
+    """The old file or the new one, never half of it; two writers do not disturb each other."""
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def _is_whole(file: BufferedReader, suffix: str) -> bool:
-    """Leaves the file at its beginning."""
-    magic = MAGIC[suffix]
-    head = file.read(len(magic))
-    file.seek(-min(len(magic), os.fstat(file.fileno()).st_size), os.SEEK_END)
-    tail = file.read()
-    file.seek(0)
-    return head == tail == magic
+# Keys follow bytes, and not names
+
+
+def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_version: int) -> str:
+    """Of the code that a build runs: the files of `cls` and of those of its bases that are neither `stop`'s nor
+    Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. A moved
+    file is the same code, and a process that knows it under another module name agrees."""
+    package = Path(__file__).resolve().parent.parent
+    own = [_source_file(base, cls) for base in cls.__mro__ if base not in stop.__mro__]
+    files = [file for file in own if file is not None and not file.resolve().is_relative_to(package)]
+    parts = {"classes": _code_hashes(files), "further": _code_hashes(further_files), "builder": builder_version}
+    return hashlib.sha256(canonical(parts)).hexdigest()[:20]
+
+
+def config_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str:
+    """Of a config and of what its local data contains; the order of keys makes no difference."""
+    try:
+        encoded = canonical({"config": config, "contents": contents})
+    except TypeError as error:
+        raise TreetuneError(f"the config holds a value that cannot be part of a cache key: {error}") from None
+    return hashlib.sha256(encoded).hexdigest()[:20]
+
+
+def content_hash(path: Path, memory: Path | None) -> str:
+    """Of a file, its bytes; of a folder, the names in it and what they contain.
+
+    `memory` is a folder in which the hashes of large files are remembered for as long as their size, times and inode
+    stay the same: reading gigabytes to find that nothing changed would cost more than a hit. None remembers nothing.
+    """
+    if not path.is_dir():
+        return _hash_once(path, memory)
+    total = hashlib.blake2b(digest_size=20)
+    for name in sorted(_list_files(path)):
+        total.update(f"{name}\0{_hash_once(path / name, memory)}\n".encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def file_hash(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
+
+
+def _source_file(base: type, cls: type) -> Path | None:
+    module = sys.modules.get(base.__module__)
+    file = getattr(module, "__file__", None)
+    if file is not None and Path(file).is_file():
+        return Path(file)
+    if base.__module__ in sys.builtin_module_names:  # a base such as `dict`, which changes only with Python
+        return None
+    whose = f"{cls.__name__} has" if base is cls else f"{base.__name__}, a base of {cls.__name__}, has"
+    raise TreetuneError(
+        f"{whose} no source file, so a change of it could not be noticed",
+        remedy="define the class in a .py file rather than in a notebook or a prompt",
+    )
+
+
+def _code_hashes(files: Sequence[Path]) -> list[str]:
+    """Of the bytes that this process runs: those on disk, unless a file was loaded and has changed since."""
+    if not files:
+        return []
+    from treetune.files import executed, with_imports
+
+    try:
+        parts = [part for file in files for part in with_imports(file.expanduser().resolve())]
+        contents = [executed.get(str(part.resolve())) or part.read_bytes() for part in parts]
+    except OSError as error:
+        raise TreetuneError(f"cannot read {error.filename}: {error.strerror}") from None
+    return [hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)]
+
+
+REMEMBERED_FROM = 1 << 20
+"""Bytes from which a file's hash is remembered; a smaller one is read faster than its memory is kept."""
+
+SETTLED_NS = 2_000_000_000
+"""How long a file must have been left alone: within one tick of the clock two versions can carry one time."""
+
+
+def _hash_once(path: Path, memory: Path | None) -> str:
+    now = time.time_ns()
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if memory is None or status.st_size < REMEMBERED_FROM:
+            return file_hash(file)
+        note, state = memory / hashlib.blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest(), _state(file)
+        with contextlib.suppress(OSError, ValueError):  # absent, or damaged
+            known, remembered = note.read_text().split()
+            if known == state:
+                return remembered
+        found = file_hash(file)
+        if now - max(status.st_mtime_ns, status.st_ctime_ns) >= SETTLED_NS and _state(file) == state:
+            with contextlib.suppress(OSError):
+                memory.mkdir(parents=True, exist_ok=True)
+                write_atomically(note, f"{state} {found}".encode())
+        return found
+
+
+def _state(file: BufferedReader) -> str:
+    status = os.fstat(file.fileno())
+    return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
+
+
+def _list_files(folder: Path) -> Iterator[str]:
+    """The files below a folder, by relative name. Hidden ones stay out, as `load_dataset` does not read them."""
+    seen = {os.path.realpath(folder)}
+    for here, folders, names in os.walk(folder, followlinks=True):
+        entered = []
+        for name in sorted(folders):
+            # Links can lead back to a folder above: each is entered once.
+            target = os.path.realpath(os.path.join(here, name))
+            if not name.startswith(".") and target not in seen:
+                seen.add(target)
+                entered.append(name)
+        folders[:] = entered
+        for name in names:
+            if not name.startswith(".") and os.path.isfile(os.path.join(here, name)):
+                yield os.path.relpath(os.path.join(here, name), folder)

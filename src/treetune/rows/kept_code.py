@@ -22,8 +22,7 @@ from typing import Any
 
 from treetune.errors import PluginError, UsageError
 from treetune.files import with_imports
-from treetune.rows.cache import default_cache_dir
-from treetune.rows.content import write_atomically
+from treetune.rows.cache import default_cache_dir, write_atomically
 
 SCHEME = "cache://"
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
-from treetune.rows.content import LoadingParams, names_hub
 from treetune.rows.loading_faults import fault_of, fault_of_files, refuse_file_name
+from treetune.rows.sources import LoadingParams, names_hub
 
 if TYPE_CHECKING:
     import pyarrow as pa

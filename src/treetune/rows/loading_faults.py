@@ -22,9 +22,18 @@ from treetune.errors import (
     UsageError,
     described,
 )
-from treetune.rows.content import FILE_FORMATS, LoadingParams, expand_pattern, file_patterns, local_sources, names_hub
 from treetune.rows.reading import batches_of
-from treetune.rows.sources import File, FileKind, known_kind
+from treetune.rows.sources import (
+    FILE_FORMATS,
+    File,
+    FileKind,
+    LoadingParams,
+    expand_pattern,
+    file_patterns,
+    known_kind,
+    local_sources,
+    names_hub,
+)
 
 _GENERAL = "check loading_params.args and loading_params.kwargs (name, split, data_files)"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)

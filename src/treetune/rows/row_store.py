@@ -29,8 +29,7 @@ import msgspec
 
 from treetune.errors import StorageError, TasksetError
 from treetune.rows.arrow_values import json_fields_of, pause_gc, to_rows
-from treetune.rows.cache import Cache, Sidecar, config_hash
-from treetune.rows.content import content_hash
+from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash
 from treetune.rows.formats import row_uid
 from treetune.rows.loading import open_source
 from treetune.rows.reading import BUFFER, batches_of

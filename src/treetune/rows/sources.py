@@ -1,6 +1,7 @@
 """What a user names, as files: paths, folders, globs, `~`; else a dataset of the hub, `name[@config][:split]`.
 
     for source in find(["~/data", "more/*.jsonl.gz", "openai/gsm8k@main:test"]): ...
+    local_sources(["json"], {"data_files": "train.jsonl"})     # what `load_dataset` would read here
 
 A file may be compressed as a whole, as in `rows.jsonl.gz` and `rows.json.zst`: `open_plain` opens it as if it were not.
 """
@@ -13,15 +14,16 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from treetune.errors import TreetuneError, UsageError
+import msgspec
+
+from treetune.errors import ConfigError, TreetuneError, UsageError
 from treetune.plugins import tasksets
-from treetune.rows.content import LoadingParams
 
 Sources = str | Path | Iterable[str | Path]
 
@@ -206,3 +208,127 @@ class Batch(NamedTuple):
 
     def place(self, position: int) -> str:
         return f"{self.source}, {self.unit} {self.numbers[position]}"
+
+
+# The arguments of `load_dataset`
+
+FILE_FORMATS = frozenset(
+    "arrow audiofolder conll csv eval fasta fastq genbank harbor hdf5 iceberg imagefolder json lance meshfolder mmcif "
+    "niftifolder pandas parquet pdb pdffolder text tsfile videofolder vortex webdataset xml".split()
+)
+"""Names that `load_dataset` takes for a format, even where a folder of that name exists."""
+
+_CARDS = (".huggingface.yaml", "README.md", "dataset_infos.json")
+"""What `load_dataset` reads of a local folder besides the data: names of splits, types of columns."""
+
+
+class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    args: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    """Positional arguments of `datasets.load_dataset`; the dataset's name or path at the least."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments: `name`, `split`, `revision`, `data_dir`, `data_files` and so on."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+
+def local_sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path]:
+    """The local files and folders that `load_dataset(*args, **kwargs)` would read; none for the hub and for URLs.
+
+    Where `data_files` names files, the folder is only where they lie and is not read as a whole.
+    """
+    given = _bind_arguments(args, kwargs)
+    path, data_dir, data_files = str(given.get("path") or ""), given.get("data_dir"), given.get("data_files")
+    place = Path(path).expanduser()
+    is_format, base = _is_format(path), _folder(path, data_dir)
+    found: list[Path] = []
+    if data_files is not None:
+        found += [file for pattern in _iter_patterns(data_files) for file in _match_files(pattern, base)]
+    elif base is not None and (data_dir or not is_format):
+        found.append(base)
+    if not is_format and place.is_dir():
+        # A folder that is hashed as a whole covers all of these but the hidden one.
+        found += [place / card for card in _CARDS if place not in found or card.startswith(".")]
+    elif not is_format and place.is_file():
+        found.append(place)
+    return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
+
+
+def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
+    """What `load_dataset` could not make sense of, whatever the files hold."""
+    kind, data_files = params.args[0], params.kwargs.get("data_files")
+    if not isinstance(kind, str) or not kind:
+        problem = f"expected the name of a dataset, or of a kind of files such as json, first; got {kind!r}"
+        return [("loading_params.args", problem)]
+    if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
+        return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
+    try:
+        patterns = file_patterns(params.args, params.kwargs)
+    except ConfigError as error:
+        return error.faults
+    return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []
+
+
+def names_hub(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether `load_dataset(*args, **kwargs)` would ask the hub: its name is neither a format nor here."""
+    path = str(args[0] if args else kwargs.get("path") or "")
+    return bool(path) and path not in FILE_FORMATS and "://" not in path and not Path(path).expanduser().exists()
+
+
+def file_patterns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """The names and globs in `data_files`."""
+    data_files = _bind_arguments(args, kwargs).get("data_files")
+    return [] if data_files is None else list(_iter_patterns(data_files))
+
+
+def expand_pattern(pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path] | None:
+    """The files here that one of the `file_patterns` means; None where it does not lie here."""
+    if "://" in pattern or names_hub(args, kwargs):
+        return None
+    given = _bind_arguments(args, kwargs)
+    return _match_files(pattern, _folder(str(given.get("path") or ""), given.get("data_dir")))
+
+
+def _bind_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `load_dataset` by their names."""
+    return {**dict(zip(("path", "name", "data_dir", "data_files"), args, strict=False)), **kwargs}
+
+
+def _is_format(path: str) -> bool:
+    # A name that is neither known nor here is a format of a newer release, or a hub name that gives nothing.
+    return path in FILE_FORMATS or not path or ("/" not in path and not Path(path).expanduser().exists())
+
+
+def _folder(path: str, data_dir: str | None) -> Path | None:
+    """Where the files lie that `load_dataset` looks for; None where it is not here."""
+    if _is_format(path):
+        return Path(data_dir or "").expanduser()
+    place = Path(path).expanduser()
+    return place / (data_dir or "") if place.is_dir() else None
+
+
+def _iter_patterns(data_files: Any) -> Iterator[str]:
+    """The names in `data_files`, which may be one, a list, splits, or a list of `{split:, path:}`."""
+    if isinstance(data_files, str | os.PathLike):
+        yield str(data_files)
+    elif isinstance(data_files, Mapping):
+        entry = set(data_files) == {"split", "path"}
+        yield from _iter_patterns(data_files["path"] if entry else list(data_files.values()))
+    elif isinstance(data_files, Sequence):
+        for item in data_files:
+            yield from _iter_patterns(item)
+    else:
+        shown = f"expected the name of a file, a list or a mapping of them, got {data_files!r}"
+        raise ConfigError([("loading_params.kwargs.data_files", shown)])
+
+
+def _match_files(pattern: str, base: Path | None) -> list[Path]:
+    """The files that one name or glob means, relative names below `base`."""
+    # `zip://*.csv::archive.zip` reads the archive.
+    pattern = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://"))
+    if "://" in pattern or (base is None and not os.path.isabs(pattern)):
+        return []
+    place = (base or Path()) / pattern
+    if place.exists():
+        return [place]
+    return [Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name)]

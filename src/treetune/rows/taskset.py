@@ -19,8 +19,7 @@ import msgspec
 
 from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
-from treetune.rows.cache import Cache, default_cache_dir
-from treetune.rows.content import content_hash
+from treetune.rows.cache import Cache, content_hash, default_cache_dir
 from treetune.rows.formats import detect, format_named
 from treetune.rows.reading import read_tasks
 from treetune.rows.round_trip import scorer_of
