@@ -11,8 +11,8 @@ from benchmarks.measure import cost, show
 from treetune.evaluation.config import read_evaluation
 from treetune.evaluation.run_folder import TRACES, RunFolder
 from treetune.evaluation.runner import Runner, local_host
-from treetune.fingerprint import taskset_fingerprint
 from treetune.policies import load_policy
+from treetune.target import taskset_fingerprint
 
 ROLLOUTS = 5000
 

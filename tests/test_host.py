@@ -11,9 +11,9 @@ from conftest import ROOT
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.builtin.arithmetic import Arithmetic
 from treetune.episode import Limits
+from treetune.episode_book import Terms
 from treetune.errors import EmptyTasksetError, ResumeError, TasksetError, UsageError
 from treetune.host import LocalHost, always
-from treetune.host.episode_book import Terms
 from treetune.policies import load_policy
 from treetune.streams import KEPT, State
 

@@ -279,12 +279,9 @@ def test_a_shuffle_of_the_union_itself_mixes_its_sources():
 
 
 def test_a_source_that_reads_no_seed_is_told_once():
-    class Unread(Numbers):
-        def __init__(self):
-            super().__init__()
-            self.config = TasksetConfig(shuffle=ShuffleConfig(seed=1))
-
-    mixture = Mixture.of([Unread()], [1])
+    unread = Numbers()
+    unread.config = TasksetConfig(shuffle=ShuffleConfig(seed=1))
+    mixture = Mixture.of([unread], [1])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         mixture.draw(2)

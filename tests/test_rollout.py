@@ -12,7 +12,7 @@ from treetune import Completion, Environment, Limits, Outcome, Score, Step, Task
 from treetune.policies import load_policy
 from treetune.policy import Usage
 from treetune.rollout import Rollout, score_together
-from treetune.trace import decode_trace, encode_trace
+from treetune.trace import Trace, decode_trace, encode_trace
 
 
 class Script:
@@ -116,7 +116,8 @@ def test_each_ending_is_named_and_its_cause_kept(answers, limits, outcome, cause
 def test_a_cancelled_rollout_closes_and_keeps_what_it_had():
     async def cancel():
         taskset = Talks()
-        rollout = Rollout(taskset, taskset[0], Script("talk", 30.0))
+        trace = Trace(task=taskset[0], uid=taskset[0].uid)
+        rollout = Rollout(taskset, Script("talk", 30.0), trace, None, None)
         task = asyncio.create_task(rollout.run())
         await asyncio.sleep(0.1)
         task.cancel()

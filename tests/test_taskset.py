@@ -12,7 +12,7 @@ import pytest
 
 from treetune import Mixture, Score, ShuffleConfig, Task, Taskset, TasksetConfig, load_taskset
 from treetune.errors import EmptyTasksetError, EnvironmentFault, InfiniteTasksetError, TasksetError, UsageError
-from treetune.fingerprint import taskset_fingerprint
+from treetune.target import taskset_fingerprint
 
 SHUFFLED = TasksetConfig(shuffle=ShuffleConfig(seed=7))
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path, PurePath
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -24,6 +25,25 @@ if TYPE_CHECKING:
     from treetune.taskset import Taskset
 
 T = TypeVar("T")
+Faults = list[tuple[str, str]]
+"""Each with the path of its key."""
+
+FileName = Annotated[str, "the name of a file"]
+"""The type of a key that names a file or folder: looked for beside the YAML file first, and known by what it holds."""
+CodeName = Annotated[str, "the name of code"]
+"""The type of a key that may name code: `file.py:Name`."""
+
+
+def declared_keys(struct: type, kind: Any) -> list[str]:
+    """The keys of a config that are declared as `FileName` or `CodeName`, or lists of them."""
+    hints = get_type_hints(struct, include_extras=True)
+    return [key for key, hint in hints.items() if kind in (hint, *get_args(hint))]
+
+
+def declared_values(config: Any, kind: Any) -> dict[str, list[str]]:
+    """The files or code that a config names, by key."""
+    values = {key: getattr(config, key) for key in declared_keys(type(config), kind)}
+    return {key: [value] if isinstance(value, str) else value for key, value in values.items() if value}
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
@@ -91,22 +111,17 @@ def _escaped(value: Any) -> Any:
 
 
 def convert(
-    data: Any,
-    struct: type[T],
-    *,
-    path: str = "",
-    raw: Mapping[str, str] | None = None,
-    source: str = "config",
+    data: Any, struct: type[T], *, path: str = "", raw: Mapping[str, str] | None = None, source: str = "config"
 ) -> T:
     """`data` as the typed config `struct`; raises one `ConfigError` with every fault in it."""
-    faults: list[tuple[str, str]] = []
+    faults: Faults = []
     result = collect(data, struct, path, raw or {}, faults)
     if faults:
         raise ConfigError(faults, source=source)
     return cast(T, result)
 
 
-def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: list[tuple[str, str]]) -> Any:
+def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: Faults) -> Any:
     """Like `convert`, but adds to `faults` instead of raising; the result is None where there were any.
 
     `raw` holds the text of overrides by path, so that `--model.name 7` can still be the string "7".
@@ -123,7 +138,8 @@ def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: 
     for key, value in data.items():
         here = f"{path}.{key}" if path else str(key)
         if key not in known:
-            faults.append((here, f"unknown key{did_you_mean(str(key), known) or f'; known: {_listed(known)}'}"))
+            hint = did_you_mean(str(key), known) or f"; known: {', '.join(known)}"
+            faults.append((here, f"unknown key{hint}"))
             continue
         nested = _struct_in(hints[key])
         if nested is not None and isinstance(value, Mapping):
@@ -150,7 +166,7 @@ def collect_config(
     node: Mapping[str, Any],
     path: str,
     raw: Mapping[str, str],
-    faults: list[tuple[str, str]],
+    faults: Faults,
     *,
     any_key: bool = True,
 ) -> Any:
@@ -163,42 +179,37 @@ def collect_config(
     elif any_key and cls.OPEN_KEYS:
         own = set(cls.config_type.__struct_fields__)
         keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
-        faults += [(f"{inside}{key}", problem) for key, problem in misspelt_keys(cls, keys["extra"])]
+        faults += [(f"{inside}{key}", problem) for key, problem in _find_misspelt(cls, keys["extra"])]
     return collect(keys, cls.config_type, path, raw, faults)
 
 
-def misspelt_keys(cls: type[Taskset[Any, Any]], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Keys of a class that takes any, each with what it was meant to be: it is nearly a key of the config, and nothing
-    in the class's own files speaks of it."""
+def _find_misspelt(cls: type[Taskset[Any, Any]], keys: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Further keys that are nearly a key of the config, and that nothing in the class's own files speaks of."""
     import difflib
 
     from treetune.files import own_files
 
-    known = cls.config_type.__struct_fields__
-    near = {key: difflib.get_close_matches(key, known, n=1, cutoff=0.85) for key in keys}
-    texts = [file.read_text(errors="replace") for file in own_files(cls)] if any(near.values()) else []
-    for key, matches in near.items():
-        if matches and not any(re.search(rf"\b{re.escape(key)}\b", text) for text in texts):
-            yield key, f"is no key, and {cls.__name__} does not read it; did you mean {matches[0]!r}?"
+    for key in keys:
+        near = difflib.get_close_matches(key, cls.config_type.__struct_fields__, n=1, cutoff=0.85)
+        word = re.compile(rf"\b{re.escape(key)}\b".encode())
+        if near and not any(word.search(file.read_bytes()) for file in own_files(cls)):
+            yield key, f"is no key, and {cls.__name__} does not read it; did you mean {near[0]!r}?"
 
 
 def to_plain(config: Any) -> dict[str, Any]:
     """A typed config as plain values that YAML can hold and `convert` takes back."""
-    return cast(dict[str, Any], _plain(config))
+    plain: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_write_path)
+    return plain
 
 
-def _plain(value: Any) -> Any:
-    return msgspec.to_builtins(value, enc_hook=_spelled)
-
-
-def _spelled(value: Any) -> str:
+def _write_path(value: Any) -> str:
     if isinstance(value, PurePath):
         # Absolute, so that a saved config means the same file from any folder.
         return str(Path(value).expanduser().absolute())
     raise NotImplementedError(f"a config cannot hold a {type(value).__name__}")
 
 
-def _read(kind: type, value: Any) -> Any:
+def _read_path(kind: type, value: Any) -> Any:
     if issubclass(kind, PurePath) and isinstance(value, str | PurePath):
         return kind(value)
     raise msgspec.ValidationError(f"Expected {kind.__name__}, got {type(value).__name__}")
@@ -209,7 +220,7 @@ def defaults_of(struct: type) -> dict[str, Any]:
     fields = msgspec.structs.fields(cast(Any, struct))
     found = {field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT}
     made = {field.name: field.default_factory() for field in fields if field.default_factory is not msgspec.NODEFAULT}
-    return {name: _plain(value) for name, value in {**found, **made}.items()}
+    return {name: to_plain(value) for name, value in {**found, **made}.items()}
 
 
 def field_docs(struct: type) -> dict[str, str]:
@@ -238,14 +249,11 @@ def field_docs(struct: type) -> dict[str, str]:
 
 def _value(value: Any, hint: Any, raw: str | None) -> Any:
     try:
-        return msgspec.convert(value, hint, dec_hook=_read)
+        return msgspec.convert(value, hint, dec_hook=_read_path)
     except msgspec.ValidationError:
-        if raw is None:
-            raise
-        try:
-            return msgspec.convert(raw, hint, dec_hook=_read)
-        except msgspec.ValidationError:
-            pass
+        if raw is not None:
+            with suppress(msgspec.ValidationError):
+                return msgspec.convert(raw, hint, dec_hook=_read_path)
         raise
 
 
@@ -274,7 +282,3 @@ def _choices(hint: Any) -> list[Any]:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _listed(known: Mapping[str, Any]) -> str:
-    return ", ".join(known)

@@ -13,23 +13,20 @@ Methods may be `async` or not; those that are not run in a thread. The `info` of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import msgspec
 
-from treetune.errors import EnvironmentFault, UsageError
+from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 from treetune.plugins import environments
 from treetune.task import Message, Task
 
 if TYPE_CHECKING:
     import asyncio
 
-    from treetune.task import Task
-
-if TYPE_CHECKING:
     from treetune.taskset import Taskset
 
 ContentType = Literal["text", "json", "messages", "image"]
@@ -155,16 +152,9 @@ class SingleTurn(Environment):
 
     async def step(self, action: Action) -> Step:
         score = await self._taskset.judge(self.task, action.text)
-        info: dict[str, Any] = {
-            "answer": score.answer,
-            "explanation": score.explanation,
-            "metrics": score.metrics,
-        }
-        return Step(
-            reward=score.reward,
-            done=True,
-            info={key: value for key, value in info.items() if value not in (None, {})},
-        )
+        info = {"answer": score.answer, "explanation": score.explanation, "metrics": score.metrics}
+        known = {key: value for key, value in info.items() if value not in (None, {})}
+        return Step(reward=score.reward, done=True, info=known)
 
 
 def register(*, id: str, entry_point: str | type[Environment]) -> None:
@@ -293,29 +283,11 @@ def kind_of(truth: Any) -> Kind | None:
     return Kind.MAPPING if isinstance(truth, dict) and truth else None
 
 
-def markdown(contracts: Mapping[str, Contract]) -> str:
-    """The contracts as a table, for the docs."""
-    lines = [
-        "| id | what | ground truth | further keys | rewards | turns | runs code |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for id, contract in sorted(contracts.items()):
-        needs = "; ".join(f"`{key}`: {meaning}" for key, meaning in contract.needs.items())
-        takes = " or ".join(contract.takes)
-        code = "in a sandbox" if contract.sandbox else "-"
-        cells = (f"`{id}`", contract.about, takes, needs or "-", contract.rewards, contract.max_turns, code)
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def contract_of(env_class: str | None) -> Contract | None:
     """The contract of an environment that is known by an id; None where there is none.
 
     A file or module that a row names is never loaded for it: reading and writing data must not run code the data names.
     """
-    from treetune.errors import TreetuneError
-    from treetune.plugins import environments
-
     if env_class is None or ":" in env_class:
         return None
     try:

@@ -7,9 +7,11 @@ same file without having been told of it. The folder of the file joins `sys.path
 from __future__ import annotations
 
 import ast
+import hashlib
+import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -72,6 +74,21 @@ def own_files(cls: type) -> list[Path]:
         if file is not None and Path(file).suffix == ".py" and not _is_library(Path(file)):
             found += with_imports(Path(file).resolve())
     return list(dict.fromkeys(found))
+
+
+def code_hash(classes: Iterable[type]) -> str | None:
+    """Over the files that define classes; None where one has no file."""
+    try:
+        return hash_files(Path(inspect.getsourcefile(cls) or "") for cls in classes)
+    except (OSError, TypeError):
+        return None
+
+
+def hash_files(files: Iterable[Path]) -> str:
+    """Over the bytes of files, and of what they import from beside them. Names stay out: those of loaded files differ
+    between processes."""
+    contents = dict.fromkeys(part.read_bytes() for file in files for part in with_imports(file))
+    return hashlib.sha256(b"\x00".join(contents)).hexdigest()[:32]
 
 
 def with_imports(file: Path) -> list[Path]:

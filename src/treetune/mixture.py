@@ -12,19 +12,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 
 from treetune import order
-from treetune.environment import Environment
 from treetune.errors import ConfigError, TasksetError, UsageError, check_all
 from treetune.order import Interleave, Spread
 from treetune.task import Task
 from treetune.taskset import ConfigT, Taskset, TasksetConfig
-
-if TYPE_CHECKING:
-    from treetune.trace import Trace
 
 
 class UnionConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -36,6 +32,16 @@ class MixtureConfig(TasksetConfig, frozen=True, kw_only=True):
     sources: list[dict[str, Any]] = []
     """The tasksets, each with its `id`, own keys, and `weight` (1 unless given). Where the mixture has `shuffle`, a
     source without one (an infinite one: without `seed` too) is shuffled by a seed of its own, derived from it."""
+
+
+def _ask_source(method: str) -> Any:
+    """A method that the source of its task answers."""
+
+    def ask(self: _Sources[Any], task: Task, *args: Any) -> Any:
+        source, inner = self._owner(task)
+        return getattr(source, method)(inner, *args)
+
+    return ask
 
 
 class _Sources(Taskset[Task, ConfigT]):
@@ -60,37 +66,17 @@ class _Sources(Taskset[Task, ConfigT]):
         source, position = self.place(task.idx)
         return self.sources[source], msgspec.structs.replace(task, idx=position)
 
-    def type_of(self, task: Task) -> type[Task]:
-        source, inner = self._owner(task)
-        return source.type_of(inner)
-
-    def validate(self, task: Task) -> Any:
-        source, inner = self._owner(task)
-        return source.validate(inner)
-
-    def reward(self, task: Task, answer: str) -> Any:
-        source, inner = self._owner(task)
-        return source.reward(inner, answer)
-
-    def gold(self, task: Task) -> Any:
-        source, inner = self._owner(task)
-        return source.gold(inner)
-
-    def environment(self, task: Task) -> Environment:
-        source, inner = self._owner(task)
-        return source.environment(inner)
-
-    def score_group(self, task: Task, traces: Sequence[Trace]) -> Any:
-        source, inner = self._owner(task)
-        return source.score_group(inner, traces)
+    type_of = _ask_source("type_of")
+    validate = _ask_source("validate")
+    reward = _ask_source("reward")
+    gold = _ask_source("gold")
+    environment = _ask_source("environment")
+    score_group = _ask_source("score_group")
+    scores_group_of = _ask_source("scores_group_of")
 
     @property
     def scores_groups(self) -> bool:
         return any(source.scores_groups for source in self.sources)
-
-    def scores_group_of(self, task: Task) -> bool:
-        source, inner = self._owner(task)
-        return source.scores_group_of(inner)
 
     @property
     def random_access(self) -> bool:
@@ -119,7 +105,7 @@ class Mixture(_Sources[MixtureConfig]):
         weights = [_weight(node.pop("weight", None), number) for number, node in enumerate(nodes)]
         if self.config.shuffle is not None:
             nodes = [_shuffled(node, number, self.config.shuffle.seed) for number, node in enumerate(nodes)]
-        self._combine(_built(nodes), weights)
+        self._combine(_build_sources(nodes), weights)
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> Self:
@@ -152,7 +138,7 @@ class Union(_Sources[UnionConfig]):
 
     def __init__(self, config: UnionConfig | None = None) -> None:
         super().__init__(config or UnionConfig())
-        self._combine(_built([dict(node) for node in self.config.sources]))
+        self._combine(_build_sources([dict(node) for node in self.config.sources]))
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]]) -> Self:
@@ -208,7 +194,7 @@ def _shuffled(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
     return {**node, "shuffle": {"seed": own}}
 
 
-def _built(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
+def _build_sources(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
     from treetune.target import collect_taskset
 
     if not nodes:
@@ -223,8 +209,7 @@ def _built(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
 
 
 def _weight(value: Any, number: int) -> float:
-    if value is None:
-        return 1.0
+    value = 1 if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError([(f"taskset.sources[{number}].weight", f"expected a number, got {value!r}")])
     return float(value)

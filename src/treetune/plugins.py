@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,12 @@ def absolute_spec(spec: str, folders: Iterable[Path]) -> str:
     """`file.py:Name` with its path made absolute; any other name as it is."""
     place, _, name = spec.rpartition(":")
     return f"{absolute_path(place, folders)}:{name}" if place.endswith(".py") else spec
+
+
+def file_of(spec: str) -> Path | None:
+    """The file of `file.py:Name`; None for any other name."""
+    place, _, name = spec.rpartition(":")
+    return Path(place).expanduser() if place.endswith(".py") and name.isidentifier() else None
 
 
 def folders_of(cls: type) -> Iterator[Path]:
@@ -158,16 +164,14 @@ class Registry:
             raise PluginError(f"{name} is a {type(value).__name__}, not a class")
         return value
 
-    @cached_property
-    def foreign(self) -> Mapping[str, str]:
+    @property
+    def foreign(self) -> dict[str, str]:
         """Prefixes of names that belong to another library, each with the function that gives its classes."""
-        found: dict[str, str] = builtin(f"FOREIGN_{self._table}")
-        return found
+        return dict(builtin(f"FOREIGN_{self._table}"))
 
-    @cached_property
+    @property
     def _builtin(self) -> dict[str, str]:
-        found: dict[str, str] = builtin(self._table)
-        return found
+        return dict(builtin(self._table))
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
@@ -176,13 +180,5 @@ class Registry:
         return {entry.name: entry for entry in entry_points(group=self._group)}
 
 
-tasksets = Registry(
-    "taskset",
-    "treetune.tasksets",
-    "TASKSETS",
-)
-environments = Registry(
-    "environment",
-    "treetune.environments",
-    "ENVIRONMENTS",
-)
+tasksets = Registry("taskset", "treetune.tasksets", "TASKSETS")
+environments = Registry("environment", "treetune.environments", "ENVIRONMENTS")

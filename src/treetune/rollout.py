@@ -35,8 +35,8 @@ async def run_rollout(
     rollout: int = 0,
 ) -> Trace:
     """Run one rollout to its end. Only cancellation is raised; every other ending is the trace's `outcome`."""
-    run = Rollout(taskset, task, policy, sampling=sampling, limits=limits, occurrence=occurrence, rollout=rollout)
-    return await run.run()
+    trace = Trace(task=task, uid=task.uid, occurrence=occurrence, rollout=rollout, model=policy.name)
+    return await Rollout(taskset, policy, trace, sampling, limits).run()
 
 
 async def score_together(
@@ -65,22 +65,12 @@ class Rollout:
     """One rollout under way; `trace` holds what there is so far, also after a cancellation."""
 
     def __init__(
-        self,
-        taskset: Taskset[Any, Any],
-        task: Task,
-        policy: Policy,
-        *,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
-        occurrence: int = 0,
-        rollout: int = 0,
+        self, taskset: Taskset[Any, Any], policy: Policy, trace: Trace, sampling: Sampling | None, limits: Limits | None
     ) -> None:
-        self._taskset = taskset
-        self._policy = policy
+        self._taskset, self._policy, self.trace = taskset, policy, trace
         self._sampling = sampling or Sampling()
         self._limits = limits or Limits()
         self._phase = "start"
-        self.trace = Trace(task=task, uid=task.uid, occurrence=occurrence, rollout=rollout, model=policy.name)
 
     async def run(self) -> Trace:
         trace, began = self.trace, time.perf_counter()

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import msgspec
 
 from treetune.errors import ResumeError, TasksetError, UsageError, user_code
-from treetune.fingerprint import Fingerprint, taskset_fingerprint
 from treetune.order import LAST, checked_index
 from treetune.score import finite
+from treetune.target import Fingerprint, taskset_fingerprint
 from treetune.task import Task, digest
 from treetune.taskset import Taskset
 from treetune.threads import call_apart

@@ -1,19 +1,47 @@
 """From what a user names to a taskset: an id, `config.yaml`, `file.py:Name`, `module:Name`, rows, a server.
 
-taskset = load_taskset("arithmetic", {"taskset.level": "2"})
-taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
+    taskset = load_taskset("arithmetic", {"taskset.level": "2"})
+    taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
+
+And back: `describe` gives the node that builds a taskset again, `taskset_fingerprint` says what it is made of.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from treetune.config import collect_config, load_yaml, to_plain, with_overrides
-from treetune.errors import ConfigError, PluginError, TasksetError, UsageError, user_code
-from treetune.plugins import absolute_path, absolute_spec, builtin, load_file, load_module, load_object, tasksets
+import msgspec
+
+from treetune.config import (
+    CodeName,
+    Faults,
+    FileName,
+    collect_config,
+    convert,
+    declared_keys,
+    declared_values,
+    load_yaml,
+    to_plain,
+    with_overrides,
+)
+from treetune.errors import ConfigError, PluginError, TasksetError, TreetuneError, UsageError, user_code
+from treetune.files import code_hash, hash_files
+from treetune.plugins import (
+    absolute_path,
+    absolute_spec,
+    builtin,
+    environments,
+    file_of,
+    load_file,
+    load_module,
+    load_object,
+    tasksets,
+)
+from treetune.task import canonical, digest
 from treetune.taskset import Taskset
 
 NEEDS_TASKS = "needs the tasks themselves"
@@ -34,13 +62,14 @@ def read_target(
     overrides = overrides or {}
     of_lists = {key: raw for key, raw in overrides.items() if _LIST.match(key)}
     rest = {key: raw for key, raw in overrides.items() if key not in of_lists}
-    data: dict[str, Any] = {"taskset": _node_of(target)}
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
             node = load_object(builtin("DECLARED_NODE"))(data, target, split, usual, of_lists)
             return with_overrides({"taskset": node}, rest, source=target)
         data["taskset"] = located(data["taskset"], [Path(target).expanduser().resolve().parent])
+    else:
+        data = {"taskset": _node_of(target)}
     if of_lists:
         faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
         raise ConfigError(faults, source="the overrides")
@@ -62,8 +91,8 @@ def refuse_server(target: str, verb: str) -> None:
 
 def _node_of(target: str) -> dict[str, Any]:
     """The node of a target that is no YAML file."""
-    servers = builtin("SERVERS")
     if is_server(target):
+        servers = builtin("SERVERS")
         scheme = target.partition("://")[0]
         if scheme not in servers:
             known = ", ".join(f"{name}://" for name in servers)
@@ -83,7 +112,7 @@ def build_taskset(
     node: Any, *, path: str = "taskset", raw: Mapping[str, str] | None = None, source: str = "config"
 ) -> Taskset[Any, Any]:
     """The taskset of a config node: `id` (or `custom_cls.path` and `custom_cls.name`) and its own keys."""
-    faults: list[tuple[str, str]] = []
+    faults: Faults = []
     taskset = collect_taskset(node, path, raw or {}, faults)
     if taskset is None:
         raise ConfigError(faults, source=source)
@@ -94,7 +123,7 @@ def collect_taskset(
     node: Any,
     path: str,
     raw: Mapping[str, str],
-    faults: list[tuple[str, str]],
+    faults: Faults,
     *,
     cls: type[Taskset[Any, Any]] | None = None,
     **options: Any,
@@ -109,8 +138,9 @@ def collect_taskset(
     before = len(faults)
     faults += missing_values(node, path)
     any_key = cls is not None or "custom_cls" in node
-    cls = cls or _taskset_class(node, path, faults)
+    cls = cls or taskset_class(node, path)
     if cls is None:
+        faults.append((f"{path}.id", "is required: a taskset's name, file.py:Name or module:Name"))
         return None
     config = collect_config(cls, node, path, raw, faults, any_key=any_key)
     if len(faults) > before:
@@ -128,21 +158,97 @@ def collect_taskset(
 
 
 def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskset[Any, Any]] | None:
-    """The class that a node names; None where it names none that can be used."""
-    return _taskset_class(node, path, [])
-
-
-def _taskset_class(node: Mapping[str, Any], path: str, faults: list[tuple[str, str]]) -> type[Taskset[Any, Any]] | None:
+    """The class that a node names; None where it names none."""
     if names_class(node):
         cls = custom_class(node["custom_cls"], f"{path}.custom_cls")
     elif "id" in node:
         cls = tasksets.resolve(str(node["id"]))
     else:
-        faults.append((f"{path}.id", "is required: a taskset's name, file.py:Name or module:Name"))
         return None
     if not issubclass(cls, Taskset):
         raise PluginError(f"{cls.__name__} is no Taskset", remedy="subclass treetune.Taskset")
     return cls
+
+
+def missing_values(node: Any, path: str) -> Faults:
+    """A fault for every `???` in a node: OmegaConf's mark of what must still be given."""
+    if isinstance(node, Mapping):
+        return [fault for key in node for fault in missing_values(node[key], f"{path}.{key}" if path else str(key))]
+    if isinstance(node, list):
+        return [fault for number, item in enumerate(node) for fault in missing_values(item, f"{path}[{number}]")]
+    return [(path, "has no value yet: ??? stands for one that must be given")] if node == "???" else []
+
+
+# Classes and files that a node names
+
+
+class _CustomClass(msgspec.Struct):
+    path: str | None = None
+    name: str | None = None
+
+
+def names_class(node: Mapping[str, Any]) -> bool:
+    """Whether `custom_cls` names a class beside the base; trainers' configs spell out `{path: null, name: Task}`."""
+    custom = node.get("custom_cls")
+    if not isinstance(custom, Mapping):
+        return custom is not None
+    return any(value for key, value in custom.items() if (key, value) != ("name", "Task"))
+
+
+def custom_class(node: Any, path: str) -> type:
+    """The class in a file, which may be written `file://…`, or in a module: `pkg://module`."""
+    custom = convert(node, _CustomClass, path=path)
+    place, name = custom.path, custom.name or "Task"
+    if not place:
+        raise ConfigError([(f"{path}.path", "is required: the Python file of the class")])
+    if place.startswith("pkg://"):
+        module = load_module(place.removeprefix("pkg://").removesuffix(".py").replace("/", "."))
+    else:
+        module = load_file(place.removeprefix("file://"))
+    cls = getattr(module, name, None)
+    classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Taskset)]
+    own = [value.__name__ for value in classes if value.__module__ == module.__name__]
+    remedy = f"set {path}.name to one of: {', '.join(own)}" if own else f"set {path}.name"
+    if not isinstance(cls, type):
+        raise UsageError(f"{place} has no class {name!r}", remedy=remedy)
+    if cls.__module__ in ("treetune.taskset", "treetune.datasets.taskset") and issubclass(cls, Taskset):
+        raise UsageError(f"{name!r} in {place} is only the base class that it imports", remedy=remedy)
+    return cls
+
+
+def located(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]] | None = None) -> Any:
+    """A node whose files and code are looked for in `folders`: its class, and the keys that the config of that class
+    declares as `FileName` or `CodeName`. `usual` is the class of a node that names none."""
+    if isinstance(node, str):
+        node = {"id": node}
+    if not isinstance(node, Mapping):
+        return node
+    found = dict(node)
+    if "id" in node:
+        found["id"] = absolute_spec(str(node["id"]), folders)
+    custom = node.get("custom_cls")
+    if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
+        found["custom_cls"] = {**custom, "path": absolute_path(custom["path"].removeprefix("file://"), folders)}
+    if isinstance(node.get("sources"), list):
+        found["sources"] = [located(source, folders) for source in node["sources"]]
+    try:
+        cls = taskset_class(found) or usual
+    except TreetuneError:  # reported when it is made
+        cls = usual
+    if cls is not None:
+        for kind, find in ((FileName, absolute_path), (CodeName, absolute_spec)):
+            for key in found.keys() & set(declared_keys(cls.config_type, kind)):
+                found[key] = _find_each(found[key], find, folders)
+    return found
+
+
+def _find_each(value: Any, find: Callable[[str, Sequence[Path]], str], folders: Sequence[Path]) -> Any:
+    if isinstance(value, list):
+        return [_find_each(item, find, folders) for item in value]
+    return find(value, folders) if isinstance(value, str) else value
+
+
+# What a taskset is
 
 
 def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
@@ -158,83 +264,73 @@ def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
     further = config.pop("extra", {})
     if "sources" in config:
         built = zip(getattr(taskset, "sources", []), config["sources"], strict=False)
-        config["sources"] = [_with_weight(describe(source, node), node) for source, node in built]
-    return {**head, **config, **further}
+        config["sources"] = [describe(source, node) for source, node in built]
+    weight = {"weight": node["weight"]} if "weight" in node else {}
+    return {**head, **config, **further, **weight}
 
 
-def _with_weight(described: dict[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
-    return {**described, "weight": node["weight"]} if "weight" in node else described
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What a taskset is made of, so that a run can say it changed."""
+
+    class_name: str
+    code: str | None
+    """A hash of the source files of the class and its bases, and of the code that its config names; None where there is
+    no file."""
+    config: dict[str, Any]
+    source: str | None
+    """What identifies the data, where the taskset says so."""
+    parts: list[Fingerprint] = []
+    """Those of a mixture's sources."""
+
+    @property
+    def digest(self) -> str:
+        return digest(self)
+
+    def differences(self, now: Fingerprint, path: str = "") -> list[str]:
+        """What changed from this one to `now`, in words."""
+        changes = []
+        if self.class_name != now.class_name:
+            changes.append(f"{path}class: {self.class_name} -> {now.class_name}")
+        elif self.code != now.code:
+            changes.append(f"{path}code of {self.class_name} changed")
+        changes += [f"{path}{change}" for change in config_differences(self.config, now.config)]
+        if self.source != now.source:
+            changes.append(f"{path}data: {self.source} -> {now.source}")
+        if len(self.parts) != len(now.parts):
+            changes.append(f"{path}sources: {len(self.parts)} -> {len(now.parts)}")
+        for number, (old, new) in enumerate(zip(self.parts, now.parts, strict=False)):
+            changes += old.differences(new, f"{path}sources[{number}].")
+        return changes
 
 
-def located(node: Any, folders: Iterable[Path]) -> Any:
-    """A node whose files are looked for in `folders`; a mixture's sources too. Data files are left as they are."""
-    if isinstance(node, str):
-        return {"id": absolute_spec(node, folders)}
-    if not isinstance(node, Mapping):
-        return node
-    found = dict(node)
-    for key in ("id", "filter", "opponent"):
-        if isinstance(node.get(key), str):
-            found[key] = absolute_spec(node[key], folders)
-    for key in ("pass_rates", "graph", "folder"):
-        if isinstance(node.get(key), str):
-            found[key] = absolute_path(node[key], folders)
-    if isinstance(node.get("files"), list):
-        found["files"] = [absolute_path(file, folders) if isinstance(file, str) else file for file in node["files"]]
-    custom = node.get("custom_cls")
-    if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
-        found["custom_cls"] = {**custom, "path": absolute_path(custom["path"].removeprefix("file://"), folders)}
-    if isinstance(node.get("sources"), list):
-        found["sources"] = [located(source, folders) for source in node["sources"]]
-    return found
+def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
+    parts = [taskset_fingerprint(part) for part in getattr(taskset, "sources", [])]
+    config = to_plain(taskset.config)
+    if parts:
+        config.pop("sources", None)  # each is a part, whichever way it was written
+    return Fingerprint(type(taskset).__name__, _code_of(taskset), config, taskset.source(), parts)
 
 
-def missing_values(node: Any, path: str) -> list[tuple[str, str]]:
-    """A fault for every `???` in a node: OmegaConf's mark of what must still be given."""
-    if isinstance(node, Mapping):
-        return [fault for key in node for fault in missing_values(node[key], f"{path}.{key}" if path else str(key))]
-    if isinstance(node, list):
-        return [fault for number, item in enumerate(node) for fault in missing_values(item, f"{path}[{number}]")]
-    return [(path, "has no value yet: ??? stands for one that must be given")] if node == "???" else []
+def _code_of(taskset: Taskset[Any, Any]) -> str | None:
+    """The code of the taskset, and what its config names: an environment, which scores too, and files."""
+    own = code_hash(base for base in type(taskset).__mro__ if base not in Taskset.__mro__)
+    if own is None:
+        return None
+    named: list[Any] = []
+    if isinstance(env_class := getattr(taskset.config, "env_class", None), str):
+        with suppress(TreetuneError):  # reported where the environment is made
+            named.append(code_hash([environments.resolve(taskset.environment_spec(env_class))]))
+    for specs in declared_values(taskset.config, CodeName).values():
+        named += [hash_files([file]) for spec in specs if (file := file_of(spec)) is not None and file.is_file()]
+    return digest([own, *named]) if named else own
 
 
-def names_class(node: Mapping[str, Any]) -> bool:
-    """Whether `custom_cls` names a class beside the base; trainers' configs spell out `{path: null, name: Task}`."""
-    custom = node.get("custom_cls")
-    if not isinstance(custom, Mapping):
-        return custom is not None
-    return any(value for key, value in custom.items() if (key, value) != ("name", "Task"))
-
-
-def custom_class(node: Any, path: str) -> type:
-    if not isinstance(node, Mapping):
-        raise ConfigError([(path, f"expected keys and values ({path}.path and {path}.name), got {node!r}")])
-    if not node.get("path"):
-        raise ConfigError([(f"{path}.path", "is required: the Python file of the class")])
-    faults = [(f"{path}.{key}", "unknown key; known: path, name") for key in node if key not in ("path", "name")]
-    name = node.get("name") or "Task"
-    for key, value in (("path", node["path"]), ("name", name)):
-        if not isinstance(value, str):
-            faults.append((f"{path}.{key}", f"expected text, got {value!r}"))
-    if faults:
-        raise ConfigError(faults)
-    module = _module_at(node["path"])
-    cls = getattr(module, name, None)
-    own = [
-        key
-        for key, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Taskset) and value.__module__ == module.__name__
-    ]
-    remedy = f"set {path}.name to one of: {', '.join(own)}" if own else f"set {path}.name"
-    if not isinstance(cls, type):
-        raise UsageError(f"{node['path']} has no class {name!r}", remedy=remedy)
-    if cls.__module__ in ("treetune.taskset", "treetune.datasets.taskset") and issubclass(cls, Taskset):
-        raise UsageError(f"{name!r} in {node['path']} is only the base class that it imports", remedy=remedy)
-    return cls
-
-
-def _module_at(path: str) -> Any:
-    """The module of a file, which may be written `file://…`, or of a package: `pkg://module`."""
-    if path.startswith("pkg://"):
-        return load_module(path.removeprefix("pkg://").removesuffix(".py").replace("/", "."))
-    return load_file(path.removeprefix("file://"))
+def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """`a.b: 1 -> 2` for each key that differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        changes = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            here = f"{path}.{key}" if path else str(key)
+            changes += config_differences(old.get(key), new.get(key), here)
+        return changes
+    return [] if canonical(old) == canonical(new) else [f"{path}: {old!r} -> {new!r}"]

@@ -70,12 +70,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uid(self) -> str:
-        """A hash of what makes the problem: prompt, environment, reward and a subclass's own fields.
-
-        It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by
-        uid also counts occurrences.
-        """
-        return uid_of(self.messages, self.env_class, self.reward_spec, own_values(self))
+        """It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by uid also
+        counts occurrences."""
+        problem = {"prompt": self.messages, "env_class": self.env_class, "reward_spec": self.reward_spec}
+        return uid_of({**own_values(self), **problem})
 
 
 class ForeignTask(Task, frozen=True, kw_only=True):
@@ -109,17 +107,11 @@ _SIZE = 16
 UID_LENGTH = 2 * _SIZE
 
 
-def uid_of(
-    messages: Sequence[Mapping[str, Any]],
-    env_class: str | None,
-    reward_spec: Mapping[str, Any],
-    own: Mapping[str, Any] | None = None,
-) -> str:
-    """The uid of a task with these messages, this environment and reward, and these fields of its subclass."""
-    content = _problem(messages, env_class, reward_spec)
-    if own:
-        content = {**own, **content}
-    return hashlib.blake2b(canonical(content), digest_size=_SIZE).hexdigest()
+def uid_of(problem: Mapping[str, Any]) -> str:
+    """A hash of what makes a problem: `prompt` (its messages), `env_class`, `reward_spec` and a subclass's own
+    fields."""
+    known = {key: value for key, value in problem.items() if value is not None}
+    return hashlib.blake2b(canonical(known), digest_size=_SIZE).hexdigest()
 
 
 def uids_of_texts(
@@ -130,7 +122,8 @@ def uids_of_texts(
     text_mark, truth_mark = "\x00text", "\x00truth"
     system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
     spec = {"ground_truth": truth_mark, "method": method} if truths is not None else {}
-    around = canonical(_problem([*system, {"role": "user", "content": text_mark}], env_class, spec))
+    prompt = [*system, {"role": "user", "content": text_mark}]
+    around = canonical({"prompt": prompt, "env_class": env_class, "reward_spec": spec})
     encode, blake = msgspec.json.Encoder().encode, hashlib.blake2b
     head, _, tail = around.rpartition(encode(text_mark))
     if truths is None:
@@ -141,15 +134,6 @@ def uids_of_texts(
         blake(head + encode(text) + middle + truth + tail, digest_size=_SIZE).hexdigest()
         for text, truth in zip(texts, encoded, strict=True)
     ]
-
-
-def _problem(
-    messages: Sequence[Mapping[str, Any]], env_class: str | None, reward_spec: Mapping[str, Any]
-) -> dict[str, Any]:
-    content: dict[str, Any] = {"prompt": messages, "reward_spec": reward_spec}
-    if env_class is not None:
-        content["env_class"] = env_class
-    return content
 
 
 _encoder = msgspec.json.Encoder(order="sorted")

@@ -14,6 +14,7 @@ any index, and nothing is held in memory.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -149,11 +150,11 @@ class Taskset(Generic[TaskT, ConfigT]):
     def gold(self, task: TaskT) -> Any:
         """The right answer, a list of actions, or None where it is not known. May be async. Unless overridden, what
         the task's environment says."""
-        from treetune.plugins import absolute_spec, environments, folders_of
+        from treetune.plugins import environments
 
         if task.env_class is None:
             return None
-        cls: Any = environments.resolve(absolute_spec(task.env_class, folders_of(type(self))))
+        cls: Any = environments.resolve(self.environment_spec(task.env_class))
         return cls.gold(task)
 
     def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
@@ -163,12 +164,15 @@ class Taskset(Generic[TaskT, ConfigT]):
     def environment(self, task: TaskT) -> Environment:
         """The environment that runs this task."""
         from treetune.environment import SingleTurn, make
+
+        return SingleTurn(task, self) if task.env_class is None else make(self.environment_spec(task.env_class), task)
+
+    def environment_spec(self, env_class: str) -> str:
+        """The name of an environment, where `file.py:Name` is meant as its author wrote it: beside the taskset's own
+        file."""
         from treetune.plugins import absolute_spec, folders_of
 
-        if task.env_class is None:
-            return SingleTurn(task, self)
-        # A file.py:Name in a task is meant as its author wrote it: beside the taskset's own file.
-        return make(absolute_spec(task.env_class, folders_of(type(self))), task)
+        return absolute_spec(env_class, folders_of(type(self)))
 
     def source(self) -> str | None:
         """What identifies the data behind the tasks (a file's hash, a revision), for the fingerprint."""
@@ -251,19 +255,15 @@ class Taskset(Generic[TaskT, ConfigT]):
         """`count`, of a right type: None only of an infinite taskset."""
         with user_code(f"{self.name}.count()"):
             count = self.count()
-        if self.INFINITE:
-            if count is None:
-                return None
-            remedy = "drop INFINITE = True, or count()"
-            raise TasksetError(f"{self.name} says INFINITE, but count() gave {count!r:.60}", remedy=remedy)
+        if self.INFINITE and count is None:
+            return None
         try:
-            number = index_of(count)  # type: ignore[arg-type]
+            number = -1 if self.INFINITE else index_of(count)  # type: ignore[arg-type]
         except TypeError:
             number = -1
         if number < 0:
-            raise TasksetError(
-                f"{self.name}.count() gave {count!r:.60}", remedy="return the number of tasks, or set INFINITE = True"
-            )
+            remedy = "return the number of tasks; None where INFINITE = True, and only there"
+            raise TasksetError(f"{self.name}.count() gave {count!r:.60}", remedy=remedy)
         return number
 
     def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
@@ -330,19 +330,16 @@ class Taskset(Generic[TaskT, ConfigT]):
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
         # A finite generator would have to be built whole to know its count: it is asked for only where it is written.
         count = self._size() if self.overrides("count") else None
-        known = [number for number in (count, num_tasks) if number is not None]
-        wanted = min(known) if known else None
+        wanted = min((number for number in (count, num_tasks) if number is not None), default=None)
+        tasks = (self[position] for position in count_from()) if self.random_access else iter(self)
         given = 0
-        for task in islice(iter(self) if not self.random_access else self._by_position(), wanted):
+        for task in islice(tasks, wanted):
             given += 1
             yield task
         if wanted is not None and given < wanted and (self.INFINITE or count is not None):
             raise self._missing(given, f"it ended after {given} tasks")
         if not given:
             raise self._empty()
-
-    def _by_position(self) -> Iterator[TaskT]:
-        return (self[position] for position in count_from())
 
     def _forward(self, index: int) -> TaskT:
         """Reads an infinite generator forward to `index`; going back means starting over."""
@@ -358,10 +355,10 @@ class Taskset(Generic[TaskT, ConfigT]):
     def _placed(self, task: TaskT, position: int) -> TaskT:
         if type(task) is not self.task_type:
             kind = type(task).__name__
-            declared = f"declare it: class {type(self).__name__}(Taskset[{kind}, ...])"
+            declare = f"declare it: class {type(self).__name__}(Taskset[{kind}, ...])"
             raise TasksetError(
                 f"{self.name} declares tasks of type {self.task_type.__name__}, but gave a {kind}",
-                remedy=declared if isinstance(task, Task) else "give Task(prompt=...) objects",
+                remedy=declare if isinstance(task, Task) else "give Task(prompt=...) objects",
             )
         try:
             # A struct does not check its fields when it is made. From here on it holds what its record holds, wherever
@@ -381,21 +378,25 @@ class Taskset(Generic[TaskT, ConfigT]):
         count = self._count() or 0
         if position >= count:
             return UsageError(f"{self.name} has no task {position}: they are numbered from 0 to {count - 1}")
-        return TasksetError(
-            f"{self.name}.count() says {count}, but {problem}", remedy="count() must be the number of tasks"
-        )
+        remedy = "count() must be the number of tasks"
+        return TasksetError(f"{self.name}.count() says {count}, but {problem}", remedy=remedy)
 
     def _empty(self) -> EmptyTasksetError:
-        return EmptyTasksetError(
-            f"{self.name} has no tasks", remedy="load_tasks() must give at least one; look at its filters and files"
-        )
+        remedy = "load_tasks() must give at least one; look at its filters and files"
+        return EmptyTasksetError(f"{self.name} has no tasks", remedy=remedy)
 
     def _warn_of_unread_seed(self) -> None:
         if self._warned or not self.INFINITE or self.config.shuffle is None:
             return
-        from treetune.fingerprint import mentions_seed
+        import inspect
 
-        if not mentions_seed(type(self), Taskset):
+        bases = type(self).__mro__[: type(self).__mro__.index(Taskset)]
+        try:
+            source = "".join(map(inspect.getsource, bases))
+        except (OSError, TypeError):
+            return
+        # A config that is handed on whole may be read anywhere.
+        if not re.search(r"seed|shuffle|self\.config\b(?!\.)", source):
             self._warned = True
             warnings.warn(
                 f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "

@@ -13,7 +13,7 @@ from http_playing import BOTH, playing
 from serving import Numbers, Talks, run, until
 
 from treetune import Observation, Step
-from treetune.host.episode_book import EndedEpisodes, EpisodeEnded, ending
+from treetune.episode_book import EndedEpisodes, EpisodeEnded, ending
 from treetune.serve.http import asgi
 
 

@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import msgspec
 
 from treetune.builtin.turns import max_turns_of
+from treetune.config import FileName
 from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError, UsageError
 from treetune.score import VALID, Verdict, invalid
@@ -50,7 +51,7 @@ class WikispeediaTask(Task, frozen=True, kw_only=True):
 
 
 class WikispeediaConfig(TasksetConfig, frozen=True, kw_only=True):
-    graph: str
+    graph: FileName
     """The graph: a .tsv or .jsonl file, or a folder with articles.tsv and links.tsv."""
     min_distance: Positive = 3
     """The fewest clicks between source and target."""

@@ -65,8 +65,8 @@ def demo_command(
     from treetune.evaluation.run_folder import TRACES, RunFolder, unused
     from treetune.evaluation.runner import Runner, local_host
     from treetune.evaluation.summary import Summary
-    from treetune.fingerprint import taskset_fingerprint
     from treetune.policies import load_policy
+    from treetune.target import taskset_fingerprint
 
     example = _train_tiny() if train else None
     console = console_for(json)

@@ -154,8 +154,8 @@ def _run(
     from treetune.evaluation.run_folder import TRACES, RunFolder
     from treetune.evaluation.runner import Runner
     from treetune.evaluation.summary import Tally
-    from treetune.fingerprint import taskset_fingerprint
     from treetune.policies import load_policy
+    from treetune.target import taskset_fingerprint
 
     taskset, config = evaluation.taskset, evaluation.config
     refuse_unservable(taskset)

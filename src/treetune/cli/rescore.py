@@ -24,8 +24,7 @@ def rescore_command(
     from treetune.evaluation.display import summary_table
     from treetune.evaluation.rescore import Rescorer
     from treetune.evaluation.run_folder import CONFIG, TRACES, RunFolder, unused
-    from treetune.fingerprint import taskset_fingerprint
-    from treetune.target import read_target
+    from treetune.target import read_target, taskset_fingerprint
 
     if not (run / CONFIG).exists() or not (run / TRACES.file).exists():
         raise UsageError(f"{run} holds no run", remedy="name the folder that `treetune eval` printed")

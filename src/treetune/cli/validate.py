@@ -217,8 +217,7 @@ def _validate_taskset(
     from treetune.evaluation.config import ValidateConfig, own_keys
     from treetune.evaluation.run_folder import RunFolder, unused
     from treetune.evaluation.validation import CHECKS, RETRIED, Check, summarise_checks, validate_taskset
-    from treetune.fingerprint import taskset_fingerprint
-    from treetune.target import build_taskset, describe, read_target
+    from treetune.target import build_taskset, describe, read_target, taskset_fingerprint
 
     data = read_target(target, overrides, split)
     own = own_keys(data, ValidateConfig) | {key: value for key, value in flags.items() if value is not None}

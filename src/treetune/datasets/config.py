@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from treetune.config import CodeName, FileName
 from treetune.errors import ConfigError, did_you_mean
 from treetune.rows.sources import LoadingParams
 from treetune.taskset import TasksetConfig
@@ -45,9 +45,9 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     """The environment that runs and scores the rows."""
     drop_missing: bool = True
     """Leave out rows without a prompt or a ground truth, and count them; `false` makes them faults."""
-    filter: str | None = None
+    filter: CodeName | None = None
     """Rows to keep: an expression over columns (`len(question) < 500`), or `file.py:function` given the row."""
-    pass_rates: str | None = None
+    pass_rates: FileName | None = None
     """A file that `treetune eval --write-pass-rate` wrote; gives `filter` the name `pass_rate`."""
     max_rows: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """At most this many rows, the first that pass the filter."""
@@ -55,7 +55,7 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     """How many times the rows are written, one pass after another."""
     max_prompt_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Drop rows whose prompt has more tokens; needs `tokenizer`."""
-    tokenizer: str | None = None
+    tokenizer: FileName | None = None
     """The tokenizer that counts: a folder or a name."""
     weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The share of these tasks where several entries form a mixture."""
@@ -68,12 +68,6 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
         """Every value that can change what is built."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return {key: value for key, value in plain.items() if key not in ("join", "num_proc", "shuffle", "weight")}
-
-
-def filter_file(spec: str | None) -> Path | None:
-    """The file of a filter that is `file.py:function`; None where it is an expression."""
-    place, _, name = (spec or "").rpartition(":")
-    return Path(place).expanduser() if place.endswith(".py") and name.isidentifier() else None
 
 
 def no_column(name: str, columns: Sequence[str]) -> str:

@@ -18,17 +18,16 @@ from typing import Any
 
 import msgspec
 
-from treetune.config import collect_config, load_yaml, with_overrides
-from treetune.datasets.config import DatasetConfig, filter_file, plain_values
+from treetune.config import CodeName, Faults, collect_config, declared_values, load_yaml, with_overrides
+from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, TreetuneError, check_all
-from treetune.plugins import absolute_spec, environments, folders_of, load_object
+from treetune.plugins import environments, file_of, load_object
 from treetune.rows.sources import check_loading
 from treetune.target import collect_taskset, custom_class, located, missing_values, names_class
 
 LISTS = ("train_tasks", "val_tasks")
 
-Faults = list[tuple[str, str]]
 Lists = Mapping[str, Sequence[DatasetTaskset]]
 """Tasksets by the name of their list: `train`, `train_tasks`, `tasks`, or `taskset` for the only one of a config."""
 
@@ -165,9 +164,10 @@ def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
     yield from check_loading(config.loading_params)
     if config.max_prompt_length is not None and config.tokenizer is None:
         yield "tokenizer", "is required where max_prompt_length is set"
-    file = filter_file(config.filter)
-    if file is not None and not file.is_file():
-        yield "filter", f"no such file: {file}"
+    for key, specs in declared_values(config, CodeName).items():
+        for file in map(file_of, specs):
+            if file is not None and not file.is_file():
+                yield key, f"no such file: {file}"
 
 
 def _plain_entries(nodes: Any, path: str, faults: Faults) -> list[Any]:
@@ -215,7 +215,7 @@ def check_single_turns(lists: Lists, source: str = "config") -> None:
         if config.env_class is None or "max_turns" in config.extra_fields or taskset.overrides_rows:
             continue
         try:
-            cls = environments.resolve(absolute_spec(config.env_class, folders_of(type(taskset))))
+            cls = environments.resolve(taskset.environment_spec(config.env_class))
         except TreetuneError:
             continue  # reported as one that is not known
         if has_several_turns(cls):
@@ -272,7 +272,7 @@ def _keep_text(
 ) -> dict[str, Any]:
     """An entry with its files found and each override as it was given: its files not looked for, and text where its key
     is text, though YAML might read it otherwise (`Q: {question}`). A class's own key is text where the file's is."""
-    found: dict[str, Any] = located(node, folders)
+    found: dict[str, Any] = located(node, folders, DatasetTaskset)
     if not raw:
         return found
     for keys in raw:

@@ -64,7 +64,8 @@ def table_of_rows(taskset: DatasetTaskset, rows: list[Row], indices: list[int]) 
             for row, info, index in zip(rows, given, indices, strict=True)
         ]
     uids = [
-        uid_of(row["prompt"], env_class, spec) for row, env_class, spec in zip(rows, environments, specs, strict=True)
+        uid_of({"prompt": row["prompt"], "env_class": env_class, "reward_spec": spec})
+        for row, env_class, spec in zip(rows, environments, specs, strict=True)
     ]
     own = taskset.scorer
     scorers = [

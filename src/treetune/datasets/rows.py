@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from treetune.datasets.config import filter_file, no_column
+from treetune.datasets.config import no_column
 from treetune.datasets.map_function import NO_PROMPT, NO_TRUTH, GroundTruth, Row, RowDropped, call_make_map_fn
 from treetune.datasets.row_table import RESERVED, extra_info, find_fault, find_lack, table_of_rows
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, described
+from treetune.plugins import file_of
 from treetune.rows.arrow_values import canonical_type, conform, constant_column, infer_column, pause_gc, prompt_column
 from treetune.rows.loading import SourceBatch
 from treetune.rows.round_trip import ADDED, encode_unseen, encode_unseen_prompts
@@ -127,7 +128,7 @@ class RowBuilder:
         try:
             return bool(self._filter(row))
         except Exception as error:
-            expression = filter_file(self.taskset.config.filter) is None  # its error says all there is to say
+            expression = file_of(self.taskset.config.filter or "") is None  # its error says all there is to say
             why = str(error) if expression else described(error)
             raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 

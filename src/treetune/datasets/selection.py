@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.datasets.config import DatasetConfig, filter_file, no_column
+from treetune.datasets.config import DatasetConfig, no_column
 from treetune.errors import ConfigError, TasksetError, did_you_mean
-from treetune.plugins import load_object
+from treetune.plugins import file_of, load_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ def row_filter(
     """The filter that a config names, and whether it can only run once the uid is known."""
     if spec is None:
         return None, False
-    if filter_file(spec) is not None:
+    if file_of(spec) is not None:
         function = load_object(spec)
         if not callable(function):
             raise ConfigError([(KEY, f"{spec} is a {type(function).__name__}, not a function")])

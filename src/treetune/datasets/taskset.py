@@ -14,8 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from treetune.datasets.config import DatasetConfig, filter_file, plain_values
+from treetune.config import CodeName, FileName, declared_values
+from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
+from treetune.plugins import file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.sources import check_loading, local_sources
@@ -123,14 +125,15 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def cache_key(self, format: str = "verl") -> str:
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
         config = self.config
-        function = filter_file(config.filter)
         contents = self._hash_sources()
-        for named in (config.pass_rates, config.tokenizer):
-            if named is not None and Path(named).expanduser().exists():
-                contents[named] = content_hash(Path(named).expanduser(), self.cache_dir / ".content")
+        for names in declared_values(config, FileName).values():
+            for name in names:
+                if Path(name).expanduser().exists():
+                    contents[name] = content_hash(Path(name).expanduser(), self.cache_dir / ".content")
+        named = [file_of(spec) for specs in declared_values(config, CodeName).values() for spec in specs]
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
-        code = impl_hash(type(self), DatasetTaskset, [] if function is None else [function], BUILDER_VERSION)
+        code = impl_hash(type(self), DatasetTaskset, [file for file in named if file is not None], BUILDER_VERSION)
         return f"{code}_{config_hash(asked, contents)}"
 
     def _hash_sources(self) -> dict[str, str]:
@@ -197,10 +200,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def scorer_of_environment(self, env_class: str) -> str:
         """The scorer of rows that name an environment."""
         if env_class not in self._env_scorers:
-            from treetune.plugins import absolute_spec, folders_of
             from treetune.rows.kept_code import keep_files
 
-            spec = keep_files(absolute_spec(env_class, folders_of(type(self))), self.cache_dir)
+            spec = keep_files(self.environment_spec(env_class), self.cache_dir)
             self._env_scorers[env_class] = f"env:{spec}"
         return self._env_scorers[env_class]
 
@@ -232,14 +234,14 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
 def unknown_environment(taskset: DatasetTaskset, env_class: Any) -> str | None:
     """What is wrong with the name of an environment, or None."""
-    from treetune.plugins import absolute_spec, environments, folders_of
+    from treetune.plugins import environments
 
     if env_class is None:
         return None
     if not isinstance(env_class, str):
         return f"expected the name of an environment, got {env_class!r}"
     try:
-        environments.resolve(absolute_spec(env_class, folders_of(type(taskset))))
+        environments.resolve(taskset.environment_spec(env_class))
     except TreetuneError as error:
         return error.message
     return None

@@ -13,10 +13,10 @@ from treetune.errors import first_of
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_folder import TRACES, RunFolder, read_traces
 from treetune.evaluation.summary import Summary, Tally
-from treetune.fingerprint import taskset_fingerprint
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
+from treetune.target import taskset_fingerprint
 from treetune.task import text_of
 from treetune.trace import POLICY_FIELDS, Trace
 

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.evaluation.config import GROWING, HARMLESS
-from treetune.fingerprint import Fingerprint, config_differences
+from treetune.target import Fingerprint, config_differences
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
 

@@ -347,7 +347,8 @@ def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_clas
     prompt, env_class, spec = row.get(prompt_key), row.get(env_class_key), row.get("reward_spec")
     plain = isinstance(env_class, str) and env_class != SCORED and KEY not in extra
     if plain and isinstance(prompt, list) and isinstance(spec, dict):
-        return uid_of(prompt, env_class, spec)  # without making the task
+        # Without making the task.
+        return uid_of({"prompt": prompt, "env_class": env_class, "reward_spec": spec})
     named = {name: value for name, value in row.items() if name not in (prompt_key, env_class_key)}
     named |= {name: value for name, value in (("prompt", prompt), ("env_class", env_class)) if value is not None}
     try:

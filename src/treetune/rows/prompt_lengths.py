@@ -70,12 +70,12 @@ class PromptTokens:
 
     def identity(self) -> str | None:
         """A hash of everything that decides about the tokens of a prompt; None where that cannot be known."""
-        from treetune.fingerprint import code_hash
+        from treetune.files import code_hash
 
         tokenizer, cls = self._tokenizer, type(self._tokenizer)
         try:
             own = [base for base in cls.__mro__ if not base.__module__.startswith(("transformers.", "builtins"))]
-            code = [code_hash(base) for base in own]
+            code = [code_hash([base]) for base in own]
             if None in code or _has_replaced_methods(tokenizer):
                 return None
             with tempfile.TemporaryDirectory(prefix="treetune-") as folder:

@@ -18,7 +18,7 @@ from treetune.config import to_plain
 from treetune.environment import Environment, SingleTurn
 from treetune.errors import TasksetError, UsageError
 from treetune.mixture import owner_of
-from treetune.plugins import Registry, absolute_spec, environments, folders_of, tasksets
+from treetune.plugins import Registry, environments, tasksets
 from treetune.rows.kept_code import check_module, keep_files, locate_files, spec_of
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.target import build_taskset
@@ -42,7 +42,7 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
     if alone or taskset.overrides("environment") or own_fields(type(task)):
         return describe_taskset(taskset)
     if task.env_class is not None:
-        return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
+        return scorer_of_environment(taskset.environment_spec(task.env_class))
     return RULE if plain and task.ground_truth is not None else None
 
 
@@ -83,7 +83,7 @@ def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
     own = taskset.overrides("environment") and not hasattr(taskset, "scorer_of")
     if task.env_class is None or own or task.extra_info.get("max_turns") == 1:
         return
-    spec = absolute_spec(task.env_class, folders_of(type(taskset)))
+    spec = taskset.environment_spec(task.env_class)
     cls: Any = environments.resolve(locate_files(spec, trust=getattr(taskset.config, "trust", True)))
     if has_several_turns(cls):
         raise UsageError(f"{task.env_class} has episodes of several turns, and verl plays one", remedy=SEVERAL_TURNS)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.config import FileName
 from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
 from treetune.rows.cache import Cache, content_hash, default_cache_dir
@@ -32,7 +33,7 @@ from treetune.taskset import Taskset, TasksetConfig
 
 
 class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
-    files: list[str] = []
+    files: list[FileName] = []
     """Files, folders, globs, or datasets of the hub (`name[@config][:split]`)."""
     format: str | None = None
     """The format of the rows: verl, skyrl or trl; else the one that has their columns."""

@@ -18,7 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.datasets.declared import LISTS, Faults, check_columns, check_environments, check_single_turns, load_tasks
+from treetune.config import Faults
+from treetune.datasets.declared import LISTS, check_columns, check_environments, check_single_turns, load_tasks
 from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, MissingExtraError, TasksetError, UsageError

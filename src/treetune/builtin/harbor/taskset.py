@@ -34,6 +34,7 @@ from treetune.builtin.harbor.environment import (
     write_prompt,
 )
 from treetune.builtin.harbor.folder import HarborFolder
+from treetune.config import FileName
 from treetune.errors import ConfigError, StorageError, TasksetError, UnknownNameError
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import digest
@@ -46,7 +47,7 @@ REGISTRY_SECONDS = 60
 
 
 class HarborConfig(TasksetConfig, frozen=True, kw_only=True):
-    folder: str = ""
+    folder: FileName = ""
     """A folder with a task in each of its folders, or one task."""
     dataset: str = ""
     """In the place of a folder: `name` or `name@version` in the registry, or a git address, with `@branch` if need be.

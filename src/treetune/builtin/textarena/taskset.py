@@ -20,6 +20,7 @@ import msgspec
 
 from treetune.builtin.textarena.game import MOST_PLAYERS, TextArenaGame, count_players
 from treetune.builtin.turns import max_turns_of
+from treetune.config import CodeName
 from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError, described
 from treetune.plugins import absolute_spec, load_object
@@ -55,7 +56,7 @@ class TextArenaConfig(TasksetConfig, frozen=True, kw_only=True):
     """How many episodes there are; a large number costs nothing, only those that are drawn are built."""
     seed: int = 0
     """Another seed gives other episodes."""
-    opponent: str | list[str] = ""
+    opponent: CodeName | list[str] = ""
     """Who plays the others: `random`, a list of moves of which a valid one is drawn, or `file.py:function`."""
     players: Annotated[int, msgspec.Meta(ge=1, le=MOST_PLAYERS)] | None = None
     """How many players; absent: the fewest that the game takes."""

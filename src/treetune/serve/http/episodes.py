@@ -16,8 +16,8 @@ import msgspec
 
 from treetune.environment import Step
 from treetune.episode import DeadlinePassed
+from treetune.episode_book import EPISODE_IDLE_SECONDS, EpisodeEnded, LiveEpisode, Terms, WrongTurn
 from treetune.errors import EnvironmentFault
-from treetune.host.episode_book import EPISODE_IDLE_SECONDS, EpisodeEnded, LiveEpisode, Terms, WrongTurn
 from treetune.serve.errors import Stopping
 from treetune.serve.http.wire import (
     RETRY_SECONDS,

@@ -13,9 +13,9 @@ import msgspec
 
 from treetune.environment import Action, Observation, Sink, Step
 from treetune.episode import Limits
+from treetune.episode_book import Home
 from treetune.errors import EnvironmentFault
 from treetune.host import LocalHost, PolicyOf
-from treetune.host.episode_book import Home
 from treetune.serve.errors import BadRequest, ServeError, WorkerLost
 from treetune.serve.executor import Executor
 from treetune.serve.models import ModelsConfig

@@ -23,9 +23,9 @@ import zmq
 
 from treetune.environment import Action, shown_to
 from treetune.episode import DeadlinePassed, Episode, Limits
+from treetune.episode_book import MANY_ENDED, EpisodeEnded, trim_memory
 from treetune.errors import TreetuneError
 from treetune.host import LocalHost
-from treetune.host.episode_book import MANY_ENDED, EpisodeEnded, trim_memory
 from treetune.serve.access import connect
 from treetune.serve.errors import Cancelled
 from treetune.serve.executor import LocalExecutor, Scored

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import zmq
 
+from treetune.episode_book import EpisodeEnded, Terms
 from treetune.errors import TreetuneError, UsageError, user_code
 from treetune.host import MOST_IN_GROUP, PROTOCOL
-from treetune.host.episode_book import EpisodeEnded, Terms
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, Stopping, WorkerLost
 from treetune.serve.task_signer import pack_task
 from treetune.serve.zmq import wire

@@ -22,8 +22,8 @@ import msgspec
 from treetune import streams
 from treetune.environment import Observation, Step
 from treetune.episode import Episode, Limits, Started
+from treetune.episode_book import EpisodeBook, Home, LocalHome, Terms
 from treetune.errors import InfiniteTasksetError, TreetuneError, UsageError
-from treetune.host.episode_book import EpisodeBook, Home, LocalHome, Terms
 from treetune.policy import Policy, Sampling
 from treetune.rollout import run_rollout, score_together
 from treetune.streams import Draw, State, Streams, StreamState
