@@ -89,17 +89,19 @@ async def host_for(
             yield client
         return
     assert workers is not None
-    from treetune.serve.models import ModelsConfig
+    from treetune.serve.host import ModelsConfig
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.workers import PoolConfig
     from treetune.serve.server import ServerConfig
+    from treetune.serve.zmq.door import ZmqDoor
     from treetune.serve.zmq.sockets import socket_folder
 
     config, taskset = evaluation.config, evaluation.taskset
     folder, capacity = socket_folder(), config.max_concurrent + config.num_rollouts
-    settings = ServerConfig(address=f"ipc://{folder}/server", capacity=capacity, limits=config.limits)
+    settings = ServerConfig(capacity=capacity, limits=config.limits)
     models = ModelsConfig(model=config.model, endpoint=config.endpoint)
-    server = EnvServerPool(taskset, settings, models, PoolConfig(workers=workers))
+    doors = [ZmqDoor(f"ipc://{folder}/server")]
+    server = EnvServerPool(taskset, settings, models, PoolConfig(workers=workers), doors=doors)
     try:
         await server.start()
         async with EnvClient(server.address, taskset=taskset) as client:

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.serve.models import ModelsConfig
+    from treetune.serve.host import ModelsConfig
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.workers import PoolConfig
     from treetune.serve.server import EnvServer, ServerConfig
