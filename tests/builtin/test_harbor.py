@@ -13,9 +13,9 @@ import pytest
 from fake_docker import FakeDocker
 
 from treetune import Action, Completion, build_taskset, make
-from treetune.builtin.harbor.dockerfile import Recipe, Refused
-from treetune.builtin.harbor.environment import list_blocks
+from treetune.builtin.harbor.dockerfile import Recipe, Refused, pack
 from treetune.builtin.harbor.folder import HarborFolder
+from treetune.builtin.shell import list_blocks
 from treetune.cli.hosts import refuse_unservable
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError, UnknownNameError
 from treetune.rollout import run_rollout
@@ -497,8 +497,8 @@ def test_a_dataset_that_cannot_be_had_says_what_to_do(published, tmp_path):
         ("line 1, ARG V=1", {"dockerfile": "ARG V=1\nFROM x\n"}),
         ("line 2, ADD a b", {"dockerfile": "FROM x\nadd a b\n"}),
         ("line 2, COPY --from=one", {"dockerfile": "FROM x\nCOPY --from=one /a /b\n"}),
-        ("line 2, COPY none: there is no such file", {"dockerfile": "FROM x\nCOPY none /b\n"}),
-        ("line 2, COPY ../task.toml: there is no such file", {"dockerfile": "FROM x\nCOPY ../task.toml /b\n"}),
+        ("line 2, COPY none /b: there is no such file", {"dockerfile": "FROM x\nCOPY none /b\n"}),
+        ("line 2, COPY ../task.toml /b: there is no such file", {"dockerfile": "FROM x\nCOPY ../task.toml /b\n"}),
         ("COPY names.txt /sys/x: the kernel's folders", {"dockerfile": "FROM x\nCOPY names.txt /sys/x\n"}),
         ("WORKDIR /proc: the kernel's folders", {"dockerfile": "FROM x\nWORKDIR /proc\n"}),
         ("COPY <<EOF /x", {"dockerfile": "FROM x\nCOPY <<EOF /x\nEOF\n"}),
@@ -564,9 +564,12 @@ def test_links_that_lead_out_of_the_task_are_not_followed(tmp_path):
     (folder / "environment" / "keys").symlink_to(tmp_path / "secret")
     assert b"private" not in HarborFolder(folder).pack_tests()
     write_task(folder, dockerfile="FROM x\nCOPY keys /keys\n")
-    assert HarborFolder(folder).refusal == "environment/Dockerfile, line 2, COPY keys: it leads out of the folder"
+    assert (
+        HarborFolder(folder).refusal
+        == "environment/Dockerfile, line 2, COPY keys /keys: it leads out of the folder: keys"
+    )
     write_task(folder, dockerfile="FROM x\nCOPY . /all\n")
-    assert b"private" not in HarborFolder(folder).pack_files()
+    assert b"private" not in pack(HarborFolder(folder).recipe.files)
 
 
 # Dockerfiles
@@ -575,7 +578,7 @@ def test_links_that_lead_out_of_the_task_are_not_followed(tmp_path):
 def places(dockerfile: str, context: Path) -> dict[str, str]:
     return {
         target: source.relative_to(context).as_posix()
-        for source, target, _ in Recipe.parse(dockerfile).list_files(context)
+        for source, target, _ in Recipe.parse(dockerfile, context).files
         if source.is_file()
     }
 
@@ -601,14 +604,15 @@ def test_files_are_copied_where_docker_would_put_them(tmp_path):
         "/two words",
     }
     with pytest.raises(Refused, match="it has no target"):
-        Recipe.parse("FROM x\nCOPY a.txt")
+        Recipe.parse("FROM x\nCOPY a.txt", tmp_path)
 
 
-def test_folders_and_variables_follow_each_other():
+def test_folders_and_variables_follow_each_other(tmp_path):
     recipe = Recipe.parse(
         "# syntax=docker/dockerfile:1\nFROM --platform=linux/amd64 python:3 AS base\n"
         "ENV ROOT=/srv \\\n# why\n  NAME='a b'\n"
-        "WORKDIR $ROOT/app\nWORKDIR sub\nENV OLD style value\n"
+        "WORKDIR $ROOT/app\nWORKDIR sub\nENV OLD style value\n",
+        tmp_path,
     )
     assert (recipe.base, recipe.workdir) == ("python:3", "/srv/app/sub")
     assert recipe.env == {"ROOT": "/srv", "NAME": "a b", "OLD": "style value"}

@@ -13,31 +13,39 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from treetune.environment import Contract, Environment, Step
+import msgspec
+
+from treetune.environment import Environment, Step
 from treetune.errors import EnvironmentFault
-from treetune.task import Message, Task
+from treetune.task import Task
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TurnEnvironment(Environment):
     """The task's prompt, then one answer a turn, `max_turns` of them at the most."""
 
-    CONTRACT: ClassVar[Contract]
+    MAX_TURNS: ClassVar[int] = 1
+    """The most turns where neither a contract nor the row says it."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        problem = self.CONTRACT.problem(task.ground_truth)
-        if problem is not None:
-            raise EnvironmentFault(
-                f"{task.env_class or type(self).__name__}: the ground truth {problem}",
-                remedy=f"set reward_spec.ground_truth to {' or '.join(self.CONTRACT.takes)}",
-            )
+        most, contract = self.MAX_TURNS, self.CONTRACT
+        if contract is not None:
+            most, problem = contract.max_turns, contract.problem(task.ground_truth)
+            if problem is not None:
+                raise EnvironmentFault(
+                    f"{task.env_class or type(self).__name__}: the ground truth {problem}",
+                    remedy=f"set reward_spec.ground_truth to {' or '.join(contract.takes)}",
+                )
         self.turns = 0
-        self.max_turns = 1 if self.CONTRACT.max_turns == 1 else max_turns_of(task, self.CONTRACT.max_turns)
+        self.max_turns = 1 if most == 1 else max_turns_of(task, most)
 
-    async def start(self) -> list[Message]:
+    async def start(self) -> Any:
         return self.task.messages
 
     def next_turn(self) -> bool:
@@ -46,13 +54,20 @@ class TurnEnvironment(Environment):
         return self.turns >= self.max_turns
 
     def end(
-        self, reward: float, explanation: str, *, answer: Any = None, truncated: bool = False, **metrics: float
+        self,
+        reward: float,
+        explanation: str,
+        *,
+        observation: str = "",
+        answer: Any = None,
+        truncated: bool = False,
+        **metrics: float,
     ) -> Step:
         """The last step; it is a success if the reward is 1."""
         info: dict[str, Any] = {"answer": answer, "explanation": explanation, "success": reward == 1.0}
         if metrics:
             info["metrics"] = metrics
-        return Step(reward=reward, done=True, info=info, truncated=truncated)
+        return Step(observation, reward, True, info, truncated)
 
     async def close(self) -> None:
         return None
@@ -88,3 +103,9 @@ def spell_truth(truth: Any) -> tuple[str, ...]:
     if isinstance(truth, float) and truth.is_integer():
         return str(truth), str(int(truth))
     return (str(truth),)
+
+
+def hash_number(text: str) -> int:
+    """64 bits that follow from a text such as `SEED/INDEX`. Never add the two: seed 7 at index i + 1 must not be seed 8
+    at index i."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

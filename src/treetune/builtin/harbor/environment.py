@@ -18,22 +18,22 @@ from typing import Any
 
 import msgspec
 
+from treetune.builtin.harbor.dockerfile import pack
 from treetune.builtin.harbor.folder import HarborFolder, fill_variables
-from treetune.builtin.turns import max_turns_of
-from treetune.environment import Action, Environment, Step
+from treetune.builtin.shell import OUT_OF_MEMORY, ShellEnvironment, list_blocks
+from treetune.environment import Action, Step
 from treetune.errors import EnvironmentFault, UsageError
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
-from treetune.sandbox.shell import Machine, Shell
-from treetune.task import Task
+from treetune.sandbox.shell import Machine
+from treetune.task import Message, Task
 
-MAX_TURNS = 50
 COMMAND_SECONDS = 60.0
-SETUP_SECONDS = 60.0
 DISK_MB, MEMORY_MB, PROCESSES = 256, 2048, 256
 TESTS_MB = 64
 """Room for the tests beside the files of the policy."""
 LEAST_MB, LEAST_FILES = 16, 100
 """Where the policy has left less room than that, the tests are not run."""
+FULL = 0, 0
 RUN = 'cd "$1" 2>/dev/null || { mkdir -p "$1" && cd "$1"; } && exec bash -c "$0" 2>&1'
 CLEAR = "[ -d /logs ] && [ ! -L /logs ] || rm -rf /logs; rm -rf /tests /logs/verifier; mkdir -p /logs/verifier"
 UNPACK = """
@@ -46,7 +46,6 @@ print(room.f_bavail * room.f_frsize >> 20, room.f_favail)
 """
 """Says how many MB and how many files are free."""
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-FENCE = re.compile(r"(`{3,})[ \t]*(?:bash|sh|shell)?[ \t]*")
 # Packages that the policy put into its home, or compiled files that it forged, would run before or within the tests.
 TEST_ENV = {"PYTHONNOUSERSITE": "1", "PYTHONPYCACHEPREFIX": "/dev/null"}
 
@@ -58,37 +57,25 @@ class HarborTask(Task, frozen=True, kw_only=True):
     """Of its environment and tests; the folder itself is `extra_info.folder`."""
 
 
-class HarborEnvironment(Environment):
-    MULTI_TURN = True
+class HarborEnvironment(ShellEnvironment):
+    MAX_TURNS = 50
 
     task: HarborTask
-
-    def __init__(self, task: HarborTask) -> None:
-        super().__init__(task)
-        self._max_turns = max_turns_of(task, MAX_TURNS)
-        self._turns = 0
-        self._shell: Shell | None = None
 
     @classmethod
     def gold(cls, task: Task) -> list[str] | None:
         """The solution as an answer; None where there is none."""
         return _write_gold(folder_of(task))
 
-    async def start(self) -> Any:
+    async def start(self) -> list[Message]:
         folder = self._folder = folder_of(self.task)
         if folder.refusal is not None:
             raise EnvironmentFault(
-                f"{folder.name} cannot be served{'' if folder.engine else ' without a container engine'}: "
-                f"{folder.refusal}",
+                f"{folder.name} {folder.refusal_text}",
                 remedy="leave such tasks out with --taskset.unsupported skip",
             )
-        info, files = self.task.extra_info, folder.pack_files()
+        info = self.task.extra_info
         disk_mb = int(info.get("disk_mb", DISK_MB))
-        if len(files) > disk_mb << 20:
-            raise EnvironmentFault(
-                f"the files of {folder.name} are {len(files) >> 20} MB, its disk has {disk_mb} MB",
-                remedy="raise --taskset.disk_mb; files are kept in memory",
-            )
         limits = SandboxLimits(
             seconds=float(info.get("command_seconds", COMMAND_SECONDS)),
             memory_mb=folder.toml.environment.memory_mb or MEMORY_MB,
@@ -97,65 +84,47 @@ class HarborEnvironment(Environment):
             output_kb=16,
         )
         self._env = {**folder.recipe.env, **fill_variables(folder.toml.environment.env)}
-        self._left = folder.toml.agent.timeout_sec
+        self._seconds_left = folder.toml.agent.timeout_sec
         self._machine = Machine(rootfs=info.get("rootfs"), image=folder.recipe.base if folder.engine else None)
         self._shell = await self._machine.open(limits)
-        if (unpacked := await self._unpack(files)).exit_code != 0:
+        files = pack(folder.recipe.files)
+        if len(files) > disk_mb << 20 or await self._unpack(files) == FULL:
             raise EnvironmentFault(
-                f"the files of {folder.name} cannot be put in place: {unpacked.error_text[-300:].strip()}",
-                remedy="look at its Dockerfile",
+                f"the files of {folder.name} do not fit: its disk has {disk_mb} MB",
+                remedy="raise --taskset.disk_mb; files are kept in memory",
             )
-        await self._shell.record_files()
+        await self.shell.record_files()
         return self.task.messages
 
     async def step(self, action: Action) -> Step:
-        self._turns += 1
+        last = self.next_turn()
         blocks = list_blocks(action.text)
         done = len(blocks) <= 1 and _says_done(action.text)
         if len(blocks) == 1:
-            result, seconds = await self._run(blocks[0])
+            seconds = min(self.shell.limits.seconds, self._seconds_left)
+            command = ["bash", "-c", RUN, blocks[0], self._folder.workdir]
+            result = await self.run(command, env=self._env, seconds=seconds)
+            self._seconds_left -= result.seconds
             if result.ended is Ended.MEMORY:
-                return self._end(0.0, "it took more memory than there is, and ended the machine")
+                return self._end(0.0, OUT_OF_MEMORY)
             said = show(result, seconds)
         else:
             said = "" if done else "Nothing was run: answer with one block that begins with ```bash, or with DONE."
-        over = self._turns >= self._max_turns or self._left <= 0
-        if not done and not over:
-            return Step(said, info={"metrics": {"turns": self._turns}})
-        return await self._verify(said, truncated=not done)
-
-    async def close(self) -> None:
-        if self._shell is not None:
-            await self._shell.close()
-
-    async def _run(self, command: str) -> tuple[Result, float]:
-        """The result, and the most time that it had."""
-        assert self._shell is not None
-        seconds = min(self._shell.limits.seconds, self._left)
-        result = await self._shell.run(
-            ["bash", "-c", RUN, command, self._folder.workdir], env=self._env, seconds=seconds
-        )
-        self._left -= result.seconds
-        if result.ended is Ended.KILLED:
-            raise EnvironmentFault("the sandbox was ended by something outside", remedy="run the episode again")
-        return result, seconds
+        if done or last or self._seconds_left <= 0:
+            return await self._verify(said, truncated=not done)
+        return Step(said, info={"metrics": {"turns": self.turns}})
 
     async def _verify(self, said: str, *, truncated: bool) -> Step:
-        assert self._shell is not None
-        await self._shell.kill_processes()
-        if tampered := await self._shell.find_tampered():
+        await self.shell.kill_processes()
+        if tampered := await self.shell.find_tampered():
             why = f"programs that the tests rely on were changed: {', '.join(tampered[:3])}"
             return self._end(0.0, why, said, truncated)
-        await self._shell.run(["sh", "-c", CLEAR], seconds=SETUP_SECONDS)
-        unpacked = await self._unpack(self._folder.pack_tests())
-        if not unpacked.ok and os.strerror(errno.ENOSPC) not in unpacked.error_text:
-            last = unpacked.error_text[-300:].strip()
-            raise EnvironmentFault(f"the tests cannot be put in place: {last}", remedy="look at its tests")
-        megabytes, files = map(int, unpacked.text.split()) if unpacked.ok else (0, 0)
+        await self.run(["sh", "-c", CLEAR])
+        megabytes, files = await self._unpack(self._folder.pack_tests())
         if megabytes < LEAST_MB or files < LEAST_FILES:
             return self._end(0.0, "its files leave no room for the tests", said, truncated)
         verifier = self._folder.toml.verifier
-        result = await self._shell.run(
+        result = await self.shell.run(
             # As Harbor does: a script without a first line that names its shell is one for bash.
             ["bash", "-c", RUN, "/tests/test.sh", self._folder.workdir],
             env={**self._env, **fill_variables(verifier.env), **TEST_ENV},
@@ -165,17 +134,25 @@ class HarborEnvironment(Environment):
         reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
         return self._end(reward, result.text[-2000:].strip() or "the tests printed nothing", said, truncated, rewards)
 
-    async def _unpack(self, tar: bytes) -> Result:
-        assert self._shell is not None
+    async def _unpack(self, tar: bytes) -> tuple[int, int]:
+        """The megabytes and the number of files that there is room for afterwards."""
         command = [self._machine.python, "-I", "-S", "-X", "pycache_prefix=/dev/null", "-c", UNPACK]
-        return await self._shell.run(command, stdin=tar, seconds=SETUP_SECONDS)
+        unpacked = await self.run(command, stdin=tar)
+        if unpacked.ok:
+            megabytes, files = map(int, unpacked.text.split())
+            return megabytes, files
+        if os.strerror(errno.ENOSPC) in unpacked.error_text:
+            return FULL
+        raise EnvironmentFault(
+            f"the files of {self._folder.name} cannot be put in place: {unpacked.error_text[-300:].strip()}",
+            remedy="look at its Dockerfile and its tests",
+        )
 
     async def _read_rewards(self, result: Result) -> dict[str, float]:
         """The rewards that the tests wrote, by name."""
-        assert self._shell is not None
-        for path in REWARDS if self._shell.alive else ():
+        for path in REWARDS if self.shell.alive else ():
             with contextlib.suppress(UsageError):  # there is none
-                return parse_rewards(path, await self._shell.get(path))
+                return parse_rewards(path, await self.shell.get(path))
         if result.ended is Ended.TIMEOUT:
             why = f"the tests did not end within {self._folder.toml.verifier.timeout_sec:g} seconds"
         else:
@@ -186,9 +163,9 @@ class HarborEnvironment(Environment):
     def _end(
         self, reward: float, why: str, said: str = "", truncated: bool = False, rewards: dict[str, float] | None = None
     ) -> Step:
-        metrics = {**(rewards or {}), "reward": reward, "turns": self._turns}
-        info = {"explanation": why, "metrics": metrics}
-        return Step(said, reward=reward, done=True, truncated=truncated, info=info)
+        """Without `success`: a reward may be anything."""
+        metrics = {**(rewards or {}), "reward": reward, "turns": self.turns}
+        return Step(said, reward, True, {"explanation": why, "metrics": metrics}, truncated)
 
 
 def folder_of(task: Task) -> HarborFolder:
@@ -198,7 +175,7 @@ def folder_of(task: Task) -> HarborFolder:
     return HarborFolder(path, engine=task.extra_info.get("sandbox") == "docker")
 
 
-def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -> list[dict[str, Any]]:
+def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -> list[Message]:
     """How the policy is told what to do."""
     place = "" if folder.refusal else f" in {folder.workdir}"
     rules = (
@@ -209,23 +186,6 @@ def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -
         "done, answer DONE."
     )
     return [{"role": "system", "content": rules}, {"role": "user", "content": folder.instruction}]
-
-
-def list_blocks(text: str) -> list[str]:
-    """What stands in the blocks of an answer. One ends with as many backticks as it began with, or more."""
-    blocks: list[list[str]] = []
-    fence = None
-    for line in text.splitlines():
-        marks = line.strip()
-        if fence is not None and marks.startswith(fence) and not marks.strip("`"):
-            fence = None
-        elif fence is not None:
-            blocks[-1].append(line)
-        elif found := FENCE.fullmatch(marks):
-            fence = found[1]
-            blocks.append([])
-    # One that has no end was cut off, and half a command is none.
-    return ["\n".join(lines) for lines in (blocks if fence is None else blocks[:-1])]
 
 
 def _says_done(text: str) -> bool:

@@ -23,31 +23,28 @@ from treetune.builtin.harbor.dockerfile import VARIABLE, Recipe, Refused, pack
 from treetune.errors import TasksetError
 from treetune.task import digest
 
-COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+UNSERVED_FILES = tuple(
+    f"environment/{name}"
+    for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml", ".dockerignore")
+)
+ROOT_USERS = (None, "root", 0)
 WHOLE_BYTES = 1 << 20
 
 
-class Info(msgspec.Struct):
+class TaskSection(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class Agent(msgspec.Struct):
-    timeout_sec: float = 600.0
-    user: str | int | None = None
+class RunSection(msgspec.Struct, frozen=True):
+    """Of the agent, the verifier or the solution."""
 
-
-class Verifier(msgspec.Struct):
     timeout_sec: float = 600.0
     env: dict[str, Any] = {}
     user: str | int | None = None
     environment: Any = None
 
 
-class Solution(msgspec.Struct):
-    env: dict[str, Any] = {}
-
-
-class EnvironmentToml(msgspec.Struct):
+class MachineSection(msgspec.Struct, frozen=True):
     docker_image: str | None = None
     os: str = "linux"
     memory_mb: int | None = None
@@ -58,14 +55,14 @@ class EnvironmentToml(msgspec.Struct):
     mcp_servers: list[Any] = []
 
 
-class TaskToml(msgspec.Struct):
+class TaskToml(msgspec.Struct, frozen=True):
     """The keys of `task.toml` that are read; others are left alone."""
 
-    task: Info = msgspec.field(default_factory=Info)
-    agent: Agent = msgspec.field(default_factory=Agent)
-    verifier: Verifier = msgspec.field(default_factory=Verifier)
-    solution: Solution = msgspec.field(default_factory=Solution)
-    environment: EnvironmentToml = msgspec.field(default_factory=EnvironmentToml)
+    task: TaskSection = TaskSection()
+    agent: RunSection = RunSection()
+    verifier: RunSection = RunSection()
+    solution: RunSection = RunSection()
+    environment: MachineSection = MachineSection()
     steps: list[Any] = []
 
 
@@ -98,22 +95,16 @@ class HarborFolder:
         if not (folder / "Dockerfile").is_file():
             raise Refused(f"task.toml, environment.docker_image = {image!r}" if image else "no environment/Dockerfile")
         try:
-            recipe = Recipe.parse((folder / "Dockerfile").read_text(errors="replace"))
-            list(recipe.list_files(folder))
+            return Recipe.parse((folder / "Dockerfile").read_text(errors="replace"), folder)
         except Refused as refused:
             raise Refused(f"environment/Dockerfile, {refused}") from None
-        return recipe
 
     @property
     def workdir(self) -> str:
         return self.toml.environment.workdir or self.recipe.workdir
 
-    def pack_files(self) -> bytes:
-        """The files that the Dockerfile copies, as a tar."""
-        return pack(self.recipe.list_files(self.path / "environment"))
-
     def pack_tests(self) -> bytes:
-        """The files of `tests/`; scripts are among them."""
+        """As a tar; scripts are among them."""
         return pack((file.resolve(), place, 0o755) for place, file in self._walk("tests"))
 
     @property
@@ -128,21 +119,18 @@ class HarborFolder:
         """What cannot be served; None: all of it can."""
         toml, machine = self.toml, self.toml.environment
         unserved = {
-            "[[steps]]: several steps": toml.steps,
-            f"environment.os = {machine.os!r}": machine.os.lower() != "linux",
-            f"environment.gpus = {machine.gpus}": machine.gpus,
-            "environment.mcp_servers": machine.mcp_servers,
-            "environment.healthcheck": machine.healthcheck,
-            "verifier.environment": toml.verifier.environment,
-            f"agent.user = {toml.agent.user!r}": toml.agent.user not in (None, "root", 0),
-            f"verifier.user = {toml.verifier.user!r}": toml.verifier.user not in (None, "root", 0),
+            "task.toml, [[steps]]: several steps": toml.steps,
+            f"task.toml, environment.os = {machine.os!r}": machine.os.lower() != "linux",
+            f"task.toml, environment.gpus = {machine.gpus}": machine.gpus,
+            "task.toml, environment.mcp_servers": machine.mcp_servers,
+            "task.toml, environment.healthcheck": machine.healthcheck,
+            "task.toml, verifier.environment": toml.verifier.environment,
+            f"task.toml, agent.user = {toml.agent.user!r}": toml.agent.user not in ROOT_USERS,
+            f"task.toml, verifier.user = {toml.verifier.user!r}": toml.verifier.user not in ROOT_USERS,
+            **{name: (self.path / name).exists() for name in UNSERVED_FILES},
         }
-        for key, asked in unserved.items():
-            if asked:
-                return f"task.toml, {key}"
-        for name in (*COMPOSE, ".dockerignore"):
-            if (self.path / "environment" / name).exists():
-                return f"environment/{name}"
+        if any(unserved.values()):
+            return next(key for key, asked in unserved.items() if asked)
         try:
             for env in (machine.env, toml.verifier.env, toml.solution.env):
                 fill_variables(env)
@@ -150,6 +138,10 @@ class HarborFolder:
         except Refused as refused:
             return str(refused)
         return None
+
+    @property
+    def refusal_text(self) -> str:
+        return f"cannot be served{'' if self.engine else ' without a container engine'}: {self.refusal}"
 
     def digest(self, whole_bytes: int = WHOLE_BYTES) -> str:
         """Of everything but the solution; of larger files name and size."""

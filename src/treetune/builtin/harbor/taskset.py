@@ -27,20 +27,19 @@ import msgspec
 from treetune.builtin.harbor.environment import (
     COMMAND_SECONDS,
     DISK_MB,
-    MAX_TURNS,
     HarborEnvironment,
     HarborTask,
     folder_of,
     write_prompt,
 )
 from treetune.builtin.harbor.folder import HarborFolder
+from treetune.builtin.turns import Positive
 from treetune.config import FileName
 from treetune.errors import ConfigError, StorageError, TasksetError, UnknownNameError
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import digest
 from treetune.taskset import Taskset, TasksetConfig
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
 GIT_ADDRESS = re.compile(r"(?P<address>(?:\w+://|\w+@[\w.-]+:|/|\.).*?)(?:@(?P<branch>[^@/:]+))?")
 REGISTRY_SECONDS = 60
@@ -58,7 +57,7 @@ class HarborConfig(TasksetConfig, frozen=True, kw_only=True):
     """Only these, by the names of their folders or patterns such as `sql-*`; empty: all."""
     unsupported: Literal["refuse", "skip"] = "refuse"
     """Tasks that cannot be served here: an error for each when it is run, or left out from the start."""
-    max_turns: Positive = MAX_TURNS
+    max_turns: Positive = HarborEnvironment.MAX_TURNS
     """The most answers of an episode; then the tests are run."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
     """The most time of one command; a task's `agent.timeout_sec` is the most of all together."""
@@ -122,15 +121,10 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
             digest=folder.digest(),
         )
 
-    def gold(self, task: HarborTask) -> list[str] | None:
-        return HarborEnvironment.gold(task)
-
     def validate(self, task: HarborTask) -> Verdict:
         folder = folder_of(task)
         if folder.refusal is not None:
-            return invalid(
-                f"cannot be served{'' if folder.engine else ' without a container engine'}: {folder.refusal}"
-            )
+            return invalid(folder.refusal_text)
         return VALID if folder.has_tests else invalid("there is no tests/test.sh")
 
     def source(self) -> str:
@@ -148,16 +142,15 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
                 yield path
 
     def _skip(self) -> None:
-        refusals = {path: self._open(path).refusal for path in self._folders}
-        self._folders = [path for path, refusal in refusals.items() if refusal is None]
-        left_out = {path.name: refusal for path, refusal in refusals.items() if refusal is not None}
+        left_out = {path: refusal for path in self._folders if (refusal := self._open(path).refusal)}
         if left_out:
-            name, refusal = next(iter(left_out.items()))
+            path, refusal = next(iter(left_out.items()))
             warnings.warn(
-                f"harbor: {len(left_out)} of {len(refusals)} tasks need a container engine and are left out, "
-                f"such as {name} ({refusal})",
+                f"harbor: {len(left_out)} of {len(self._folders)} tasks need a container engine and are left out, "
+                f"such as {path.name} ({refusal})",
                 stacklevel=3,
             )
+        self._folders = [path for path in self._folders if path not in left_out]
 
 
 class RegistryTask(msgspec.Struct):
@@ -173,8 +166,7 @@ class RegistryDataset(msgspec.Struct):
 
 
 def download(dataset: str, registry: str) -> Path:
-    """A dataset as a folder with a task in each of its folders. It is downloaded once, and then there without a
-    network."""
+    """A dataset as a folder with a task in each of its folders; it is downloaded once."""
     place = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "treetune" / "harbor"
     folder = place / re.sub(r"[^\w.@-]+", "_", dataset)
     if folder.is_dir():
@@ -233,20 +225,11 @@ def _collect(dataset: RegistryDataset, temporary: Path, made: Path) -> None:
 
 def _clone(address: str, commit: str, folder: Path) -> None:
     """One commit or branch, without what was before it."""
-    _git("init", "--quiet", str(folder))
-    _git("-C", str(folder), "fetch", "--quiet", "--depth", "1", "--", address, commit)
-    _git("-C", str(folder), "checkout", "--quiet", "FETCH_HEAD")
-
-
-def _git(*arguments: str) -> None:
+    folder.mkdir()
+    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
     try:
-        subprocess.run(
-            ["git", *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"},
-        )
+        for arguments in (["init"], ["fetch", "--depth", "1", "--", address, commit], ["checkout", "FETCH_HEAD"]):
+            subprocess.run(["git", *arguments], cwd=folder, env=env, check=True, capture_output=True, text=True)
     except FileNotFoundError:
         raise TasksetError("git is not installed: it downloads datasets", remedy="apt-get install git") from None
     except subprocess.CalledProcessError as error:

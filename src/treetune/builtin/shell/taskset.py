@@ -19,22 +19,20 @@ import msgspec
 
 from treetune.builtin.shell.environment import (
     COMMAND_SECONDS,
-    MAX_TURNS,
     MEMORY_MB,
     OUTPUT_CHARS,
     OSInteractionEnvironment,
     OSTask,
     write_prompt,
 )
-from treetune.builtin.shell.sample import Sample, read_sample, script_finder
+from treetune.builtin.shell.sample import Sample, read_sample
+from treetune.builtin.turns import Positive
 from treetune.errors import ConfigError
 from treetune.sandbox.limits import SandboxUnavailable
 from treetune.sandbox.rootfs import Root
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import digest
 from treetune.taskset import Taskset, TasksetConfig
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class OSInteractionConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -46,7 +44,7 @@ class OSInteractionConfig(TasksetConfig, frozen=True, kw_only=True):
     """AgentBench's `data/os_interaction/scripts` folder."""
     unsupported: Literal["refuse", "skip"] = "refuse"
     """Samples that cannot be served here: an error for each when it is run, or left out from the start."""
-    max_turns: Positive = MAX_TURNS
+    max_turns: Positive = OSInteractionEnvironment.MAX_TURNS
     """The most actions of an episode."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
     """The most time of one script."""
@@ -121,7 +119,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         environment = OSInteractionEnvironment(task)
         try:
             await environment.start()
-            answer = [f"Act: answer({(await environment.run_example()).strip()})"]
+            answer = [f"Act: answer({(await environment.run_example()).text.strip()})"]
         finally:
             await environment.close()
         if evaluation.has_reference or evaluation.example.language != "bash":
@@ -135,20 +133,19 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         return digest([(name, msgspec.to_builtins(sample)) for name, sample in self._samples])
 
     def _read_samples(self) -> Iterator[tuple[str, Sample]]:
-        data = Path(self.config.data)
-        root = Path(self.config.scripts_root) if self.config.scripts_root is not None else None
+        data, root = Path(self.config.data), self.config.scripts_root
         for path in self._find_files(data):
             try:
                 content = msgspec.json.decode(path.read_bytes())
             except (msgspec.DecodeError, OSError) as error:
                 raise ConfigError([("taskset.data", f"{path} cannot be read: {error}")]) from error
-            rows = content if isinstance(content, list) else [content]
-            for number, row in enumerate(rows):
+            # AgentBench keeps scripts/7/init/x.sh for a sample of data/7, and scripts/dev for dev.json.
+            scripts = [Path(root, folder) for folder in (path.parent.name, path.stem, "")] if root else []
+            name = path.name if path == data else str(path.relative_to(data))
+            for number, row in enumerate(content if isinstance(content, list) else [content]):
                 if not isinstance(row, dict) or "description" not in row:
                     raise ConfigError([("taskset.data", f"{path}: sample {number} has no description")])
-                name = path.name if path == data else str(path.relative_to(data))
-                containers = self.config.sandbox == "docker"
-                yield f"{name}:{number}", read_sample(row, script_finder(root, path), containers=containers)
+                yield f"{name}:{number}", read_sample(row, scripts, containers=self.config.sandbox == "docker")
 
     def _find_files(self, data: Path) -> list[Path]:
         if data.is_file():
