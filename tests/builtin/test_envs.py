@@ -712,8 +712,8 @@ class TestMathVerify:
         for _ in range(math_verifier._idle.qsize()):
             worker = math_verifier._idle.get()
             if worker is not None:
-                worker._process.kill()
-                worker._process.wait()
+                worker.kill()
+                worker.wait()
             math_verifier._idle.put(worker)
         assert [self.reward("\\frac{1}{2}", f"{n}/{2 * n}") for n in range(2, 8)] == [1.0] * 6
 

@@ -3,12 +3,11 @@ r"""Are two mathematical expressions the same? math-verify says it, in a process
     require_math_verify()
     await call(compare, r"\frac{1}{2}", "0.5")   # True
 
-`compare` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept. A
-worker that does not answer in time is ended, and the two expressions count as different.
+`compare` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept.
 
 A worker is this file run as a program: it reads `[truth, answer, seconds]` a line and writes `true` or `false`. After
-so many seconds of processor time the kernel ends it. math-verify's own timeout is off: it is an exception that
-math-verify may catch itself. An expression that explodes meets the memory limit first.
+so many seconds the kernel ends it, and the two expressions count as different. math-verify's own timeout is off: it is
+an exception that math-verify may catch itself. An expression that explodes meets the memory limit first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import json
 import logging
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -28,15 +26,12 @@ from typing import Any
 
 SECONDS = 5.0
 """The processor time of one comparison."""
-CLOCK_SECONDS = 30.0
+CLOCK_SECONDS = 30
 """The most seconds of one by the clock, on a busy machine."""
-START_SECONDS = 120.0
-"""How long the import of sympy may take on a busy machine."""
 MEMORY = 1 << 30
 """The most bytes of a worker."""
 
-DIED = b""
-"""What is read from a worker that has ended."""
+_LATE = (-signal.SIGPROF, -signal.SIGALRM)
 
 
 def require_math_verify() -> None:
@@ -48,69 +43,47 @@ def require_math_verify() -> None:
 
 def compare(truth: str, answer: str) -> bool:
     """Whether the answer means what the ground truth says."""
-    reply = _ask(truth, answer)
-    if reply == DIED:
-        reply = _ask(truth, answer)  # the machine may have ended an idle one; an answer that ends two is wrong
-    return reply == b"true\n"
-
-
-def _ask(truth: str, answer: str) -> bytes | None:
     idle = _idle
-    worker = idle.get()
-    reply: bytes | None = DIED
+    worker, kept = idle.get(), None
     try:
-        worker = worker or VerifierProcess()
-        reply = worker.ask(truth, answer)
-        return reply
-    finally:
-        if worker is not None and not reply:
-            worker.end()
+        for _ in range(2):  # the machine may have ended an idle one; an answer that ends two is wrong
+            worker = worker or _start_worker()
+            if reply := _ask(worker, truth, answer):
+                kept = worker
+                return reply == "true\n"
+            if worker.wait() in _LATE:
+                return False
             worker = None
-        idle.put(worker)
+        return False
+    finally:
+        idle.put(kept)
 
 
-class VerifierProcess:
-    """A worker, seen from outside."""
+def _start_worker() -> subprocess.Popen[str]:
+    from treetune.errors import EnvironmentFault
 
-    def __init__(self) -> None:
-        from treetune.errors import EnvironmentFault
-
-        require_math_verify()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__],  # -P: not beside our own modules
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        if self._read_line(START_SECONDS) != b"ready\n":
-            self.end()
-            raise EnvironmentFault("math-verify does not start", remedy="pip install --force-reinstall math-verify")
-
-    def ask(self, truth: str, answer: str) -> bytes | None:
-        """Its reply; None where it is late."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps([truth, answer, SECONDS]).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return DIED
-        reply = self._read_line(CLOCK_SECONDS)
-        return None if reply == DIED and self._process.wait() == -signal.SIGPROF else reply
-
-    def end(self) -> None:
-        """Also one that has ended: its pipes are closed."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _read_line(self, seconds: float) -> bytes | None:
-        assert self._process.stdout is not None
-        poll = select.poll()
-        poll.register(self._process.stdout, select.POLLIN)
-        # A line is written in one piece, so the first byte means all of it.
-        return self._process.stdout.readline() if poll.poll(seconds * 1000) else None
+    require_math_verify()
+    command = [sys.executable, "-P", __file__]  # -P: not beside our own modules
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    assert worker.stdout is not None
+    if worker.stdout.readline() != "ready\n":
+        raise EnvironmentFault("math-verify does not start", remedy="pip install --force-reinstall math-verify")
+    return worker
 
 
-_idle: LifoQueue[VerifierProcess | None]
+def _ask(worker: subprocess.Popen[str], truth: str, answer: str) -> str:
+    """Its reply; nothing where it has ended."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        print(json.dumps([truth, answer, SECONDS]), file=worker.stdin, flush=True)
+    except BrokenPipeError:
+        return ""
+    return worker.stdout.readline()
+
+
+_idle: LifoQueue[subprocess.Popen[str] | None]
 """A place for each core: the worker that was started for it, or None."""
 
 
@@ -124,7 +97,8 @@ def _forget_workers() -> None:
 def _end_idle() -> None:
     while not _idle.empty():
         if (worker := _idle.get_nowait()) is not None:
-            worker.end()
+            worker.kill()
+            worker.communicate()
 
 
 def _serve() -> None:
@@ -144,11 +118,13 @@ def _serve() -> None:
     for line in sys.stdin:
         truth, answer, seconds = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.alarm(CLOCK_SECONDS)
         try:
             same = bool(verify(read(truth), read(answer), timeout_seconds=None))
         except Exception:
             same = False
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
         print(json.dumps(same), file=replies, flush=True)
 
 

@@ -16,6 +16,7 @@ What is searched: see `searcher`. What a tool answered is never taken for the po
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections import deque
@@ -23,7 +24,7 @@ from typing import Any
 
 from treetune.builtin.code.runner import MAIN, require_sandbox, run_python
 from treetune.builtin.gsm8k import NUMBER_PATTERN, Gsm8kEnvironment
-from treetune.builtin.searcher import Searcher
+from treetune.builtin.searcher import RetrieverError, search
 from treetune.builtin.turns import TurnEnvironment, find_tagged
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.errors import EnvironmentFault
@@ -37,7 +38,7 @@ SECONDS = 10.0
 SHOWN_CHARACTERS = 9000
 """How many characters of its output are shown."""
 
-_INFORMATION = "\n<information></information>\n"
+_INFORMATION = "\n<information>{}</information>\n"
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _OPENING = re.compile(r"<(\w+)>")
@@ -62,26 +63,18 @@ class SearchEnvironment(TurnEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._accepted = {normalise(answer) for answer in read_accepted(task.ground_truth)}
-        self._transcript: list[str] = []
-        self._searcher = Searcher(task)
+        self._said: list[str] = []
+        self._search = SearchTool(task)
 
     async def step(self, action: Action) -> Step:
         last = self.next_turn()
         text = action.text
-        self._transcript.append(text)
+        self._said.append(text)
         answered = "<answer>" in text and "</answer>" in text
-        if answered or last:
-            return self._judge(truncated=not answered)
-        self._transcript.append(_INFORMATION)
-        query = next(find_tagged(text, "search"), None)
-        found = "" if query is None else await self._searcher.search(query)
-        return Step(f"\n<information>{found}</information>\n")
-
-    async def close(self) -> None:
-        await self._searcher.close()
-
-    def _judge(self, truncated: bool) -> Step:
-        answers = deque(find_tagged("".join(self._transcript), "answer"), maxlen=1)
+        if not answered and not last:
+            query = next(find_tagged(text, "search"), None)
+            return Step(_INFORMATION.format("" if query is None else await self._search.use(query)))
+        answers = deque(find_tagged(_INFORMATION.format("").join(self._said), "answer"), maxlen=1)
         answer = answers[0].strip() if answers else None
         right = answer is not None and normalise(answer) in self._accepted
         wrong = "no <answer>" if answer is None else f"expected {' or '.join(sorted(self._accepted))}"
@@ -89,9 +82,8 @@ class SearchEnvironment(TurnEnvironment):
             float(right),
             "right" if right else wrong,
             answer=answer and answer[:SHOWN_ANSWER],
-            truncated=truncated,
-            turns=self.turns,
-            **self._searcher.metrics,
+            truncated=not answered,
+            metrics={"turns": self.turns, **self._search.metrics},
         )
 
 
@@ -113,7 +105,7 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._said: list[str] = []
-        self._searcher = Searcher(task)
+        self._search = SearchTool(task)
         self._programs = self._failures = 0
 
     async def start(self) -> list[Message]:
@@ -128,19 +120,9 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
         if not solved and not last:
             return Step(await self._use_tool(text))
         answer, right, explanation = self.judge("\n".join(self._said))
-        return self.end(
-            float(right),
-            explanation,
-            answer=answer,
-            truncated=not solved,
-            turns=self.turns,
-            **self._searcher.metrics,
-            programs=self._programs,
-            program_failures=self._failures,
-        )
-
-    async def close(self) -> None:
-        await self._searcher.close()
+        programs = {"programs": self._programs, "program_failures": self._failures}
+        metrics = {"turns": self.turns, **self._search.metrics, **programs}
+        return self.end(float(right), explanation, answer=answer, truncated=not solved, metrics=metrics)
 
     async def _use_tool(self, text: str) -> str:
         block = next(find_tagged(text, "tool"), None)
@@ -148,19 +130,35 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
             return "No <tool>...</tool> block found in action string."
         tool, content = find_tool(block.strip())
         if tool == "search":
-            return await self._searcher.search(content)
+            return await self._search.use(content)
         if tool == "python":
-            return await self._run(content)
+            self._programs += 1
+            files = {MAIN: content.encode("utf-8", "surrogatepass")}
+            result = await run_python(files, limits=SandboxLimits(seconds=SECONDS))
+            self._failures += not result.ok
+            return describe(result)
         if tool is None:
             return "No valid inner tool tag found inside <tool> block."
         return f"Tool '{tool[:100]}' not found in any registered tool group."
 
-    async def _run(self, code: str) -> str:
-        self._programs += 1
-        files = {MAIN: code.encode("utf-8", "surrogatepass")}
-        result = await run_python(files, limits=SandboxLimits(seconds=SECONDS))
-        self._failures += not result.ok
-        return describe(result)
+
+class SearchTool:
+    """The searches of one episode."""
+
+    def __init__(self, task: Task) -> None:
+        self._corpus = task.extra_info.get("corpus")
+        self.metrics = {"searches": 0, "search_failures": 0}
+
+    async def use(self, query: str) -> str:
+        """What the policy is shown, as skyrl-gym writes it: JSON, be it of an error."""
+        self.metrics["searches"] += 1
+        try:
+            documents = await search(query.strip(), self._corpus)
+            listing = "".join(f"Doc {number}: {contents.strip()}\n" for number, contents in enumerate(documents, 1))
+        except RetrieverError as error:
+            self.metrics["search_failures"] += 1
+            listing = f"Search error: {error}"
+        return json.dumps({"result": listing or "No search results found."}, ensure_ascii=False)
 
 
 def read_accepted(truth: Any) -> list[str]:

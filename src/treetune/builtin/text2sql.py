@@ -64,7 +64,7 @@ _PRAGMAS = frozenset(
 _BROKEN = ("SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_IOERR", "SQLITE_NOTADB", "SQLITE_PERM", "SQLITE_BUSY")
 _OTHER_TAG = re.compile(r"</?(think|sql|observation)\b", re.IGNORECASE)
 _NO_THOUGHT = re.compile(r"</observation>(?!\s*<think>)", re.IGNORECASE)
-_OBSERVATION = "\n\n<observation></observation>\n\n"
+_OBSERVATION = "\n\n<observation>{}</observation>\n\n"
 _NO_SQL = (
     "Your previous action is invalid. Follow the format of outputting thinking process and sql tool, and try again."
 )
@@ -89,29 +89,23 @@ class Text2SqlEnvironment(TurnEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._file = find_database(task)
-        self._transcript: list[str] = []
+        self._said: list[str] = []
         self._errors = 0
-        try:
-            with query(self._file, "SELECT 1 FROM sqlite_master LIMIT 1", TRY_SECONDS) as rows:
-                list(rows)
-        except SqlError as error:
-            raise EnvironmentFault(
-                f"{self._file} cannot be read: {error}", remedy="check that it is an SQLite file"
-            ) from error
+        with query(self._file, "SELECT 1 FROM sqlite_master LIMIT 1", TRY_SECONDS) as rows:
+            rows.fetchall()  # a fault now, where it cannot be read
 
     def step(self, action: Action) -> Step:  # not async: queries run in a thread
         last = self.next_turn()
         text = action.text
-        self._transcript.append(text)
+        self._said.append(text)
         handed_in = "<solution>" in text and "</solution>" in text
         if handed_in or last:
             return self._judge(truncated=not handed_in)
-        self._transcript.append(_OBSERVATION)
         sql = next(find_tagged(text, "sql"), None)
         shown = _NO_SQL if sql is None else self._try(sql)
         left = self.max_turns - self.turns
         reminder = f"<reminder>You have {left} turns left to complete the task.</reminder>"
-        return Step(f"\n\n<observation>{shown}\n{reminder}</observation>\n\n")
+        return Step(_OBSERVATION.format(f"{shown}\n{reminder}"))
 
     def _try(self, sql: str) -> str:
         try:
@@ -122,32 +116,17 @@ class Text2SqlEnvironment(TurnEnvironment):
             return f"Error executing SQL: {error}"
 
     def _judge(self, truncated: bool) -> Step:
-        solution = read_solution("".join(self._transcript))
+        solution = read_solution(_OBSERVATION.format("").join(self._said))
         if solution is None:
             reward, explanation = -1.0, "no solution in the format"
         else:
             difference = self._explain_difference(solution)
             reward, explanation = (1.0, "the same rows") if difference is None else (0.0, difference)
-        return self.end(
-            reward, explanation, answer=solution, truncated=truncated, turns=self.turns, sql_errors=self._errors
-        )
+        metrics = {"turns": self.turns, "sql_errors": self._errors}
+        return self.end(reward, explanation, answer=solution, truncated=truncated, metrics=metrics)
 
     def _explain_difference(self, solution: str) -> str | None:
         """Why the solution is not the ground truth; None if it is."""
-        expected = self._run_truth()
-        seen: set[Row] = set()
-        try:
-            with query(self._file, solution, JUDGE_SECONDS) as rows:
-                for row in rows:
-                    if row not in expected:
-                        return f"a row that is not expected: {_format_row(row)}"
-                    seen.add(row)
-        except SqlError as error:
-            return f"the solution fails: {error}"
-        missing = len(expected) - len(seen)
-        return f"{missing} of {len(expected)} rows are missing" if missing else None
-
-    def _run_truth(self) -> set[Row]:
         expected: set[Row] = set()
         try:
             with query(self._file, self.task.ground_truth, JUDGE_SECONDS) as rows:
@@ -160,7 +139,17 @@ class Text2SqlEnvironment(TurnEnvironment):
                 f"the ground truth does not run on {self._file}: {error}",
                 remedy="correct reward_spec.ground_truth, or leave the row out",
             ) from error
-        return expected
+        seen: set[Row] = set()
+        try:
+            with query(self._file, solution, JUDGE_SECONDS) as rows:
+                for row in rows:
+                    if row not in expected:
+                        return f"a row that is not expected: {_format_row(row)}"
+                    seen.add(row)
+        except SqlError as error:
+            return f"the solution fails: {error}"
+        missing = len(expected) - len(seen)
+        return f"{missing} of {len(expected)} rows are missing" if missing else None
 
 
 def find_database(task: Task) -> Path:
@@ -181,14 +170,11 @@ def find_database(task: Task) -> Path:
         raise EnvironmentFault(
             f"data is {data!r}{did_you_mean(str(data), LAYOUTS)}", remedy=f"one of {', '.join(LAYOUTS)}"
         )
-    layout = LAYOUTS.get(data or task.data_source)
-    places = [root / db_id / f"{db_id}.sqlite", root / f"{db_id}.sqlite"]
-    if layout is not None:
-        places.insert(0, root / layout / db_id / f"{db_id}.sqlite")
-    for place in places:
-        if place.is_file():
-            return place
-    raise EnvironmentFault(f"no such database: {places[0]}", remedy=f"put it there, or correct {FOLDER_VARIABLE}")
+    folder = root / LAYOUTS.get(data or task.data_source, "")
+    for place in (folder / db_id, root / db_id, root):
+        if (file := place / f"{db_id}.sqlite").is_file():
+            return file
+    raise EnvironmentFault(f"no such database: {folder / db_id}", remedy=f"put it there, or correct {FOLDER_VARIABLE}")
 
 
 def read_solution(transcript: str) -> str | None:

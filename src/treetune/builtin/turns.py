@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -61,11 +61,11 @@ class TurnEnvironment(Environment):
         observation: str = "",
         answer: Any = None,
         truncated: bool = False,
-        **metrics: float,
+        metrics: Mapping[str, float] | None = None,
     ) -> Step:
         """The last step; it is a success if the reward is 1."""
         info: dict[str, Any] = {"answer": answer, "explanation": explanation, "success": reward == 1.0}
-        if metrics:
+        if metrics is not None:
             info["metrics"] = metrics
         return Step(observation, reward, True, info, truncated)
 

@@ -148,7 +148,7 @@ class LcbEnvironment(TurnEnvironment):
         result = await run_python({MAIN: CASE_RUNNER}, stdin=request, limits=limits_of(self._problem))
         passed, explanation = await call(judge, self._problem, result)
         total = len(self._problem.cases)
-        return self.end(float(passed == total), explanation, answer=code, cases=total, passed=passed)
+        return self.end(float(passed == total), explanation, answer=code, metrics={"cases": total, "passed": passed})
 
 
 def make_request(problem: CodingProblem, code: str) -> bytes:

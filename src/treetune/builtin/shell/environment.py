@@ -175,7 +175,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         return set((await self.run(["sh", "-c", script])).text.split("\0")) - {""}
 
     def _end(self, reward: float, why: str, **more: Any) -> Step:
-        return self.end(reward, why, turns=self.turns, **more)
+        return self.end(reward, why, metrics={"turns": self.turns}, **more)
 
 
 def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list[Message]:

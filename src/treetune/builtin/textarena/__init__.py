@@ -1,1 +1,269 @@
-"""Games of textarena."""
+"""One game of textarena, with random numbers of its own, and the moves that win it.
+
+    game = TextArenaGame("TicTacToe-v0", seed=7, players=2)
+    game.player, game.read(0)    # whose turn it is; what player 0 has not seen yet
+    game.act("[4]")              # True when the game is over
+    game.rewards
+    game.find_gold()             # ["[17]"], for games whose state shows what wins
+
+textarena's games draw from the global `random` (two from numpy's). Around every call into a game its own state is put
+in place and the one from before put back, so that neither side sees the other's draws. One game at a time does so.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from treetune.errors import (
+    ConfigError,
+    EnvironmentFault,
+    MissingExtraError,
+    TasksetError,
+    TreetuneError,
+    UnknownNameError,
+    described,
+)
+
+MOST_PLAYERS = 15
+WAIT_SECONDS = 120.0
+"""How long a game waits for another that is at work; none takes nearly as long, unless it hangs."""
+
+
+class InvalidMove(Exception):
+    """Raised by a copy of a game that is used to try a move."""
+
+
+class TextArenaGame:
+    def __init__(self, name: str, *, seed: int, players: int, params: dict[str, Any]) -> None:
+        self._name = name
+        self._random = _Random(seed)
+        template = _load_template(name, msgspec.json.encode(params, order="sorted"))
+        with self._random.use():
+            # A copy of one that was never played: some games do not start afresh when they are reset a second time.
+            self._env = _copy(template)
+            self._env.reset(num_players=players, seed=seed)
+
+    @property
+    def env(self) -> Any:
+        """textarena's own, without the wrappers that repeat the whole conversation in each observation."""
+        return _unwrap(self._env)
+
+    @property
+    def player(self) -> int:
+        """Whose turn it is."""
+        return int(self.env.state.current_player_id)
+
+    @property
+    def players(self) -> int:
+        return int(self.env.state.num_players)
+
+    @property
+    def rewards(self) -> dict[int, float]:
+        """Empty until the game is over."""
+        return self.env.state.rewards or {}
+
+    def info_of(self, player: int) -> dict[str, Any]:
+        """What textarena tells of a player in the end: `reason`, `invalid_move`, `turn_count`."""
+        info: dict[str, Any] = self.env.state.game_info.get(player, {})
+        return info
+
+    def read(self, player: int) -> str:
+        """What is new to a player, but for its own words."""
+        textarena, state = _import_textarena(), self.env.state
+        if player == self.player:
+            with self._random.use():
+                _, seen = self.env.get_observation()
+        else:
+            seen, state.observations[player] = state.observations.get(player, []), []
+        if isinstance(seen, str):
+            return seen
+        lines = []
+        for sender, message, kind in seen:
+            if (sender, kind) != (player, textarena.ObservationType.PLAYER_ACTION):
+                role = state.role_mapping.get(sender, f"Player {sender}")
+                lines.append(str(message) if sender == textarena.GAME_ID else f"[{role}] {message}")
+        return "\n".join(lines)
+
+    def act(self, text: str) -> bool:
+        """True when the game is over."""
+        with self._random.use():
+            done, _ = self._env.step(action=text)
+        return bool(done)
+
+    def allows(self, text: str) -> bool:
+        """Whether the game takes this for a valid move, tried on a copy."""
+        trial = copy.copy(self)
+        trial._random = copy.copy(self._random)
+        trial._env = _copy(self._env)
+        trial.env.state.set_invalid_move = _refuse
+        try:
+            trial.act(text)
+        except TreetuneError:
+            raise
+        except Exception:  # many games trip over what they do not expect
+            return False
+        return True
+
+    def find_gold(self) -> list[str] | None:
+        """The moves that win, from the start; None where they are not known. They never reach the policy."""
+        find = GOLD.get(self._name.partition("-")[0])
+        return None if find is None else [f"[{move}]" for move in find(self.env)]
+
+
+def _pick_best(env: Any) -> list[str]:
+    draws = env.state.game_state["draws"]
+    return ["continue"] * draws.index(max(draws)) + ["accept"]
+
+
+def _fill_grid(env: Any) -> list[str]:
+    cells = [(row, column) for row in range(9) for column in range(9) if env.game_board[row][column] == 0]
+    return [f"{row + 1} {column + 1} {env.full_grid[row][column]}" for row, column in cells]
+
+
+def _move_tower(count: int, source: str, target: str, spare: str) -> list[str]:
+    if count == 0:
+        return []
+    before, after = _move_tower(count - 1, source, spare, target), _move_tower(count - 1, spare, target, source)
+    return [*before, f"{source} {target}", *after]
+
+
+GOLD: dict[str, Callable[[Any], list[str]]] = {
+    "GuessTheNumber": lambda env: [str(env.game_number)],
+    "Mastermind": lambda env: [" ".join(map(str, env.state.game_state["secret_code"]))],
+    "Secretary": _pick_best,
+    "Sudoku": _fill_grid,
+    "ThreeCardMonte": lambda env: [str(env.ball_pos)],
+    "TowerOfHanoi": lambda env: _move_tower(env.num_disks, "A", "C", "B"),
+    "Wordle": lambda env: [str(env.state.game_state["secret_word"])],
+}
+"""What wins a game, read from its state."""
+
+
+def count_players(name: str, params: dict[str, Any], players: int | None) -> int:
+    """How many play a game; an error that says why where it cannot be played here."""
+    textarena = _import_textarena()
+    known = textarena.envs.registration.ENV_REGISTRY
+    if name not in known:
+        raise UnknownNameError.of("textarena game", name, known, remedy="the names are its own, such as Sudoku-v0")
+    try:
+        _load_template(name, msgspec.json.encode(params, order="sorted"))
+    except Exception as error:
+        raise _explain(name, params, error) from None
+    refusal: Exception | None = None
+    for number in range(1, MOST_PLAYERS + 1) if players is None else [players]:
+        try:
+            game = TextArenaGame(name, seed=0, players=number, params=params)
+        except TreetuneError:
+            raise
+        except Exception as error:
+            refusal = refusal or error
+            continue
+        # Some games for several would begin with one player, who would play alone.
+        if players is not None or game.players > 1 or isinstance(game.env.state, textarena.SinglePlayerState):
+            return game.players
+    assert refusal is not None
+    if players is not None:
+        raise ConfigError([("taskset.players", f"{name} does not start with {players}: {described(refusal)}")])
+    raise _explain(name, params, refusal)
+
+
+NLTK_REMEDY = "python -m nltk.downloader {}; where there is no network, copy the data and set NLTK_DATA"
+MISSING = (
+    (SyntaxError, "()", f"a newer Python than {sys.version_info[0]}.{sys.version_info[1]}", "use Python 3.12 or newer"),
+    (LookupError, r"nltk\.download\('([\w.-]+)'\)", "data of nltk that is not there: {}", NLTK_REMEDY),
+    (ValueError, r"(\w+_API_KEY)", "a model of its own over the network, and {}", "set {}"),
+    (ImportError, r"No module named '([\w.]+)'", "{}, which is not installed", "install it"),
+)
+"""How the errors of games tell what they need, and what to do about it."""
+
+
+def _explain(name: str, params: dict[str, Any], error: Exception) -> Exception:
+    if isinstance(error, TreetuneError):
+        return error
+    for kind, pattern, needed, remedy in MISSING:
+        if isinstance(error, kind) and (found := re.search(pattern, str(error))):
+            return TasksetError(
+                f"{name} needs {needed.format(found[1])}", remedy=f"{remedy.format(found[1])}; or use another game"
+            )
+    if isinstance(error, TypeError | AssertionError | ValueError) and params:
+        return ConfigError([("taskset.params", f"{name} refuses them: {described(error)}")])
+    return TasksetError(f"{name} does not start: {described(error)}", remedy="use another game")
+
+
+def _unwrap(env: Any) -> Any:
+    while isinstance(env, _import_textarena().Wrapper):
+        env = env.env
+    return env
+
+
+def _copy(env: Any) -> Any:
+    # English as a whole is only read, and long to copy.
+    dictionary = vars(_unwrap(env)).get("dictionary")
+    return copy.deepcopy(env, {id(dictionary): dictionary})
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise InvalidMove
+
+
+def _import_textarena() -> Any:
+    try:
+        return importlib.import_module("textarena")
+    except ModuleNotFoundError as error:
+        if error.name != "textarena":
+            raise
+        raise MissingExtraError.of("textarena", "textarena") from None
+
+
+@lru_cache(maxsize=16)
+def _load_template(name: str, params: bytes) -> Any:
+    """A game that is never played; some read long lists of words when they are made."""
+    with _Random(0).use():
+        return _import_textarena().make(name, **msgspec.json.decode(params))
+
+
+_busy = threading.Lock()
+
+
+class _Random:
+    """The global generators' state that belongs to one game."""
+
+    def __init__(self, seed: int) -> None:
+        self._python: Any = random.Random(seed).getstate()
+        self._numpy: Any = None
+        self._seed = seed
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        # Both come with textarena.
+        nltk: Any = importlib.import_module("nltk")
+        numpy: Any = importlib.import_module("numpy").random
+        if not _busy.acquire(timeout=WAIT_SECONDS):
+            raise EnvironmentFault(
+                f"another game of textarena has not come back for {WAIT_SECONDS:.0f} seconds",
+                remedy="a game that hangs blocks the others of its process; leave that game out",
+            )
+        download, before = nltk.download, (random.getstate(), numpy.get_state())
+        try:
+            # Games fetch word lists each time they are made, found or not; what is missing is told instead.
+            nltk.download = lambda *args, **kwargs: True
+            random.setstate(self._python)
+            numpy.set_state(self._numpy or numpy.RandomState(self._seed % 2**32).get_state())
+            yield
+        finally:
+            self._python, self._numpy = random.getstate(), numpy.get_state()
+            random.setstate(before[0])
+            numpy.set_state(before[1])
+            nltk.download = download
+            _busy.release()

@@ -9,32 +9,29 @@ The policy is shown what is new since its last move. The reward is textarena's o
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from treetune.builtin.textarena.game import MOST_PLAYERS, TextArenaGame, count_players
-from treetune.builtin.turns import max_turns_of
+from treetune.builtin.textarena import MOST_PLAYERS, TextArenaGame, count_players
+from treetune.builtin.turns import Positive, TurnEnvironment, hash_number
 from treetune.config import CodeName
-from treetune.environment import Action, Environment, Step
+from treetune.environment import Action, Step
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError, described
 from treetune.plugins import absolute_spec, load_object
 from treetune.task import Task
 from treetune.taskset import Taskset, TasksetConfig
 
 POLICY = 0
-MAX_TURNS = 200
 MOST_MOVES = 10_000
 """Of opponents between two of the policy: a game that passes it does not end by itself."""
 BRACKETS = re.compile(r"\[[^\[\]\n]{1,60}\]")
 """How games write down the moves that there are."""
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TextArenaTask(Task, frozen=True, kw_only=True):
@@ -47,6 +44,43 @@ class TextArenaTask(Task, frozen=True, kw_only=True):
     """Who plays the others: `random`, a list of moves, or `file.py:function`; nobody where there is one player."""
     params: dict[str, Any] = {}
     """The game's own settings."""
+
+
+class TextArenaEnvironment(TurnEnvironment):
+    MULTI_TURN = True
+    MAX_TURNS = 200
+
+    task: TextArenaTask
+
+    @classmethod
+    def gold(cls, task: Task) -> list[str] | None:
+        return _make_game(task).find_gold() if isinstance(task, TextArenaTask) else None
+
+    def start(self) -> Any:  # neither it nor step is async: they run in a thread
+        self._game = _make_game(self.task)
+        self._opponent = Opponent(self._game, self.task)
+        self._opponent.play()
+        observed = self._game.read(POLICY)
+        if isinstance(self.task.prompt, str) and observed != self.task.prompt:
+            raise EnvironmentFault(
+                f"{self.task.game} does not begin as it did when the task was made",
+                remedy="use the same version of textarena; an opponent must draw only from the rng that it is given",
+            )
+        return observed
+
+    def step(self, action: Action) -> Step:
+        last = self.next_turn()
+        game, info = self._game, {"metrics": {"turns": self.turns}}
+        if not game.act(action.text) and not self._opponent.play():
+            return Step(game.read(POLICY) or "It is your turn.", done=last, truncated=last, info=info)
+        self._opponent.refuse_forfeit()
+        reason = str(game.info_of(POLICY).get("reason") or "")
+        return Step(
+            "\n".join(filter(None, [game.read(POLICY), reason])),
+            reward=float(game.rewards.get(POLICY, 0.0)),
+            done=True,
+            info={**info, "explanation": reason},
+        )
 
 
 class TextArenaConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -62,7 +96,7 @@ class TextArenaConfig(TasksetConfig, frozen=True, kw_only=True):
     """How many players; absent: the fewest that the game takes."""
     params: dict[str, Any] = {}
     """The game's own settings, such as `{clues: 40}`."""
-    max_turns: Positive = MAX_TURNS
+    max_turns: Positive = TextArenaEnvironment.MAX_TURNS
     """The most answers of an episode; most games have a lower limit of their own."""
 
 
@@ -89,78 +123,24 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
         return self.config.num_tasks
 
     def task_at(self, index: int) -> TextArenaTask:
-        if not 0 <= index < self.config.num_tasks:
+        config = self.config
+        if not 0 <= index < config.num_tasks:
             raise IndexError(index)
-        # Hashed, not added: seed 7 at index i + 1 must not be seed 8 at index i.
-        key = hashlib.blake2b(f"textarena/{self.config.game}/{self.seed}/{index}".encode(), digest_size=8).digest()
         task = TextArenaTask(
-            data_source=f"textarena/{self.config.game}",
+            data_source=f"textarena/{config.game}",
             env_class="textarena",
             ability="games",
-            extra_info={"max_turns": self.config.max_turns},
-            game=self.config.game,
-            seed=int.from_bytes(key, "little") >> 1,
+            extra_info={"max_turns": config.max_turns},
+            game=config.game,
+            seed=hash_number(f"textarena/{config.game}/{self.seed}/{index}") >> 1,
             players=self._players,
-            opponent=self.config.opponent,
-            params=self.config.params,
+            opponent=config.opponent,
+            params=config.params,
         )
         return msgspec.structs.replace(task, prompt=first_observation(task))
 
     def source(self) -> str:
-        from importlib.metadata import version
-
         return f"textarena {version('textarena')}"
-
-
-class TextArenaEnvironment(Environment):
-    MULTI_TURN = True
-
-    task: TextArenaTask
-
-    def __init__(self, task: TextArenaTask) -> None:
-        super().__init__(task)
-        self._max_turns = max_turns_of(task, MAX_TURNS)
-        self._turns = 0
-
-    @classmethod
-    def gold(cls, task: Task) -> list[str] | None:
-        if not isinstance(task, TextArenaTask):
-            return None
-        return _make_game(task).find_gold()
-
-    def start(self) -> str:
-        self._game = _make_game(self.task)
-        self._opponent = Opponent(self._game, self.task)
-        self._opponent.play()
-        observed = self._game.read(POLICY)
-        if isinstance(self.task.prompt, str) and observed != self.task.prompt:
-            raise EnvironmentFault(
-                f"{self.task.game} does not begin as it did when the task was made",
-                remedy="use the same version of textarena; an opponent must draw only from the rng that it is given",
-            )
-        return observed
-
-    def step(self, action: Action) -> Step:
-        self._turns += 1
-        game = self._game
-        done = game.act(action.text) or self._opponent.play()
-        if not done:
-            last = self._turns >= self._max_turns
-            return Step(game.read(POLICY) or "It is your turn.", done=last, truncated=last, info=self._info())
-        self._opponent.refuse_forfeit()
-        reason = str(game.info_of(POLICY).get("reason") or "")
-        return Step(
-            "\n".join(filter(None, [game.read(POLICY), reason])),
-            reward=float(game.rewards.get(POLICY, 0.0)),
-            done=True,
-            info={**self._info(), "explanation": reason},
-        )
-
-    def _info(self) -> dict[str, Any]:
-        return {"metrics": {"turns": self._turns}}
-
-    async def close(self) -> None:
-        return None
 
 
 def first_observation(task: TextArenaTask) -> str:
@@ -210,7 +190,15 @@ class Opponent:
         if self._spec == "random":
             # What was offered last is tried first; the rules at the beginning name moves too.
             return self._draw_allowed([BRACKETS.findall(text) for text in reversed(seen)])
-        return self._ask(load_opponent(self._spec), "\n".join(seen))
+        try:
+            answer = load_opponent(self._spec)("\n".join(seen), self._rng)
+        except Exception as error:
+            raise EnvironmentFault(f"the opponent {self._spec} failed: {described(error)}") from error
+        if not isinstance(answer, str):
+            raise EnvironmentFault(
+                f"the opponent {self._spec} gave a {type(answer).__name__}", remedy="return the move as text"
+            )
+        return answer
 
     def _draw_allowed(self, offers: list[list[str]]) -> str:
         tried: set[str] = set()
@@ -224,17 +212,6 @@ class Opponent:
             f"the opponent knows no valid move; tried: {', '.join(sorted(tried)) or 'none, for it is offered none'}",
             remedy="give the game's moves as a list, or a function: --taskset.opponent file.py:name",
         )
-
-    def _ask(self, function: Callable[[str, random.Random], Any], observation: str) -> str:
-        try:
-            answer = function(observation, self._rng)
-        except Exception as error:
-            raise EnvironmentFault(f"the opponent {self._spec} failed: {described(error)}") from error
-        if not isinstance(answer, str):
-            raise EnvironmentFault(
-                f"the opponent {self._spec} gave a {type(answer).__name__}", remedy="return the move as text"
-            )
-        return answer
 
 
 def load_opponent(spec: str) -> Callable[[str, random.Random], Any]:
