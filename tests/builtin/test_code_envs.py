@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, Outcome, Task, Taskset, make, run_rollout
-from treetune.builtin.code import lcb, runner
-from treetune.builtin.code.lcb import CodingProblem, Stub, find_stub, same_lines, same_value
-from treetune.builtin.code.runner import read_reports
+from treetune.builtin.code import lcb
+from treetune.builtin.code.lcb import CodingProblem, Stub, find_stub, read_reports, same_lines, same_value
 from treetune.builtin.search import find_tool
 from treetune.cli.hosts import refuse_unservable
 from treetune.datasets.declared import load_task
@@ -46,8 +45,8 @@ def sandbox() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time for cases that use all of it."""
-    monkeypatch.setattr(runner, "CPU_SECONDS", 1)
-    monkeypatch.setattr(runner, "CLOCK_SECONDS", 5.0)
+    monkeypatch.setattr(lcb, "CPU_SECONDS", 1)
+    monkeypatch.setattr(lcb, "CLOCK_SECONDS", 5.0)
 
 
 def code(text: str) -> str:
@@ -223,15 +222,11 @@ class TestComparing:
         list(read_reports(output))
 
     def test_reports_end_where_they_are_broken(self):
-        good = b'{"ended":"done","kind":"text","size":2}\n25'
-        assert [content for _, content in read_reports(good * 2)] == [b"25", b"25"]
-        for bad in (
-            b'{"ended":"won","kind":"text","size":2}\n25',
-            b'{"ended":"done","kind":"text","size":-1}\n',
-            b"25\n",
-        ):
+        good = b'{"ended":"done","kind":"text","content":"25"}\n'
+        assert [report.content for report in read_reports(good * 2)] == ["25", "25"]
+        for bad in (b'{"ended":"won","kind":"text","content":"25"}\n', b'{"ended":"done","kind":"text"}\n', b"25\n"):
             assert len(list(read_reports(good + bad + good))) == 1
-        assert len(list(read_reports(good + good[:-1]))) == 1
+        assert len(list(read_reports(good + good[:-2]))) == 1
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -408,7 +403,7 @@ print(next(iter(found), b"nothing").decode())
 """
 FORGE = r"""
 import glob, json, os
-report = json.dumps({"ended": "done", "kind": "text", "size": 1}).encode() + b"\n1"
+report = json.dumps({"ended": "done", "kind": "text", "content": "1"}).encode() + b"\n"
 for path in glob.glob(f"/proc/{os.getppid()}/fd/*") + ["/proc/self/fd/3", "/dev/stdout"]:
     try:
         with open(path, "wb", buffering=0) as file:
@@ -431,7 +426,7 @@ class TestHostileAnswers:
             ("import os, signal\nos.killpg(os.getpgid(os.getppid()), 9)", "it broke off"),
             ("import sys\nclass S(str):\n    def __eq__(s, o): return True\nsys.stdout.write(S('1'))", "instead of"),
             ("import sys, io\nsys.stdout = sys.__stdout__ = io.StringIO()\nprint(1)", "nothing instead of"),
-            ("""print('{"ended": "done", "kind": "text", "size": 0}')""", "instead of"),
+            ("""print('{"ended": "done", "kind": "text", "content": ""}')""", "instead of"),
             ("import sys\nsys.modules['__main__'].main = print\nsys.exit(0)", "nothing instead of"),
             ("while True: pass", "no end in time"),
             ("import time\ntime.sleep(60)", "no end in time"),
@@ -578,7 +573,7 @@ class TestWithoutASandbox:
         def unavailable(*_: Any, **__: Any) -> Any:
             raise SandboxUnavailable("bwrap not installed", remedy="apt-get install bubblewrap")
 
-        monkeypatch.setattr("treetune.builtin.code.runner.require", unavailable)
+        monkeypatch.setattr("treetune.builtin.code.require", unavailable)
         monkeypatch.setattr("treetune.sandbox.bubblewrap.require", unavailable)
 
     @pytest.mark.parametrize(("name", "truth"), [("lcb", SQUARES), ("searchcode", "42")])

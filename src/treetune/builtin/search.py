@@ -22,7 +22,7 @@ import string
 from collections import deque
 from typing import Any
 
-from treetune.builtin.code.runner import MAIN, require_sandbox, run_python
+from treetune.builtin.code import MAIN, require_sandbox, run_python
 from treetune.builtin.gsm8k import NUMBER_PATTERN, Gsm8kEnvironment
 from treetune.builtin.searcher import RetrieverError, search
 from treetune.builtin.turns import TurnEnvironment, find_tagged

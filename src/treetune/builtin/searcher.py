@@ -58,7 +58,7 @@ async def search(query: str, corpus: Any = None) -> list[str]:
     if not corpus:
         raise EnvironmentFault(
             "there is nothing to search",
-            remedy=f"export {CORPUS_VARIABLE}=FILE.jsonl or {URL_VARIABLE}=http://..., or set extra_info.corpus in rows",
+            remedy=f"export {CORPUS_VARIABLE}=FILE.jsonl or {URL_VARIABLE}=http://..., or give rows extra_info.corpus",
         )
     documents: list[str] = await call(lambda: load_index(Path(str(corpus))).search(query, DOCUMENTS))
     return documents

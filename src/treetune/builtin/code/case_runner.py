@@ -2,8 +2,8 @@
 
     python case_runner.py < answer-and-cases
 
-Standard input has the answer as one line of JSON, then one line a case. Standard output gets, for each case, one line
-of JSON and as many bytes as it says: what was printed or returned, or the error. The first failure ends it.
+Standard input has the answer as one line of JSON, then one line a case. Standard output gets one line of JSON a case:
+what was printed or returned, or the error. The first failure ends it.
 
 It holds no secret: expected outputs never come here, and whoever takes this process over can only write outputs, which
 are judged outside. Each case is a process of its own that begins afresh.
@@ -63,10 +63,11 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             case.run(names)
-        ended = case.wait(child)
-        write(sink, json.dumps(ended.head).encode() + b"\n")
-        write(sink, ended.content)
-        if ended.head["ended"] != "done":
+        ended, content = case.wait(child)
+        kind = "value" if case.calls else "text"
+        report = {"ended": ended, "kind": kind, "content": content.decode(errors="replace")}
+        write(sink, json.dumps(report, ensure_ascii=False).encode() + b"\n")
+        if ended != "done":
             return
 
 
@@ -99,8 +100,8 @@ class CaseProcess:
         self.calls = bool(defined) or not answer["program"]
         """Whether a function is called: where it must be, and where the answer defines it."""
 
-    def wait(self, child: int) -> CaseResult:
-        """Until its end, or the end of its time."""
+    def wait(self, child: int) -> tuple[str, bytes]:
+        """How it ended, by itself or by its time, and what to say about it."""
         deadline = time.monotonic() + self.answer["seconds"]
         reaped = status = 0
         while not reaped and (left := deadline - time.monotonic()) > 0:
@@ -115,13 +116,13 @@ class CaseProcess:
             os.waitpid(child, 0)
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if not reaped or killed_by in (signal.SIGXCPU, signal.SIGKILL):
-            return CaseResult("timeout", self.calls, b"")
+            return "timeout", b""
         if killed_by:
-            return CaseResult("error", self.calls, f"killed by signal {killed_by}".encode())
+            return "error", f"killed by signal {killed_by}".encode()
         if status:
             full = b"" if os.statvfs(tempfile.gettempdir()).f_bavail else b"its output or its files are too large"
-            return CaseResult("error", self.calls, read_end(self.error.fileno(), ERROR_BYTES) or full)
-        return CaseResult("done", self.calls, read_end(self.output.fileno()))
+            return "error", read_end(self.error.fileno(), ERROR_BYTES) or full
+        return "done", read_end(self.output.fileno())
 
     def run(self, names: dict[str, Any]) -> NoReturn:
         """In the child."""
@@ -172,14 +173,6 @@ class CaseProcess:
         holder = module.Solution() if hasattr(module, "Solution") else module
         returned = getattr(holder, self.answer["function"])(*self.arguments)
         write(RESULT, json.dumps(check_value(list(returned) if isinstance(returned, tuple) else returned)).encode())
-
-
-class CaseResult:
-    """How a case ended, and what to say about it."""
-
-    def __init__(self, ended: str, called: bool, content: bytes) -> None:
-        self.head = {"ended": ended, "kind": "value" if called else "text", "size": len(content)}
-        self.content = content
 
 
 def exit_as_usual(code: int) -> NoReturn:

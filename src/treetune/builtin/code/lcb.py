@@ -18,28 +18,25 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
-from treetune.builtin.code import runner
-from treetune.builtin.code.runner import (
-    CASE_RUNNER,
-    MAIN,
-    Head,
-    encode_request,
-    read_reports,
-    require_sandbox,
-    run_python,
-)
+from treetune.builtin.code import MAIN, require_sandbox, run_python
 from treetune.builtin.turns import TurnEnvironment
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.sandbox import Ended, Result, SandboxLimits
 from treetune.task import Message, Task
 from treetune.threads import call
 
+CASE_RUNNER = Path(__file__).with_name("case_runner.py").read_bytes()
+CPU_SECONDS = 6
+"""Processor time of one case."""
+CLOCK_SECONDS = 12.0
+"""The most seconds of one case by the clock, on a busy machine."""
 START_SECONDS = 10.0
 MOST_SECONDS = 300.0
 """The most seconds of all cases together, by the clock."""
@@ -152,20 +149,40 @@ class LcbEnvironment(TurnEnvironment):
 
 
 def make_request(problem: CodingProblem, code: str) -> bytes:
-    """What the case runner is told: never an expected output."""
+    """What the case runner reads, an answer and its cases: never an expected output."""
     answer = {"code": code, "function": problem.function, "program": problem.program}
-    return encode_request(answer, [{"stdin": case.stdin, "arguments": case.arguments} for case in problem.cases])
+    limits = {"cpu_seconds": CPU_SECONDS, "seconds": CLOCK_SECONDS}
+    cases = [{"stdin": case.stdin, "arguments": case.arguments} for case in problem.cases]
+    return "".join(json.dumps(line) + "\n" for line in [{**answer, **limits}, *cases]).encode()
 
 
 def limits_of(problem: CodingProblem) -> SandboxLimits:
     inputs = max(len(case.stdin) for case in problem.cases)
     outputs = sum(len(case.stdout) + len(json.dumps(case.returns)) for case in problem.cases)
     return SandboxLimits(
-        seconds=min(START_SECONDS + (runner.CLOCK_SECONDS + 1) * len(problem.cases), MOST_SECONDS),
+        seconds=min(START_SECONDS + (CLOCK_SECONDS + 1) * len(problem.cases), MOST_SECONDS),
         memory_mb=MEMORY_MB,
         disk_mb=DISK_MB + (4 * (inputs + outputs) >> 20),
         output_kb=OUTPUT_KB + (8 * outputs >> 10),
     )
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What the case runner says of a case; as untrusted as the answer itself."""
+
+    ended: Literal["done", "error", "timeout"]
+    kind: Literal["text", "value"]
+    content: str
+    """What was printed or, in JSON, returned; or the error."""
+
+
+def read_reports(output: bytes) -> Iterator[Report]:
+    """What the case runner wrote, case by case, as far as it is well-formed."""
+    for line in output.split(b"\n"):
+        try:
+            yield msgspec.json.decode(line, type=Report)
+        except ValueError:
+            return
 
 
 def judge(problem: CodingProblem, result: Result) -> tuple[int, str]:
@@ -173,28 +190,28 @@ def judge(problem: CodingProblem, result: Result) -> tuple[int, str]:
     total = len(problem.cases)
     reports = read_reports(result.stdout)
     for number, case in enumerate(problem.cases, 1):
-        head, content = next(reports, (None, b""))
-        fault = _find_fault(problem, case, head, content)
+        report = next(reports, None)
+        fault = _find_fault(problem, case, report)
         if fault is not None:
-            limit = _ENDED.get(result.ended) if head is None or head.ended != "done" else None
+            limit = _ENDED.get(result.ended) if report is None or report.ended != "done" else None
             return number - 1, f"case {number} of {total}: {limit or fault}"
     return total, "right"
 
 
-def _find_fault(problem: CodingProblem, case: Case, head: Head | None, content: bytes) -> str | None:
+def _find_fault(problem: CodingProblem, case: Case, report: Report | None) -> str | None:
     """Why a case is not right; None if it is."""
-    if head is None or not (problem.program if head.kind == "text" else problem.function):
+    if report is None or not (problem.program if report.kind == "text" else problem.function):
         return "it broke off"
-    said = content.decode(errors="replace")
-    if head.ended == "timeout":
+    if report.ended == "timeout":
         return _ENDED[Ended.TIMEOUT]
-    if head.ended == "error":
-        return _shorten(said.strip().rpartition("\n")[2] or "it failed")
-    if head.kind == "text":
+    said = report.content.strip()
+    if report.ended == "error":
+        return _shorten(said.rpartition("\n")[2] or "it failed")
+    if report.kind == "text":
         right, expected = same_lines(said, case.stdout), case.stdout
     else:
         right, expected = same_value(said, case.returns), json.dumps(case.returns)
-    return None if right else f"{_shorten(said.strip()) or 'nothing'} instead of {_shorten(expected.strip())}"
+    return None if right else f"{_shorten(said) or 'nothing'} instead of {_shorten(expected.strip())}"
 
 
 def _shorten(text: str) -> str:
