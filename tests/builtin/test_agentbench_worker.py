@@ -36,7 +36,7 @@ def test_a_task_that_calls_for_actions_is_given_them_one_by_one(side):
     assert "over" in said["over"]
     assert "assistant" in said["bad"]
     assert said["still"] == 1.0
-    assert (said["released"], said["live"], said["open"]) == (True, 0, True)
+    assert (said["live"], said["open"]) == (0, True)
 
 
 def test_no_more_episodes_run_than_the_task_allows_and_no_place_is_lost(side):

@@ -29,7 +29,6 @@ class Doubling(Task):
 
     def __init__(self, name: str = "doubling", **settings: Any) -> None:
         super().__init__(name=name, tools=[TOOL], full_async=True, **{"concurrency": 2, **settings})
-        self.released = False
 
     def get_indices(self) -> list[int | str]:
         return [1, 2, 3, -1]
@@ -45,9 +44,6 @@ class Doubling(Task):
             session.inject({"role": "user", "content": "No."})
         session.inject(RewardHistoryItem(reward=0.0))
         return TaskSampleExecutionResult(status=SampleStatus.TASK_LIMIT_REACHED)
-
-    def release(self) -> None:
-        self.released = True
 
 
 class Blocking(Task):
@@ -118,8 +114,8 @@ async def adapter() -> dict[str, Any]:
         out["bad"] = str(error)
     out["still"] = (await adapter.step(bad, said("2"))).reward
     open_one = await adapter.start(1)
-    await adapter.release()
-    return {**out, "released": task.released, "live": adapter.live, "open": open_one.running.done()}
+    await adapter.cancel(open_one)
+    return {**out, "live": adapter.live, "open": open_one.running.done()}
 
 
 async def concurrency() -> dict[str, Any]:

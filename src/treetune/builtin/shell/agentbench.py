@@ -12,7 +12,6 @@ one, without its worker, redis and Docker.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
@@ -33,16 +32,8 @@ from treetune.task import Message, Task
 from treetune.taskset import Taskset, TasksetConfig
 
 OS = {"os-dev": "dev", "os-std": "std"}
-ELSEWHERE = {
-    "dbbench": "agentrl-worker and the MySQL containers of its dbbench task",
-    "kg": "agentrl-worker and a SPARQL server with Freebase",
-    "webshop": "agentrl-worker and the WebShop data",
-    "alfworld": "agentrl-worker and the ALFWorld games",
-    "card": "agentrl-worker and the card game's own server",
-    "ltp": "agentrl-worker and a model that hosts",
-    "m2w": "agentrl-worker and the Mind2Web data",
-}
-"""AgentBench's other tasks, and what their code needs beside a checkout."""
+FAMILIES = ("dbbench", "kg", "webshop", "alfworld", "card", "ltp", "m2w")
+"""AgentBench's other tasks: their code needs a checkout, agentrl-worker and data or servers of its own."""
 
 END_SECONDS = 10.0
 """How long a cancelled episode is waited for; its code may be in the middle of something."""
@@ -56,15 +47,12 @@ def taskset_class(spec: str) -> type[Taskset[Any, Any]]:
     """The taskset that `agentbench:SPEC` stands for."""
     if spec in OS:
         return type("AgentBenchOS", (AgentBenchOS,), {"SPLIT": OS[spec]})
-    family = spec.rpartition("-")[0]
-    if family in ELSEWHERE:
-        return type("AgentBench", (AgentBenchTaskset,), {"SPEC": spec, "FAMILY": family})
-    if ":" in spec or spec.endswith((".yaml", ".yml")) or "." in spec:
+    if spec.rpartition("-")[0] in FAMILIES or ":" in spec or "." in spec:
         return type("AgentBench", (AgentBenchTaskset,), {"SPEC": spec})
     raise UnknownNameError.of(
         "task of AgentBench",
         spec,
-        [*OS, *(f"{family}-dev" for family in ELSEWHERE)],
+        [*OS, *(f"{family}-dev" for family in FAMILIES)],
         remedy="or a class, module:Class or file.py:Class, or one of its configs, tasks.yaml",
     )
 
@@ -117,7 +105,6 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
     """Any task of agentrl.worker."""
 
     SPEC: ClassVar[str] = ""
-    FAMILY: ClassVar[str | None] = None
 
     @cached_property
     def adapter(self) -> TaskServerAdapter:
@@ -151,15 +138,16 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         """The class of the task, and what it is made with."""
         if self.SPEC.endswith((".yaml", ".yml")):
             return _read_config(Path(self.SPEC).expanduser(), self.config.task)
-        if self.FAMILY is None:
+        family = self.SPEC.rpartition("-")[0]
+        if family not in FAMILIES:
             return self.SPEC, {}
         if self.config.root is None:
             raise UsageError(
-                f"{self.SPEC} is a task of AgentBench's own code: it needs a checkout, {ELSEWHERE[self.FAMILY]}",
+                f"{self.SPEC} is a task of AgentBench's own code: it needs a checkout, agentrl-worker and what that "
+                "code asks for",
                 remedy="name the checkout with --taskset.root",
             )
-        folder = Path(self.config.root).expanduser() / "configs" / "tasks"
-        return _read_config(folder / f"{self.FAMILY}.yaml", self.SPEC)
+        return _read_config(Path(self.config.root).expanduser() / "configs" / "tasks" / f"{family}.yaml", self.SPEC)
 
 
 def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
@@ -190,11 +178,15 @@ class AgentBenchEnvironment(Environment):
         return self._state.observation
 
     async def step(self, action: Action) -> Step:
-        assert self._state is not None
-        if self._state.done:
-            # It ended before it asked for anything.
-            return _make_step(self._state)
-        return _make_step(await self._adapter.step(self._state, _make_messages(action)))
+        state = self._state
+        assert state is not None
+        if not state.done:  # it may have ended before it asked for anything
+            await self._adapter.step(state, _make_messages(action))
+        info: dict[str, Any] = {"status": state.status, "metrics": state.metrics}
+        if not state.done:
+            return Step(state.observation, info=info)
+        info |= {"result": state.result, "success": state.reward > 0}
+        return Step(state.observation, state.reward, True, info, state.truncated)
 
     async def close(self) -> None:
         if self._state is not None:
@@ -204,18 +196,10 @@ class AgentBenchEnvironment(Environment):
 def _make_messages(action: Action) -> list[Message]:
     content = action.content
     if isinstance(content, str):
-        return [{"role": "assistant", "content": content}]
-    if isinstance(content, dict) and "role" not in content and "tool_calls" in content:
+        content = {"role": "assistant", "content": content}
+    elif isinstance(content, dict) and "tool_calls" in content:
         content = {"role": "assistant", **content}
     return content if isinstance(content, list) else [content]
-
-
-def _make_step(state: EpisodeState) -> Step:
-    info: dict[str, Any] = {"status": state.status, "metrics": state.metrics}
-    if not state.done:
-        return Step(state.observation, info=info)
-    info |= {"result": state.result, "success": state.reward > 0}
-    return Step(state.observation, reward=state.reward, done=True, truncated=state.truncated, info=info)
 
 
 def require_worker() -> tuple[Any, Any]:
@@ -266,27 +250,23 @@ class TaskServerAdapter:
         self.task = task
         self._places = asyncio.Semaphore(task.concurrency)
         self._ids = itertools.count(1)
-        self._live: set[EpisodeState] = set()
+        self.live = 0
+        """Episodes whose code has not ended yet."""
 
     @property
     def indices(self) -> list[int | str]:
         """Without -1, which stands for samples that a client brings."""
         return [index for index in self.task.get_indices() if index != -1]
 
-    @property
-    def live(self) -> int:
-        """Episodes whose code has not ended yet."""
-        return len(self._live)
-
     async def start(self, index: int | str) -> EpisodeState:
         """Waits where as many episodes run as the task allows."""
         await self._places.acquire()
+        self.live += 1
         session = self._worker.Session(next(self._ids))
         session.set_tools(self.task.tools)
         state = EpisodeState(index, session)
-        self._live.add(state)
         state.running = asyncio.create_task(self._run(state))
-        state.running.add_done_callback(lambda _: self._free_place(state))
+        state.running.add_done_callback(self._free_place)
         try:
             self._update(state, await session.controller.agent_pull())
         except BaseException:
@@ -322,11 +302,6 @@ class TaskServerAdapter:
         if not state.running.done():
             logger.warning("an episode of %s was cancelled and has not ended yet", self.task.name)
 
-    async def release(self) -> None:
-        """Ends all episodes, then the task itself."""
-        await asyncio.gather(*(self.cancel(state) for state in list(self._live)))
-        self.task.release()
-
     async def _run(self, state: EpisodeState) -> None:
         status, result = TASK_ERROR, None
         try:
@@ -345,12 +320,9 @@ class TaskServerAdapter:
         output.history = state.session.history.copy()
         await state.session.controller.env_finish(output)
 
-    def _free_place(self, state: EpisodeState) -> None:
-        self._live.discard(state)
+    def _free_place(self, running: asyncio.Task[None]) -> None:
+        self.live -= 1
         self._places.release()
-        with contextlib.suppress(asyncio.CancelledError):
-            if state.running is not None and (error := state.running.exception()) is not None:
-                logger.error("an episode of %s failed: %r", self.task.name, error)
 
     def _update(self, state: EpisodeState, output: Any) -> None:
         state.status = str(getattr(output.status, "value", output.status))
