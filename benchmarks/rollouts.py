@@ -8,11 +8,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import cost, show
-from treetune.evaluation.config import read_evaluation
-from treetune.evaluation.run_folder import TRACES, RunFolder
-from treetune.evaluation.runner import Runner, local_host
+from treetune.evaluation import TRACES, RunFolder, Runner, local_host, read_evaluation
 from treetune.policies import load_policy
-from treetune.target import taskset_fingerprint
 
 ROLLOUTS = 5000
 
@@ -22,9 +19,7 @@ def ours() -> None:
         {"taskset": {"id": "arithmetic"}, "model": "scripted:gold", "num_tasks": ROLLOUTS, "num_rollouts": 1}
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder.create(
-            Path(folder) / "run", TRACES, evaluation.resolved(), taskset_fingerprint(evaluation.taskset)
-        )
+        run = RunFolder.create(Path(folder) / "run", TRACES, evaluation.resolved(), evaluation.taskset)
         with run:
             policy = load_policy("scripted:gold", evaluation.taskset)
             summary = asyncio.run(Runner(evaluation, run, local_host(evaluation, policy)).run())

@@ -14,7 +14,7 @@ from treetune.builtin.alphabet_sort import AlphabetSortConfig
 from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError
 from treetune.evaluation.config import EvalConfig, ValidateConfig, read_evaluation
-from treetune.policies.endpoint import EndpointConfig
+from treetune.policies import EndpointConfig
 
 
 def test_overrides_lie_over_yaml_and_interpolations_see_them(tmp_path):

@@ -54,7 +54,7 @@ def test_an_unexpected_error_says_whose_code_failed(treetune, tmp_path):
     assert f"a fault in {tmp_path / 'broken.py'}, line 7" in result.json["remedy"]
     assert "Traceback" in result.err
     (tmp_path / "main.py").write_text(
-        "import treetune.cli.show\ntreetune.cli.show._plain = None\n"
+        "import treetune.cli.show\ntreetune.cli.show._as_text = None\n"
         "import sys\nfrom treetune.cli import main\nmain(sys.argv[1:])\n"
     )
     done = subprocess.run(

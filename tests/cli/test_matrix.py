@@ -12,14 +12,13 @@ import pytest
 from kinds import KINDS, TARGETS, write_targets
 
 from conftest import ROOT
-from treetune.cli.listing import Kind, Target, as_text, cells, columns
-from treetune.serve.host import ModelsConfig
-from treetune.serve.http import HttpConfig
+from treetune.cli.listing import TargetKind, TaskKind, as_text, cells
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.http.door import HttpDoor
-from treetune.serve.server import EnvServer
+from treetune.serve.http.episodes import HttpConfig
+from treetune.serve.http.server import HttpServer
+from treetune.serve.models import ModelsConfig
+from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
 VERBS = {"show", "validate", "eval", "build verl", "build skyrl", "build trl", "convert"}
@@ -50,10 +49,11 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
 
 
 def test_every_cell_is_one_that_is_tried():
-    assert {column.name for column in columns(Target)} == VERBS | DOORS
-    assert {column.name for column in columns(Kind)} == {"eval", *DOORS, *TRAINERS}
-    assert TARGETS.keys() | {Target.SERVER} == set(Target)
-    assert KINDS.keys() == set(Kind)
+    found = cells()
+    assert all(set(row) == VERBS | DOORS for row in found["target"].values())
+    assert all(set(row) == {"eval", *DOORS, *TRAINERS} for row in found["task"].values())
+    assert TARGETS.keys() | {TargetKind.SERVER} == set(TargetKind)
+    assert KINDS.keys() == set(TaskKind)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -76,13 +76,17 @@ def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
 @asynccontextmanager
 async def served(target: str):
     """A server with both doors."""
-    pull, http = ZmqDoor("tcp://127.0.0.1:0"), HttpDoor(HttpConfig(address="127.0.0.1:0"))
-    server = EnvServer(load_taskset(target), models=ModelsConfig(model="scripted:gold"), doors=[pull, http])
+    server = EnvServer(
+        load_taskset(target), ServerConfig(address="tcp://127.0.0.1:0"), ModelsConfig(model="scripted:gold")
+    )
     await server.start()
+    http = HttpServer(server, HttpConfig(address="127.0.0.1:0"))
+    await http.start()
     try:
-        async with EnvClient(pull.address) as client, TaskServerClient(http.address) as episodes:
+        async with EnvClient(server.address) as client, TaskServerClient(http.url) as episodes:
             yield client, episodes
     finally:
+        await http.close()
         await server.close()
 
 
@@ -120,7 +124,7 @@ def test_a_kind_of_task_is_played_by_eval_and_both_servers(folder, treetune, kin
 
 def test_what_a_server_cannot_be_asked_is_told(treetune):
     for verb in VERBS | DOORS:
-        said = cells()["target"][Target.SERVER][verb]
+        said = cells()["target"][TargetKind.SERVER][verb]
         if said is not True:
             result = treetune(*command(verb, "http://127.0.0.1:1"))
             assert (result.code, said in result.err) == (2, True), (verb, result.err)
@@ -129,10 +133,10 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
 def test_several_turns_are_refused_for_verl(folder, treetune):
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(Kind.MULTI_TURN, "verl")}
-    result = treetune(*command("build verl", KINDS[Kind.MULTI_TURN][0]))
+    assert refused == {(TaskKind.MULTI_TURN, "verl")}
+    result = treetune(*command("build verl", KINDS[TaskKind.MULTI_TURN][0]))
     assert result.code != 0
-    assert cells()["task"][Kind.MULTI_TURN]["verl"] in result.err
+    assert cells()["task"][TaskKind.MULTI_TURN]["verl"] in result.err
 
 
 def test_the_docs_show_what_the_command_prints(treetune):

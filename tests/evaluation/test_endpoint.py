@@ -10,7 +10,7 @@ from model_endpoint import GOOD, Ask, ask
 
 from treetune import Outcome, run_rollout
 from treetune.errors import UsageError
-from treetune.policies.endpoint import EndpointConfig
+from treetune.policies import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
 from treetune.policy import Sampling
 

@@ -12,12 +12,12 @@ from http_playing import playing
 from serve_process import post, serve
 from serving import Numbers, Talks, run, serving, until
 
-from treetune import Action, Observation
+from treetune import Action, Observation, load_taskset
 from treetune.cli.serve import summary
 from treetune.errors import UsageError
 from treetune.host import PROTOCOL
-from treetune.serve import messages as wire
 from treetune.serve.http.client import TaskServerClient
+from treetune.serve.zmq import wire
 from treetune.serve.zmq.client import EnvClient
 
 
@@ -59,14 +59,14 @@ def test_a_start_that_is_cancelled_leaves_no_episode(workers, after):
 def test_a_start_over_http_that_is_cancelled_leaves_no_episode():
     async def play():
         async with playing(Stubbornly()) as played:
-            async with TaskServerClient(played.http.address) as client:
+            async with TaskServerClient(played.http.url) as client:
                 start = asyncio.create_task(client.start())
                 await asyncio.sleep(0.2)
                 start.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await start
             # Closing waits a moment for the episode, to tell the server that nobody will step it.
-            return list(played.http.live), played.server.metrics.requests
+            return list(played.http.episodes.live), played.server.metrics.requests
 
     live, requests = run(play())
     assert live == []
@@ -129,10 +129,11 @@ def test_an_evaluation_on_a_server_that_is_not_there_says_what_it_waits_for(sock
     from treetune.cli import hosts
     from treetune.serve.errors import Unreachable
 
-    monkeypatch.setattr(hosts, "_DEADLINE", 1)
     monkeypatch.setattr(hosts, "_SILENT_SECONDS", 0.1)
+    served = hosts.find_served(load_taskset(f"ipc://{sockets}/nobody"))
+    served.deadline = 1
     with pytest.raises(Unreachable):
-        hosts.info_of(f"ipc://{sockets}/nobody")
+        asyncio.run(hosts.ask_server(served))
     assert "no answer from ipc://" in capfd.readouterr().err
 
 

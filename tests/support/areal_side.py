@@ -22,7 +22,7 @@ from areal.infra.workflow_executor import WorkflowExecutor, check_trajectory_for
 from kinds import KINDS, write_targets
 from real_letters import letters_tokenizer
 
-from treetune.cli.listing import Kind, cells
+from treetune.cli.listing import TaskKind, cells
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
 
@@ -224,7 +224,7 @@ def test_our_own_server_is_played_over_several_turns_of_messages(tokenizer, sort
     )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["AReaL"] is True])
+@pytest.mark.parametrize("kind", [kind for kind in TaskKind if cells()["task"][kind]["AReaL"] is True])
 def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tokenizer, tmp_path, kind):
     write_targets(tmp_path)
     target, actions = KINDS[kind]

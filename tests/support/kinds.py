@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from treetune.cli.listing import Kind, Target
+from treetune.cli.listing import TargetKind, TaskKind
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset
@@ -67,21 +67,21 @@ ENVIRONMENTS = [
     for n in range(1, 5)
 ]  # fmt: skip
 
-TARGETS: dict[Target, tuple[str, bool]] = {
-    Target.ID: ("reverse-text", False),
-    Target.CONFIG: ("tasks.yaml", False),
-    Target.PYTHON: ("kinds_of.py:Doubles", False),
-    Target.ROWS: ("environments.jsonl", False),
-    Target.MIXTURE: ("mixture.yaml", True),
-    Target.INFINITE: ("kinds_of.py:Endless", True),
+TARGETS: dict[TargetKind, tuple[str, bool]] = {
+    TargetKind.ID: ("reverse-text", False),
+    TargetKind.CONFIG: ("tasks.yaml", False),
+    TargetKind.PYTHON: ("kinds_of.py:Doubles", False),
+    TargetKind.ROWS: ("environments.jsonl", False),
+    TargetKind.MIXTURE: ("mixture.yaml", True),
+    TargetKind.INFINITE: ("kinds_of.py:Endless", True),
 }
 """What names each, and whether it has no end."""
 
-KINDS: dict[Kind, tuple[str, list[str]]] = {
-    Kind.RULE: ("truths.jsonl", ["2"]),
-    Kind.REWARD: ("kinds_of.py:Doubles", ["0"]),
-    Kind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
-    Kind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
+KINDS: dict[TaskKind, tuple[str, list[str]]] = {
+    TaskKind.RULE: ("truths.jsonl", ["2"]),
+    TaskKind.REWARD: ("kinds_of.py:Doubles", ["0"]),
+    TaskKind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
+    TaskKind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
 }
 """What names each, and what earns the whole reward of its first task."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from treetune import Task, Taskset, run_rollout
-from treetune.policies.endpoint import EndpointConfig
+from treetune.policies import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
 from treetune.policy import Sampling
 

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, set_see
 from trl import GRPOConfig, GRPOTrainer
 
 from datasets import Dataset, load_dataset
-from treetune.cli.listing import Kind, cells
+from treetune.cli.listing import TaskKind, cells
 from treetune.trainers.trl import TrlTasks, score_rows
 
 GROUP, BATCH = 4, 8
@@ -149,7 +149,7 @@ def test_a_single_turn_is_trained_on_as_it_was_sampled(tmp_path, tokenizer, serv
     tasks.close()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["TRL"] is True])
+@pytest.mark.parametrize("kind", [kind for kind in TaskKind if cells()["task"][kind]["TRL"] is True])
 def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tmp_path, tokenizer, kind):
     write_targets(tmp_path)
     target, actions = KINDS[kind]

@@ -20,7 +20,7 @@ from same_reward import runs_of
 from verl_task import DOUBLES, ended
 
 from treetune import Task
-from treetune.cli.listing import Kind, cells
+from treetune.cli.listing import TaskKind, cells
 from treetune.rows import read_tasks
 from treetune.rows.formats import FORMATS
 from treetune.validate import write_tasks
@@ -537,7 +537,7 @@ def test_training_begins_on_our_tasks_and_ends_where_it_needs_a_gpu(python, mode
 # The matrix
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["SkyRL"] is True])
+@pytest.mark.parametrize("kind", [kind for kind in TaskKind if cells()["task"][kind]["SkyRL"] is True])
 def test_a_kind_of_task_that_the_matrix_gives_it_is_played(skyrl, treetune, tmp_path, caches, kind):
     write_targets(tmp_path)
     target, actions = KINDS[kind]

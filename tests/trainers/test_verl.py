@@ -14,7 +14,7 @@ from same_reward import runs_of
 from verl_task import DOUBLES, ended
 
 from treetune import Task
-from treetune.cli.listing import Kind, cells
+from treetune.cli.listing import TaskKind, cells
 
 pytestmark = pytest.mark.slow
 
@@ -303,7 +303,7 @@ def test_the_recipe_trains_on_our_files_until_it_needs_a_gpu(python, model, cach
     assert code == 1
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if cells()["task"][kind]["verl"] is True])
+@pytest.mark.parametrize("kind", [kind for kind in TaskKind if cells()["task"][kind]["verl"] is True])
 def test_a_kind_of_task_that_the_matrix_gives_it_is_scored(verl, treetune, tmp_path, caches, kind):
     write_targets(tmp_path)
     target, (answer,) = KINDS[kind]

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import typer
 
-from treetune.cli import (
-    build,
-    cache,
-    convert,
-    demo,
-    evaluate,
-    init,
-    listing,
-    probe,
-    register,
-    rescore,
-    sandbox,
-    serve,
-    show,
-    top,
-    validate,
-)
-from treetune.cli.arguments import set_apart
+from treetune.cli.options import split_overrides
 from treetune.cli.output import (
     CommandLineError,
     error_text,
@@ -38,38 +22,54 @@ from treetune.cli.output import (
 )
 from treetune.errors import TasksetError, TreetuneError, described
 
-app = typer.Typer(
-    name="treetune",
-    help="One task, every trainer: declare an RL task once, look at it, check it, evaluate it.",
-    epilog="A TARGET is a taskset's id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name) or a "
-    "server (tcp://, http://). "
-    "Any key of its config can be set: --taskset.shuffle.seed 0",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-OVERRIDABLE: dict[str, Callable[..., Any]] = {
-    "build": build.build_command,
-    "show": show.show_command,
-    "validate": validate.validate_command,
-    "eval": evaluate.eval_command,
-    "serve": serve.serve_command,
+VERBS = {
+    "list": ("listing:list_command", "What is installed: tasksets, environments, models."),
+    "build": ("build:build_command", "Build any tasks into a trainer's rows, in cached parquet."),
+    "show": ("show:show_command", "Look at tasks: prompt, ground truth, gold answer, source."),
+    "validate": ("validate:validate_command", "Check files of rows by every rule, or a taskset and its gold answers."),
+    "eval": ("evaluate:eval_command", "Evaluate a model on a taskset and save every trace."),
+    "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
+    "convert": ("convert:convert_command", "Write tasks to a file as another trainer's rows."),
+    "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
+    "register": ("register:register_command", "Run a register of servers, for machines that share no folder."),
+    "top": ("top:top_command", "Look at a running server: what is under way, rewards and errors."),
+    "rescore": ("evaluate:rescore_command", "Score saved traces again after a scorer changed, without the model."),
+    "cache": ("cache:cache_app", "Built datasets: list them, show what one was built from, remove them."),
+    "sandbox": ("sandbox:sandbox_app", "Sandboxes: what this machine offers, and root file systems for them."),
+    "init": ("init:init_command", "Scaffold a taskset, a package to serve, or a dataset, with a test that passes."),
+    "demo": ("demo:demo_command", "Declare a task, evaluate it with scripts, build it into parquet: in a minute."),
 }
+"""Each verb with its function in this folder, and what the overview says of it. Only the verb that is asked for is
+loaded, so a verb's module may import what it needs at its top."""
+OVERRIDABLE = {"build", "show", "validate", "eval", "serve"}
 """The verbs that take dotted overrides."""
 
-app.command("list")(listing.list_command)
-for verb, command in OVERRIDABLE.items():
-    app.command(verb, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(command)
-app.command("convert")(convert.convert_command)
-app.command("probe")(probe.probe_command)
-app.command("register")(register.register_command)
-app.command("top")(top.top_command)
-app.command("rescore")(rescore.rescore_command)
-app.add_typer(cache.cache_app, name="cache")
-app.add_typer(sandbox.sandbox_app, name="sandbox")
-app.command("init")(init.init_command)
-app.command("demo")(demo.demo_command)
+
+def make_app(verb: str | None) -> typer.Typer:
+    """The command line, with that verb loaded; the others are there to be listed."""
+    app = typer.Typer(
+        name="treetune",
+        help="One task, every trainer: declare an RL task once, look at it, check it, evaluate it.",
+        epilog="A TARGET is a taskset's id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name) "
+        "or a server (tcp://, http://). Any key of its config can be set: --taskset.shuffle.seed 0",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name, (place, about) in VERBS.items():
+        if name != verb:
+            app.command(name, help=about)(lambda: None)
+            continue
+        module, _, function = place.partition(":")
+        command = getattr(importlib.import_module(f"treetune.cli.{module}"), function)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, help=about, no_args_is_help=True)
+        else:
+            lenient = name in OVERRIDABLE
+            settings = {"allow_extra_args": lenient, "ignore_unknown_options": lenient}
+            app.command(name, context_settings=settings)(command)
+    return app
 
 
 def run(arguments: list[str]) -> int:
@@ -77,10 +77,10 @@ def run(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     keep_standard_output(as_json)
     warnings.showwarning = show_warning
-    takes_overrides = bool(arguments) and arguments[0] in OVERRIDABLE
-    arguments, dotted = set_apart(arguments) if takes_overrides else (arguments, [])
     try:
-        code = app(arguments, prog_name="treetune", standalone_mode=False, obj=dotted)
+        verb = arguments[0] if arguments and arguments[0] in VERBS else None
+        plain, dotted = split_overrides(arguments) if verb in OVERRIDABLE else (arguments, [])
+        code = make_app(verb)(plain, prog_name="treetune", standalone_mode=False, obj=dotted)
         if code == 130 and as_json and not was_printed():  # typer's own answer to Ctrl-C
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
@@ -112,9 +112,6 @@ def _nobody_reads() -> int:
 
 def _culprit(error: Exception) -> str:
     """Whose code failed: the innermost frame that is neither Python's own nor a library's."""
-    import sysconfig
-    from pathlib import Path
-
     ours = Path(__file__).parent.parent
     libraries = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

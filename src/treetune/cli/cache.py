@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
+
+from treetune.cli.options import CacheDir, Json
+from treetune.cli.output import Screen, make_table, print_json
+from treetune.config import dump_yaml, to_plain
+from treetune.errors import UnknownNameError, UsageError, closest
+from treetune.rows.cache import Cache, Entry, default_cache_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.console import Console
-
-    from treetune.rows.cache import Cache, Entry
     from treetune.rows.loading import DatasetCopy
 
-cache_app = typer.Typer(
-    help="Built datasets: list them, show what one was built from, remove them.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-CacheDir = Annotated[
-    Path | None,
-    typer.Option("--cache-dir", help="The cache (TREETUNE_TASK_CACHE_DIR, else ~/.cache/treetune/tasks)."),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+cache_app = typer.Typer()
 
 
 @cache_app.command("list")
 def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     """Everything that was built, last used first, and how much room it takes."""
-    from rich.filesize import decimal
-
-    from treetune.cli.output import console_for, print_json
     from treetune.rows.loading import copies_folder, list_copies
 
-    cache = _cache(cache_dir)
-    entries, kept = cache.entries(), list_copies(cache.folder)
+    cache = Cache(default_cache_dir(cache_dir))
+    entries, copies = cache.entries(), list_copies(cache.folder)
     size = sum(entry.size for entry in entries)
     if json:
-        shown = [_to_json(cache, entry) for entry in entries]
         return print_json(
-            {"cache_dir": str(cache.folder), "size": size, "entries": shown, "copies": _copies_to_json(kept)}
+            {"cache_dir": str(cache.folder), "size": size, **_to_json(cache, entries=entries, copies=copies)}
         )
-    total = (
-        f"{len(entries)} built in {cache.folder}, {decimal(size)}" if entries else f"nothing is built in {cache.folder}"
-    )
-    if kept:
-        room = decimal(sum(copy.size for copy in kept))
-        total += (
-            f"\n{len(kept)} copies of source files in {copies_folder(cache.folder)}, {room}; prune removes them too"
-        )
-    return _print(console_for(False), entries, total)
+    total = f"nothing is built in {cache.folder}"
+    if entries:
+        total = f"{len(entries)} built in {cache.folder}, {decimal(size)}"
+    if copies:
+        room = decimal(sum(copy.size for copy in copies))
+        place = copies_folder(cache.folder)
+        total += f"\n{len(copies)} copies of source files in {place}, {room}; prune removes them too"
+    return _print(entries, total)
 
 
 @cache_app.command("show")
@@ -62,17 +50,14 @@ def show_command(
     json: Json = False,
 ) -> None:
     """What built one file: config, source, revision, rows, versions."""
-    from treetune.cli.output import console_for, print_json
-    from treetune.config import dump_yaml, to_plain
-
-    cache = _cache(cache_dir)
+    cache = Cache(default_cache_dir(cache_dir))
     entry = _find(cache, key)
     if json:
-        return print_json({**_to_json(cache, entry), "sidecar": entry.sidecar})
-    console = console_for(False)
-    console.print(f"{cache.path(entry.key)}: {_state(entry)}", markup=False, soft_wrap=True, style="bold")
+        return print_json({**_entry_to_json(cache, entry), "sidecar": entry.sidecar})
+    screen = Screen()
+    screen.say(f"{cache.path(entry.key)}: {_state(entry)}", style="bold")
     if entry.sidecar is not None:
-        console.print(dump_yaml(to_plain(entry.sidecar)), markup=False, soft_wrap=True, end="")
+        screen.say(dump_yaml(to_plain(entry.sidecar)).rstrip("\n"))
     return None
 
 
@@ -88,35 +73,23 @@ def prune_command(
 ) -> None:
     """Remove built files, and the copies of their sources that the datasets library keeps. What is being built right
     now stays."""
-    from rich.filesize import decimal
-
-    from treetune.cli.output import console_for, print_json
-    from treetune.errors import UsageError
     from treetune.rows.loading import prune_copies
 
     if older_than is None and not all and not damaged:
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
-    cache = _cache(cache_dir)
+    cache = Cache(default_cache_dir(cache_dir))
     removed = cache.prune(older_than_days=older_than, all=all, damaged=damaged)
     copies = prune_copies(cache.folder, older_than_days=older_than, all=all)
     freed = sum(entry.size for entry in removed) + sum(copy.size for copy in copies)
     if json:
-        shown = [_to_json(cache, entry) for entry in removed]
-        removals = {"freed": freed, "removed": shown, "copies": _copies_to_json(copies)}
-        return print_json({"cache_dir": str(cache.folder), **removals})
+        return print_json(
+            {"cache_dir": str(cache.folder), "freed": freed, **_to_json(cache, removed=removed, copies=copies)}
+        )
     total = f"{len(removed)} removed from {cache.folder}, with {len(copies)} copies of sources; {decimal(freed)} freed"
-    return _print(console_for(False), removed, total if removed or copies else "nothing to remove")
-
-
-def _cache(cache_dir: Path | None) -> Cache:
-    from treetune.rows.cache import Cache, default_cache_dir
-
-    return Cache(default_cache_dir(cache_dir))
+    return _print(removed, total if removed or copies else "nothing to remove")
 
 
 def _find(cache: Cache, wanted: str) -> Entry:
-    from treetune.errors import UnknownNameError, UsageError, closest
-
     entries = {entry.key: entry for entry in cache.entries()}
     found = [entry for key, entry in entries.items() if _matches(key, wanted)]
     if len(found) == 1:
@@ -147,32 +120,26 @@ def _state(entry: Entry) -> str:
     return f"{entry.state} ({entry.fault})" if entry.fault else str(entry.state)
 
 
-def _to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
+def _entry_to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
     shown = ("rows", "size", "source", "created", "last_used", "state", "fault")
     return {"key": entry.key, "path": str(cache.path(entry.key)), **{name: getattr(entry, name) for name in shown}}
 
 
-def _copies_to_json(copies: Iterable[DatasetCopy]) -> list[dict[str, Any]]:
-    return [{"path": str(copy.path), "size": copy.size, "last_used": copy.last_used} for copy in copies]
+def _to_json(cache: Cache, *, copies: Iterable[DatasetCopy], **entries: Iterable[Entry]) -> dict[str, Any]:
+    shown = {name: [_entry_to_json(cache, entry) for entry in listed] for name, listed in entries.items()}
+    return {**shown, "copies": [{"path": str(c.path), "size": c.size, "last_used": c.last_used} for c in copies]}
 
 
-def _print(console: Console, entries: list[Entry], total: str) -> None:
-    import time
-
-    from rich.filesize import decimal
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("key", "rows", "size", "source", "used", "state"):
-        table.add_column(heading, justify="right" if heading in ("rows", "size") else "left")
+def _print(entries: list[Entry], total: str) -> None:
+    screen = Screen()
+    rows = []
     for entry in entries:
-        rows = "-" if entry.rows is None else f"{entry.rows:,}"
+        count = "-" if entry.rows is None else f"{entry.rows:,}"
         used = _ago(time.time() - entry.last_used)
-        table.add_row(_short(entry.key), rows, decimal(entry.size), Text(entry.source), used, Text(_state(entry)))
+        rows.append((_short(entry.key), count, decimal(entry.size), entry.source, used, _state(entry)))
     if entries:
-        console.print(table)
-    console.print(total, markup=False, soft_wrap=True)
+        screen.print(make_table(rows, ("key", "rows", "size", "source", "used", "state"), right=("rows", "size")))
+    screen.say(total)
 
 
 def _ago(seconds: float) -> str:

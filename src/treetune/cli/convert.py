@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from treetune.cli.options import Json, NumTasks
+from treetune.cli.output import Screen, print_json
+from treetune.errors import UsageError
+from treetune.rows.formats import format_named
+from treetune.rows.reading import RowTasks, read_tasks
+from treetune.rows.sources import names_taskset
+from treetune.target import load_taskset, refuse_server
+from treetune.validate import write_tasks
 
 
 def convert_command(
@@ -21,26 +31,14 @@ def convert_command(
     from_: Annotated[
         str | None, typer.Option("--from", metavar="FORMAT", help="The format of IN; else told by its columns.")
     ] = None,
-    num_tasks: Annotated[
-        int | None, typer.Option("-n", "--num-tasks", min=1, help="How many tasks; an infinite taskset needs it.")
-    ] = None,
+    num_tasks: NumTasks = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Write nothing that `treetune validate` calls an error.")
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    json: Json = False,
 ) -> None:
     """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal."""
-    from itertools import islice
-
-    from treetune.cli.output import console_for, print_json
-    from treetune.errors import UsageError
-    from treetune.rows.formats import format_named
-    from treetune.rows.reading import RowTasks, read_tasks
-    from treetune.rows.sources import names_taskset
-    from treetune.target import load_taskset, refuse_server
-    from treetune.validate import write_tasks
-
     if len(paths) < 2:
         raise UsageError("there is nothing to write to", remedy="treetune convert IN... OUT --to FORMAT")
     for name in (to, from_):
@@ -61,4 +59,4 @@ def convert_command(
         rows = write_tasks(RowTasks(islice(read_tasks(sources, from_), num_tasks)), out, to, check=check)
     if json:
         return print_json({"path": str(out), "rows": rows, "from": from_, "to": to})
-    return console_for(False).print(f"{rows:,} rows as {to}: {out}", markup=False, soft_wrap=True)
+    return Screen().say(f"{rows:,} rows as {to}: {out}")

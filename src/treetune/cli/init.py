@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import re
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Annotated
 
 import typer
+
+import treetune
+from treetune.errors import StorageError, UsageError
+from treetune.plugins import tasksets
+
+_TEMPLATES = resources.files("treetune.cli").joinpath("templates")
 
 
 def init_command(
@@ -24,20 +32,18 @@ def init_command(
 ) -> None:
     """Scaffold a taskset with a test that passes and a config; with --dataset, a script that makes a dataset; with
     --server, a package that others install, serve, or run as a container."""
-    from treetune.errors import StorageError, UsageError
-
     if dataset and server:
         raise UsageError("--dataset and --server are two things", remedy="pass one of them")
     module = re.sub(r"[ ._-]+", "_", name.lower()).strip("_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module):
         remedy = "use letters from a to z, digits and dashes, a letter first; -o names another folder"
         raise UsageError(f"{name!r} makes no Python name", remedy=remedy)
-    if not dataset and _taken(module):
+    if not dataset and _hides_another(module):
         module += "_taskset"
     # A package goes by the name that it was given, as far as it is one.
     id = module if name == module else module.replace("_", "-")
-    if server:
-        _refuse_known(id)
+    if server and id in tasksets.names():  # one of the two would be found in the place of the other
+        raise UsageError(f"there is a taskset {id!r} already, {tasksets.names()[id]}", remedy="choose another name")
     cls = "".join(part.capitalize() for part in module.split("_"))
     place = folder / (id if server else module)
     if os.path.lexists(place):
@@ -64,27 +70,18 @@ def init_command(
 
 def _write_templates(kind: str, place: Path, names: dict[str, str]) -> None:
     """Writes the files of `templates/KIND`, their names and their `${module}` and the like filled in."""
-    for template in resources.files("treetune.cli").joinpath("templates", kind).iterdir():
-        file = template.name.removesuffix(".template").replace("module", names["module"])
-        (place / file).write_text(Template(template.read_text()).substitute(names))
+    for template in _TEMPLATES.joinpath(kind).iterdir():
+        file = template.name.removesuffix(".template")
+        (place / file.replace("module", names["module"])).write_text(read_template(f"{kind}/{file}", **names))
 
 
-def _refuse_known(id: str) -> None:
-    """A taskset of another package would be found in the place of this one, or this one in its place."""
-    from treetune.errors import UsageError
-    from treetune.plugins import tasksets
-
-    if id in tasksets.names():
-        raise UsageError(f"there is a taskset {id!r} already, {tasksets.names()[id]}", remedy="choose another name")
+def read_template(name: str, **values: str) -> str:
+    """The text of `templates/NAME.template` with the values filled in."""
+    return Template(_TEMPLATES.joinpath(f"{name}.template").read_text()).substitute(values)
 
 
-def _taken(module: str) -> bool:
+def _hides_another(module: str) -> bool:
     """Whether a file or class of this name would hide something: a keyword, a name of ours, another module."""
-    import keyword
-    from importlib.util import find_spec
-
-    import treetune
-
     cls = "".join(part.capitalize() for part in module.split("_"))
     if keyword.iskeyword(module) or keyword.iskeyword(cls) or module == "treetune":
         return True

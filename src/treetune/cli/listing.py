@@ -1,14 +1,24 @@
-"""`treetune list`: what is installed, and what can be configured."""
+"""`treetune list`: what is installed, what can be configured, and what works where."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib
+import inspect
+from collections.abc import Mapping
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.text import Text
 
-from treetune.target import NEEDS_TASKS
+from treetune.cli.options import Json
+from treetune.cli.output import Screen, make_table, print_json
+from treetune.config import defaults_of, field_docs
+from treetune.plugins import Registry, environments, tasksets
+from treetune.policies import SPELLINGS
+from treetune.rows.formats import FORMATS
+from treetune.target import NEEDS_TASKS, taskset_class
 
 
 def list_command(
@@ -25,57 +35,42 @@ def list_command(
         bool, typer.Option("--matrix", help="What works where: targets by verbs, kinds of tasks by trainers.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds that each of the --servers has to answer.")] = 2.0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    json: Json = False,
 ) -> None:
     """What is installed: tasksets, environments, models. With a NAME: the keys of that taskset's config.
 
     treetune list --servers FOLDER_OR_URL shows the servers that run, and how they are.
     """
-    from treetune.cli.output import console_for, print_json
-    from treetune.plugins import environments, tasksets
-    from treetune.policies import KINDS
-
     if servers:
         from treetune.cli.register import list_servers
 
         return list_servers(name, timeout, json)
     if matrix:
-        from treetune.cli.listing import as_text, cells
-
         return print_json(cells()) if json else print(as_text())
     if name is not None:
         return _describe(name, json)
     found = {
-        "tasksets": {id: {"from": origin, "about": _about(tasksets, id)} for id, origin in tasksets.names().items()},
-        "environments": {
-            id: {"from": origin, "about": _about(environments, id)} for id, origin in environments.names().items()
-        },
-        "models": {kind: {"about": about} for kind, about in KINDS.items()},
+        "tasksets": _installed(tasksets),
+        "environments": _installed(environments),
+        "models": {spelling: {"about": about} for spelling, about in SPELLINGS.items()},
     }
     if json:
         return print_json(found)
-    from rich.table import Table
-    from rich.text import Text
-
-    console = console_for(False)
+    screen = Screen()
     for kind, entries in found.items():
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=kind, title_justify="left")
-        table.title_style = "bold"
-        for id, entry in sorted(entries.items()):
-            origin = entry.get("from", "")
-            table.add_row(id, Text(entry["about"]), Text("" if origin == "built in" else origin))
-        console.print(table)
-    console.print("[dim]treetune list NAME shows a taskset's keys; treetune show NAME its tasks[/dim]")
-    return None
+        origins = {id: entry.get("from", "").removeprefix("built in") for id, entry in entries.items()}
+        table = make_table((id, entry["about"], origins[id]) for id, entry in sorted(entries.items()))
+        table.title, table.title_justify, table.title_style = kind, "left", "bold"
+        screen.print(table)
+    return screen.say("treetune list NAME shows a taskset's keys; treetune show NAME its tasks", style="dim")
 
 
-def _about(registry: Any, id: str) -> str:
-    """The first line of the module's docstring."""
-    import importlib
-    import inspect
+def _installed(registry: Registry) -> dict[str, dict[str, str]]:
+    return {id: {"from": origin, "about": _about(registry, id)} for id, origin in registry.names().items()}
 
-    from treetune.cli.hosts import missing_extra
 
+def _about(registry: Registry, id: str) -> str:
+    """The first line of the docstring of the class or its module, and what is not installed."""
     try:
         cls = registry.resolve(id)
     except Exception as error:  # a broken package of somebody else must not break the list
@@ -87,42 +82,35 @@ def _about(registry: Any, id: str) -> str:
     return doc.partition("\n")[0] + missing
 
 
-def _describe(name: str, json: bool) -> None:
-    from treetune.cli.output import console_for, print_json
-    from treetune.config import defaults_of, field_docs
-    from treetune.plugins import tasksets
-    from treetune.target import taskset_class
+def missing_extra(cls: type) -> str | None:
+    """The extra that a taskset's class names as `EXTRA`, where what it installs is not there."""
+    extra: str | None = getattr(cls, "EXTRA", None)
+    return extra if extra is not None and find_spec(extra.replace("-", "_")) is None else None
 
+
+def _describe(name: str, json: bool) -> None:
     cls: Any = taskset_class({"id": name})
-    docs = field_docs(cls.config_type)
-    defaults = defaults_of(cls.config_type)
+    docs, defaults = field_docs(cls.config_type), defaults_of(cls.config_type)
     keys: dict[str, dict[str, Any]] = {
         key: {"default": defaults.get(key), "required": key not in defaults, "about": docs.get(key, "")}
         for key in cls.config_type.__struct_fields__
         if key != "extra"
     }
     flags = {flag: getattr(cls, flag) for flag in ("INFINITE", "NEEDS_CONTAINER")}
+    about = _about(tasksets, name)
     if json:
-        return print_json({"id": name, "about": _about(tasksets, name), "flags": flags, "config": keys})
-    from rich.table import Table
-    from rich.text import Text
-
-    console = console_for(False)
-    console.print(Text(_about(tasksets, name)))
-    console.print(Text("  ".join(f"{flag}: {value}" for flag, value in flags.items()), style="dim"))
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("key", "default", "meaning"):
-        table.add_column(heading)
+        return print_json({"id": name, "about": about, "flags": flags, "config": keys})
+    screen = Screen()
+    screen.print(Text(about))
+    screen.say("  ".join(f"{flag}: {value}" for flag, value in flags.items()), style="dim")
+    rows = []
     for key, entry in keys.items():
-        name = "shuffle.seed" if key == "shuffle" else key
-        table.add_row(
-            f"--taskset.{name}", Text("required" if entry["required"] else str(entry["default"])), Text(entry["about"])
-        )
-    console.print(table)
-    return None
+        shown = "required" if entry["required"] else str(entry["default"])
+        rows.append((f"--taskset.{'shuffle.seed' if key == 'shuffle' else key}", shown, entry["about"]))
+    return screen.print(make_table(rows, ("key", "default", "meaning")))
 
 
-class Target(StrEnum):
+class TargetKind(StrEnum):
     """What a verb can be given."""
 
     ID = "id"
@@ -134,7 +122,7 @@ class Target(StrEnum):
     SERVER = "server"
 
 
-class Kind(StrEnum):
+class TaskKind(StrEnum):
     """How a task is played and scored."""
 
     RULE = "ground truth"
@@ -147,50 +135,43 @@ class Column(NamedTuple):
     """A verb, a door or a trainer. It takes every target, or every kind of task, but for those that it refuses."""
 
     name: str
-    of: type[Target] | type[Kind]
     refuses: Mapping[str, str] = {}
     """What it does not take, with words of the message that says so."""
 
-    def takes(self, what: Target | Kind) -> bool:
-        return what not in self.refuses
 
-
-_NO_SERVER: dict[str, str] = {Target.SERVER: NEEDS_TASKS}
-
-COLUMNS = (
-    Column(name="show", of=Target),
-    Column(name="validate", of=Target, refuses=_NO_SERVER),
-    Column(name="eval", of=Target),
-    Column(name="eval", of=Kind),
-    Column(name="build verl", of=Target, refuses=_NO_SERVER),
-    Column(name="build skyrl", of=Target, refuses=_NO_SERVER),
-    Column(name="build trl", of=Target, refuses=_NO_SERVER),
-    Column(name="convert", of=Target, refuses=_NO_SERVER),
-    Column(name="serve --zmq", of=Target, refuses=_NO_SERVER),
-    Column(name="serve --http", of=Target, refuses=_NO_SERVER),
-    Column(name="serve --zmq", of=Kind),
-    Column(name="serve --http", of=Kind),
-    Column(name="verl", of=Kind, refuses={Kind.MULTI_TURN: "has episodes of several turns, and verl plays one"}),
-    Column(name="SkyRL", of=Kind),
-    Column(name="AReaL", of=Kind),
-    Column(name="TRL", of=Kind),
-)
-
-TABLES: dict[str, type[Target] | type[Kind]] = {"target": Target, "task": Kind}
-
-
-def columns(of: type[Target] | type[Kind]) -> Iterator[Column]:
-    return (column for column in COLUMNS if column.of is of)
+_NO_SERVER: dict[str, str] = {TargetKind.SERVER: NEEDS_TASKS}
+_ONE_TURN: dict[str, str] = {TaskKind.MULTI_TURN: "has episodes of several turns, and verl plays one"}
+DOORS = ("zmq", "http")
+MATRIX: dict[str, tuple[type[StrEnum], list[Column]]] = {
+    "target": (
+        TargetKind,
+        [
+            Column("show"),
+            Column("validate", _NO_SERVER),
+            Column("eval"),
+            *(Column(f"build {format}", _NO_SERVER) for format in FORMATS),
+            Column("convert", _NO_SERVER),
+            *(Column(f"serve --{door}", _NO_SERVER) for door in DOORS),
+        ],
+    ),
+    "task": (
+        TaskKind,
+        [
+            Column("eval"),
+            *(Column(f"serve --{door}") for door in DOORS),
+            Column("verl", _ONE_TURN),
+            *(Column(name) for name in ("SkyRL", "AReaL", "TRL")),
+        ],
+    ),
+}
+"""By table: what its rows are, and its columns."""
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     """By table, row and column: True, or words of the refusal."""
     return {
-        table: {
-            str(what): {column.name: column.takes(what) or column.refuses[what] for column in columns(of)}
-            for what in of
-        }
-        for table, of in TABLES.items()
+        table: {str(row): {column.name: column.refuses.get(row, True) for column in columns} for row in rows}
+        for table, (rows, columns) in MATRIX.items()
     }
 
 
@@ -201,15 +182,14 @@ def as_text() -> str:
         names = list(next(iter(rows.values())))
         width = max(map(len, [table, *rows]))
         lines = [_line([table.ljust(width), *names]), _line(["-" * width, *("-" * len(name) for name in names)])]
+        refused: dict[tuple[str, str], list[str]] = {}
         for what, found in rows.items():
             marks = [("yes" if found[name] is True else "no").ljust(len(name)) for name in names]
             lines.append(_line([what.ljust(width), *marks]))
-        refused: dict[tuple[str, str], list[str]] = {}
-        for what, found in rows.items():
-            for name, said in found.items():
-                if isinstance(said, str):
-                    refused.setdefault((what, said), []).append(name)
-        notes = [f"- {what}: {', '.join(names)}: {said}" for (what, said), names in refused.items()]
+            for name, words in found.items():
+                if isinstance(words, str):
+                    refused.setdefault((what, words), []).append(name)
+        notes = [f"- {what}: {', '.join(names)}: {words}" for (what, words), names in refused.items()]
         parts.append("\n".join([*lines, *(["", *notes] if notes else [])]))
     return "\n\n".join(parts)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO
 
+import msgspec
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 # Newer releases of typer carry their own click, older ones use the installed one: this is the base in either.
 CommandLineError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -38,13 +41,9 @@ def keep_standard_output(as_json: bool) -> None:
 def print_json(value: Any) -> None:
     """The one JSON object of a `--json` run."""
     global _printed
-    import msgspec
-
     try:
         encoded = msgspec.json.encode(value, enc_hook=repr)
     except UnicodeEncodeError:  # a lone surrogate, such as the name of a file
-        import json
-
         encoded = json.dumps(msgspec.to_builtins(value, enc_hook=repr)).encode()
     content = msgspec.json.format(encoded, indent=2) + b"\n"
     if _kept is None:
@@ -61,11 +60,25 @@ def was_printed() -> bool:
     return _printed
 
 
-def console_for(as_json: bool) -> Console:
+class Screen(Console):
     """Where people read: standard output, or standard error where that belongs to JSON."""
-    from rich.console import Console
 
-    return Console(stderr=as_json, highlight=False)
+    def __init__(self, as_json: bool = False) -> None:
+        super().__init__(stderr=as_json, highlight=False)
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Text as it is: no markup, and a long line is left to the terminal."""
+        self.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def make_table(rows: Iterable[Sequence[str | Text]], headings: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
+    """A table without lines. Text is shown as it is; the headings in `right` stand above numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(headings))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
 
 
 def report_error(message: str, remedy: str | None, code: int, as_json: bool) -> int:

@@ -61,7 +61,7 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
     import asyncio
     import os
 
-    from treetune.cli.output import console_for, print_json
+    from treetune.cli.output import Screen, print_json
     from treetune.errors import UsageError
     from treetune.serve.register import check_health, open_register
 
@@ -81,7 +81,7 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = console_for(False)
+    console = Screen()
     if not found:
         console.print(Text(f"no servers in {place}; one joins with treetune serve ... --register {place}"))
         return
@@ -147,7 +147,7 @@ def open_registration(place: str | None, advertise: str | None) -> Registration 
 
 
 def register_server(
-    registration: Registration | None, server: EnvServer, info: Info
+    registration: Registration | None, server: EnvServer, url: str | None, info: Info
 ) -> AbstractAsyncContextManager[None]:
     """Keeps the server in the register while it runs."""
     import contextlib
@@ -159,12 +159,11 @@ def register_server(
 
     if registration is None:
         return contextlib.nullcontext()
-    addresses = {name: name_public_address(address) for name, address in server.addresses.items()}
     entry = ServerEntry(
         id=make_id(),
         name=info.name[:300],
-        url=registration.advertise or addresses.get("http"),
-        zmq=addresses.get("zmq"),
+        url=registration.advertise or (name_public_address(url) if url is not None else None),
+        zmq=name_public_address(server.address) if server.address else None,
         server_key=server.public_key.decode() if server.public_key is not None else None,
         num_tasks=info.num_tasks,
         needs_token=server.config.access.token is not None,

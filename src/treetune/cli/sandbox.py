@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+from rich.filesize import decimal
+from rich.markup import escape
 
-sandbox_app = typer.Typer(
-    help="Sandboxes: what this machine offers, and root file systems for them.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+from treetune.cli.options import Json
+from treetune.cli.output import Screen, print_json
+from treetune.errors import UsageError
+
+sandbox_app = typer.Typer()
 
 
 @sandbox_app.command("build")
@@ -29,12 +32,6 @@ def build_command(
     Use it with `--taskset.rootfs DIR` (os-interaction) or `Shell.open(rootfs=DIR)`. The folder appears when it is
     complete; an interrupted build is simply started again.
     """
-    import msgspec
-    from rich.filesize import decimal
-    from rich.markup import escape
-
-    from treetune.cli.output import console_for, print_json
-    from treetune.errors import UsageError
     from treetune.sandbox.rootfs import Recipe, build
 
     wanted = {"suite": suite, "include": [name for name in include.split(",") if name], "variant": variant}
@@ -42,43 +39,38 @@ def build_command(
         recipe = msgspec.convert({**wanted, "mirror": mirror}, Recipe)
     except msgspec.ValidationError as error:
         raise UsageError(str(error), remedy="name suites, variants and packages as Debian does") from error
-    console = console_for(json)
-    with console.status(f"{suite}: starting") as status:
+    screen = Screen(json)
+    with screen.status(f"{suite}: starting") as status:
 
         def say(line: str) -> None:
             status.update(f"{suite}: {escape(line[:200])}")
-            if not console.is_terminal:
-                console.print(line, markup=False, soft_wrap=True)
+            if not screen.is_terminal:
+                screen.say(line)
 
         built = build(folder, recipe, say=say)
-    text = f"{built.folder}: {built.suite}, {built.files} files, {decimal(built.size)}, made by {built.tool}"
-    console.print(text, markup=False, soft_wrap=True)
+    screen.say(f"{built.folder}: {built.suite}, {built.files} files, {decimal(built.size)}, made by {built.tool}")
     if json:
         print_json(built)
 
 
 @sandbox_app.command("check")
 def check_command(
-    rootfs: Annotated[Path | None, typer.Option(help="A root file system to try.")] = None,
-    json: Json = False,
+    rootfs: Annotated[Path | None, typer.Option(help="A root file system to try.")] = None, json: Json = False
 ) -> int:
     """What this machine offers: one-shot commands, shells, a Docker engine, and what enforces each limit.
 
     Exit code 0: sandboxes start here; 1: they do not.
     """
-    import asyncio
-
-    from treetune.cli.output import console_for, print_json
     from treetune.sandbox.probe import survey
 
     parts = asyncio.run(survey(None if rootfs is None else str(rootfs)))
     good = all(part.works for part in parts if part.name != "docker")
-    console = console_for(json)
+    screen = Screen(json)
     for part in parts:
-        console.print(
-            f"[bold]{part.name}[/]: [{'green' if part.works else 'yellow'}]{'yes' if part.works else 'no'}[/]"
-        )
-        console.print("".join(f"  {line}\n" for line in part.text.splitlines()), end="", markup=False, soft_wrap=True)
+        colour, word = ("green", "yes") if part.works else ("yellow", "no")
+        screen.print(f"[bold]{part.name}[/]: [{colour}]{word}[/]")
+        for line in part.text.splitlines():
+            screen.say(f"  {line}")
     if json:
         print_json({"good": good, "parts": parts})
     return 0 if good else 1

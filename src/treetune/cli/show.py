@@ -2,94 +2,76 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
-from treetune.cli.arguments import TARGET, TRUST
+from treetune import evaluation
+from treetune.cli.hosts import ask_server, find_served
+from treetune.cli.options import TASKS, Json, Split, Target, Tokenizer, Trust, read_overrides
+from treetune.cli.output import Screen, print_json
+from treetune.config import to_plain
+from treetune.errors import MissingExtraError, user_code
+from treetune.target import build_taskset, read_target
+from treetune.task import Task
+from treetune.taskset import Taskset
 
 
 def show_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help=TARGET)],
+    target: Target,
     num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks.")] = 5,
-    split: Annotated[
-        str | None, typer.Option(help="Of a config with train_tasks and val_tasks: which list (val, or the only one).")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="A tokenizer folder or name: render and count prompts (extra `local`).")
-    ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help=TRUST)] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    split: Split = None,
+    tokenizer: Tokenizer = None,
+    trust: Trust = False,
+    json: Json = False,
 ) -> None:
     """Look at tasks: prompt (rendered and counted with --tokenizer), ground truth, gold answer, source.
 
     Keys of the taskset are set with --taskset.KEY VALUE.
     """
-    import asyncio
-
-    from treetune.cli.arguments import TASKS, read_overrides, trusted
-    from treetune.cli.output import console_for, print_json
-    from treetune.evaluation.config import refuse_unknown_keys
-    from treetune.target import build_taskset, read_target
-
-    overrides = read_overrides(context, TASKS) | trusted(trust)
+    overrides = read_overrides(context, TASKS, trust=trust)
     data = read_target(target, overrides, split)
-    refuse_unknown_keys(data, target)
+    evaluation.refuse_unknown_keys(data, target)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
-    render = _renderer(tokenizer) if tokenizer else None
-    tasks, golds = asyncio.run(_drawn(taskset, num_tasks))
-    shown = [_entry(task, gold, render) for task, gold in zip(tasks, golds, strict=True)]
+    render = _load_renderer(tokenizer) if tokenizer else None
+    tasks, golds = asyncio.run(_draw(taskset, num_tasks))
+    shown = []
+    for task, gold in zip(tasks, golds, strict=True):
+        entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "gold": gold}
+        if render is not None and task.messages:
+            entry["rendered"], entry["prompt_tokens"] = render(task.messages)
+        shown.append(entry)
     if json:
         return print_json({"taskset": taskset.name, "infinite": taskset.INFINITE, "tasks": shown})
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console = console_for(False)
+    screen = Screen()
     for entry in shown:
         tokens = f"  {entry['prompt_tokens']} tokens" if "prompt_tokens" in entry else ""
-        console.print(Text(f"task {entry['idx']}  {entry['data_source']}  {entry['uid'][:12]}{tokens}", style="bold"))
+        screen.print(Text(f"task {entry['idx']}  {entry['data_source']}  {entry['uid'][:12]}{tokens}", style="bold"))
         hidden = {"idx", "data_source", "uid", "reward_spec", "prompt_tokens", "prompt" if "rendered" in entry else ""}
         for name in [name for name in entry if name not in hidden]:
             if entry[name] not in (None, {}, []):
-                console.print(Padding(Text.assemble((f"{name}: ", "dim"), _plain(entry[name])), (0, 0, 0, 2)))
+                screen.print(Padding(Text.assemble((f"{name}: ", "dim"), _as_text(entry[name])), (0, 0, 0, 2)))
     return None
 
 
-async def _drawn(taskset: Any, num_tasks: int) -> tuple[list[Any], list[Any]]:
+async def _draw(taskset: Taskset[Any, Any], num_tasks: int) -> tuple[list[Task], list[Any]]:
     """The first tasks and their gold answers, which a server keeps to itself."""
-    from treetune.cli.hosts import drawn_there
-    from treetune.target import is_server
-
-    if is_server(getattr(taskset.config, "address", "")):
-        tasks = await drawn_there(taskset, num_tasks)
+    if (served := find_served(taskset)) is not None:
+        tasks = await ask_server(served, num_tasks)
         return tasks, [None] * len(tasks)
-    tasks = taskset.select_tasks(num_tasks)
-    return tasks, await _golds(taskset, tasks)
-
-
-async def _golds(taskset: Any, tasks: list[Any]) -> list[Any]:
-    from treetune.errors import user_code
-
-    golds = []
+    tasks, golds = taskset.select_tasks(num_tasks), []
     for task in tasks:
         with user_code(f"{taskset.name}.gold() of task {task.idx}"):
             golds.append(await taskset.gold_of(task))
-    return golds
+    return tasks, golds
 
 
-def _entry(task: Any, gold: Any, render: Any) -> dict[str, Any]:
-    from treetune.config import to_plain
-
-    entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "gold": gold}
-    if render is not None and task.messages:
-        entry["rendered"], entry["prompt_tokens"] = render(task.messages)
-    return entry
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, str):
-        return value
+def _as_text(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
         return "".join(f"\n[{message['role']}] {message.get('content')}" for message in value)
     if isinstance(value, list):
@@ -97,9 +79,7 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def _renderer(tokenizer: str) -> Any:
-    from treetune.errors import MissingExtraError
-
+def _load_renderer(tokenizer: str) -> Callable[[list[dict[str, Any]]], tuple[str, int]]:
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -1,54 +1,58 @@
-"""`treetune top`: a running server, live."""
+"""Looking at a running server: `treetune top` shows its figures, live; `treetune probe` tests it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+import asyncio
+from contextlib import aclosing
+from typing import Annotated, Any
 
+import msgspec
 import typer
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from treetune.serve.http.transport import HttpTransport
+from treetune import serve
+from treetune.cli.hosts import find_served
+from treetune.cli.options import Json, Token
+from treetune.cli.output import Screen, make_table, print_json
+from treetune.errors import UsageError
+from treetune.target import is_server, load_taskset
 
 
 def top_command(
     address: Annotated[
         str, typer.Argument(help="The address of a `treetune serve`: tcp://127.0.0.1:5555, http://127.0.0.1:5000.")
     ],
-    token: Annotated[str | None, typer.Option(envvar="TREETUNE_TOKEN", help="The server's token.")] = None,
+    token: Token = None,
     server_key: Annotated[
         str | None, typer.Option(envvar="TREETUNE_SERVER_KEY", help="The public key of an encrypted server.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
     deadline: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    json: Json = False,
 ) -> int:
     """Look at a running server: what it gave out, what is under way, rewards and errors."""
-    import asyncio
-
-    from treetune.cli.output import console_for, print_json
-
-    console = console_for(json)
+    served = find_served(load_taskset(address)) if is_server(address) else None
+    if served is None:
+        raise UsageError(f"{address} is no address of a server", remedy="write tcp://HOST:PORT or http://HOST:PORT")
+    served.token, served.server_key, served.deadline = token, server_key, deadline
+    screen = Screen(json)
 
     async def watch() -> None:
-        async with _open_stats(address, token, server_key, deadline) as look:
-            before = await look()
+        async with aclosing(served):
+            before = await served.stats()
             if json:
                 print_json(before)
                 return
-            if once or not console.is_terminal:
-                console.print(_make_table(address, before, before))
+            if once or not screen.is_terminal:
+                screen.print(_make_table(address, before, before))
                 return
-            from rich.live import Live
-
-            with Live(_make_table(address, before, before), console=console, screen=True) as live:
+            with Live(_make_table(address, before, before), console=screen, screen=True) as live:
                 while True:
                     await asyncio.sleep(every)
-                    now = await look()
+                    now = await served.stats()
                     live.update(_make_table(address, now, before))
                     before = now
 
@@ -56,68 +60,64 @@ def top_command(
     return 0
 
 
-@asynccontextmanager
-async def _open_stats(
-    address: str, token: str | None, server_key: str | None, deadline: float
-) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
-    """What gives the figures of the server at an address, whichever door it is."""
-    if address.startswith(("http://", "https://")):
-        from treetune.serve.http.transport import HttpTransport
-
-        async with HttpTransport(address, token) as transport:
-            yield lambda: _read_stats(transport, deadline)
-        return
-    from treetune.serve.zmq.client import EnvClient
-
-    async with EnvClient(address, token=token, server_key=server_key, deadline=deadline) as client:
-        yield client.stats
-
-
-async def _read_stats(transport: HttpTransport, deadline: float) -> dict[str, Any]:
-    from treetune.serve.errors import ServeError
-
-    reply = await transport.ask("GET", "/metrics", None, deadline)
-    if reply.status == 404:
-        raise ServeError(f"{transport.url} shows no /metrics", remedy="`treetune serve TARGET --http :PORT` does")
-    return reply.read(dict[str, Any])
-
-
 def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
     """One look at a server, with rates since the look before."""
-    from rich.table import Table
-    from rich.text import Text
-
     seconds = now["uptime"] - before["uptime"]
-
-    def rate(method: str) -> str:
-        if seconds <= 0:
-            return ""
-        more = now["requests"].get(method, 0) - before["requests"].get(method, 0)
-        return f"  {more / seconds:,.0f}/s"
-
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-
-    def row(name: str, value: str) -> None:
-        table.add_row(Text(name, style="bold"), Text(value))
-
-    row(now["name"], f"{address}, up {now['uptime']:,.0f} s")
-    row("under way", f"{now['in_flight']:,} of {now['capacity']:,}, {now['episodes']:,} of them episodes")
+    rows = [
+        (now["name"], f"{address}, up {now['uptime']:,.0f} s"),
+        ("under way", f"{now['in_flight']:,} of {now['capacity']:,}, {now['episodes']:,} of them episodes"),
+    ]
     if "http_episodes" in now:
-        row("HTTP episodes", f"{now['http_episodes']:,} live")
+        rows.append(("HTTP episodes", f"{now['http_episodes']:,} live"))
     if now["workers"]:
         loads = f" (loads {' '.join(map(str, now['loads']))})" if "loads" in now else ""
-        row("workers", f"{now['workers']}{loads}, {now['replaced_workers']} replaced, {now['queue']} waiting")
+        workers = f"{now['workers']}{loads}, {now['replaced_workers']} replaced, {now['queue']} waiting"
+        rows.append(("workers", workers))
     for method, count in sorted(now["requests"].items()):
+        more = count - before["requests"].get(method, 0)
+        rate = f"  {more / seconds:,.0f}/s" if seconds > 0 else ""
         mean = now["seconds"].get(method, 0.0) / count if count else 0.0
-        row(method, f"{count:,}{rate(method)}" + (f"  {mean:.2f} s each" if mean >= 0.01 else ""))
+        rows.append((method, f"{count:,}{rate}" + (f"  {mean:.2f} s each" if mean >= 0.01 else "")))
     for name in sorted(key for key in now if key.startswith("cursor:")):
-        row(f"cursor {name.removeprefix('cursor:')}".rstrip(), f"{now[name]:,}")
+        rows.append((f"cursor {name.removeprefix('cursor:')}".rstrip(), f"{now[name]:,}"))
     for source, found in sorted(now["sources"].items()):
         reward = "" if found["mean_reward"] is None else f", mean reward {found['mean_reward']:.3f}"
-        row(source, f"{found['tasks']:,} tasks, {found['share']:.0%}{reward}")
+        rows.append((source, f"{found['tasks']:,} tasks, {found['share']:.0%}{reward}"))
     for name in ("outcomes", "errors"):
         if now[name]:
-            row(name, "  ".join(f"{kind}: {count:,}" for kind, count in sorted(now[name].items())))
+            rows.append((name, "  ".join(f"{kind}: {count:,}" for kind, count in sorted(now[name].items()))))
     if now["malformed"]:
-        row("malformed", f"{now['malformed']:,}")
-    return table
+        rows.append(("malformed", f"{now['malformed']:,}"))
+    return make_table((Text(name, style="bold"), value) for name, value in rows)
+
+
+def probe_command(
+    url: Annotated[str, typer.Argument(help="The address of a task server, such as http://127.0.0.1:5000.")],
+    token: Token = None,
+    task_index: Annotated[
+        int, typer.Option(help="The task to try; -1: the next in the server's order, which then moves on.")
+    ] = 0,
+    action: Annotated[str, typer.Option(help="What to answer in each step.")] = "42",
+    turns: Annotated[int, typer.Option(min=1, help="How many steps, unless the episode ends before.")] = 3,
+    timeout: Annotated[float, typer.Option(help="Seconds for each request.")] = 30.0,
+    json: Json = False,
+) -> int:
+    """Test a running task server: health, info, one episode, timings, a verdict.
+
+    Exit code 0: good; 1: it answers, with faults; 3: nobody answers.
+    """
+    url = url if "://" in url else f"http://{url}"
+    index = task_index if task_index >= 0 else None
+    probing = serve.probe(url, token=token or None, task_index=index, action=action, turns=turns, timeout=timeout)
+    report = asyncio.run(probing)
+    screen = Screen(json)
+    colours = {"good": "green", "absent": "yellow", "fault": "red"}
+    rows = []
+    for check in report.checks:
+        spent = f"{1000 * check.seconds:.1f} ms" if check.seconds is not None else ""
+        rows.append((check.name, Text(check.state, style=colours[check.state]), spent, check.detail))
+    screen.print(make_table(rows))
+    screen.say(f"{report.url}: {report.verdict}", style="bold")
+    if json:
+        print_json({**msgspec.structs.asdict(report), "good": report.good, "verdict": report.verdict})
+    return 0 if report.good else 1

@@ -10,18 +10,12 @@ import msgspec
 from treetune.config import collect, defaults_of, to_plain
 from treetune.episode import Limits
 from treetune.errors import ConfigError, did_you_mean
-from treetune.policies.endpoint import EndpointConfig
+from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
 from treetune.target import collect_taskset, describe
 from treetune.taskset import Taskset
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-HARMLESS = ("max_concurrent:", "endpoint.")
-"""How differences begin that cannot change a result, and so are no hindrance when a run is resumed."""
-
-GROWING = ("num_tasks", "num_rollouts")
-"""What a resumed run may ask for more of."""
 
 
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,12 +63,6 @@ def refuse_unknown_keys(data: Mapping[str, Any], source: str) -> None:
         raise ConfigError(faults, source=source)
 
 
-def own_keys(data: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """`data` without what only other verbs read; keys that none knows stay, to be found at fault."""
-    others = KEYS.difference(struct.__struct_fields__)
-    return {key: value for key, value in data.items() if key not in others}
-
-
 class Evaluation(msgspec.Struct):
     """A config with the taskset it names."""
 
@@ -83,9 +71,7 @@ class Evaluation(msgspec.Struct):
 
     def resolved(self) -> dict[str, Any]:
         """The config that runs this evaluation again, every key spelled out."""
-        plain = to_plain(self.config)
-        plain["taskset"] = describe(self.taskset, self.config.taskset)
-        return plain
+        return {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
 
     def overridden(self) -> dict[str, Any]:
         """Only what differs from the defaults, by dotted path."""
@@ -93,16 +79,40 @@ class Evaluation(msgspec.Struct):
         return dict(_differing(self.resolved(), defaults))
 
 
+class Validation(msgspec.Struct):
+    """How a taskset is checked, and the taskset."""
+
+    config: ValidateConfig
+    taskset: Taskset[Any, Any]
+
+    def resolved(self) -> dict[str, Any]:
+        return {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
+
+
 def read_evaluation(
     data: Mapping[str, Any], raw: Mapping[str, str] | None = None, source: str = "config"
 ) -> Evaluation:
     """A typed evaluation from plain values; one error names every fault, the taskset's included."""
+    return Evaluation(*_read(data, EvalConfig, raw or {}, source))
+
+
+def read_validation(
+    data: Mapping[str, Any], raw: Mapping[str, str] | None = None, source: str = "config"
+) -> Validation:
+    return Validation(*_read(data, ValidateConfig, raw or {}, source))
+
+
+def _read(
+    data: Mapping[str, Any], struct: type[msgspec.Struct], raw: Mapping[str, str], source: str
+) -> tuple[Any, Taskset[Any, Any]]:
+    others = KEYS.difference(struct.__struct_fields__)  # keys that no verb knows stay, to be found at fault
+    own = {key: value for key, value in data.items() if key not in others}
     faults: list[tuple[str, str]] = []
-    config = collect(own_keys(data, EvalConfig), EvalConfig, "", raw or {}, faults)
-    taskset = collect_taskset(data.get("taskset"), "taskset", raw or {}, faults)
+    config = collect(own, struct, "", raw, faults)
+    taskset = collect_taskset(data.get("taskset"), "taskset", raw, faults)
     if faults or taskset is None:
         raise ConfigError(faults, source=source)
-    return Evaluation(config, taskset)
+    return config, taskset
 
 
 def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """A run on disk: `config.yaml` (can be run again), records appended as they come, `summary.json`, and in
 `fingerprint.json` what the run began with, which a resumed run is compared with.
 
-    with RunFolder.create(Path("runs/x"), TRACES, config, fingerprint) as run:
+    with RunFolder.create(Path("runs/x"), TRACES, config, taskset) as run:
         run.append(trace)
 
 The records are complete lines at every moment but perhaps the last, so a killed run can be resumed.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +22,17 @@ from filelock import FileLock, Timeout
 
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.evaluation.config import GROWING, HARMLESS
-from treetune.target import Fingerprint, config_differences
+from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
 
 CONFIG, SUMMARY, FINGERPRINT = "config.yaml", "summary.json", "fingerprint.json"
 SUPERSEDED = "superseded.jsonl"
 """Records that a resumed run replaced: errors that were tried again."""
+HARMLESS = ("max_concurrent:", "endpoint.")
+"""How differences begin that cannot change a result, and so are no hindrance when a run is resumed."""
+GROWING = ("num_tasks", "num_rollouts")
+"""What a resumed run may ask for more of."""
 
 R = TypeVar("R")
 
@@ -75,22 +79,27 @@ def read_traces(folder: Path, taskset: Taskset[Any, Any]) -> Iterator[Trace]:
 
 class RunFolder(Generic[R]):
     def __init__(self, path: Path, records: Records[R]) -> None:
+        """Locks the folder, which is made where there is none."""
         self.path = path
         self.records = records
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            (path / ".lock").touch()  # else the lock would take a forbidden folder for one that is in use
         self._lock = FileLock(str(path / ".lock"))
-        self._file: int | None = None
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(f"another process is writing to {path}", remedy="wait for it, or pass -o") from None
+        self._open_file()
 
     @classmethod
-    def create(cls, path: Path, records: Records[R], config: Mapping[str, Any], fingerprint: Fingerprint) -> Self:
+    def create(cls, path: Path, records: Records[R], config: Mapping[str, Any], taskset: Taskset[Any, Any]) -> Self:
         """A new run folder; one that already holds a run is refused."""
         if (path / CONFIG).exists() or (path / records.file).exists():
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
-        with _writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+        beginning = Beginning(dict(config), taskset_fingerprint(taskset))
         run = cls(path, records)
-        run._acquire()
-        run._note(config, fingerprint)
-        run._open()
+        run._write_beginning(beginning)
         return run
 
     @classmethod
@@ -99,15 +108,14 @@ class RunFolder(Generic[R]):
         path: Path,
         records: Records[R],
         config: Mapping[str, Any],
-        fingerprint: Fingerprint,
+        taskset: Taskset[Any, Any],
         *,
         changed: bool = False,
         remedy: str = "",
     ) -> Self:
-        """An existing one, refused where the config differs from the one it began with in anything that could change
-        a result, or where the taskset changed; that `config.yaml` was edited makes no difference. It may ask for more
-        tasks and rollouts than before. With `changed` another taskset is told, but no hindrance. `remedy` says what
-        else to do about one."""
+        """An existing one. Refused where the config differs from the one it began with in anything that could change a
+        result, except that it may ask for more; or where the taskset changed, unless `changed` allows that. `remedy`
+        begins the advice for a changed taskset."""
         if not (path / FINGERPRINT).exists():
             raise ResumeError(f"{path} holds no run to resume", remedy="leave out --resume, or correct -o")
         try:
@@ -127,51 +135,54 @@ class RunFolder(Generic[R]):
         for change in changes:
             if change.startswith("endpoint.base_url:"):
                 warnings.warn(f"the run goes on at another address: {change}", stacklevel=2)
-        if differences := began.taskset.differences(fingerprint):
-            told = f"the taskset changed since the run in {path} began: {'; '.join(differences)}"
+        if differences := began.taskset.differences(taskset_fingerprint(taskset)):
+            message = f"the taskset changed since the run in {path} began: {'; '.join(differences)}"
             if not changed:
                 other = "go on with the taskset as it was, or start a new run with another -o"
-                raise ResumeError(told, remedy=f"{remedy}{other}")
-            warnings.warn(told, stacklevel=2)
+                raise ResumeError(message, remedy=f"{remedy}{other}")
+            warnings.warn(message, stacklevel=2)
         run = cls(path, records)
-        run._acquire()
         if grown:
-            run._note({**began.config, **grown}, began.taskset)
-        run._open()
+            run._write_beginning(Beginning({**began.config, **grown}, began.taskset))
         return run
 
-    def replace(self, records: Path, config: Mapping[str, Any], fingerprint: Fingerprint) -> None:
-        """Puts a file of records in the place of all there are, which are moved aside: what another taskset made."""
-        self._close()
-        with _writing(self.path):
-            with open(self.path / SUPERSEDED, "ab") as superseded:
-                superseded.writelines(line for line, _ in self.records.lines(self.path))
-            os.replace(records, self.path / self.records.file)
-        self._note(config, fingerprint)
-        self._open()
-
-    def _note(self, config: Mapping[str, Any], fingerprint: Fingerprint) -> None:
-        write_whole(self.path / FINGERPRINT, msgspec.json.encode(Beginning(dict(config), fingerprint)))
-        write_whole(self.path / CONFIG, dump_yaml(config).encode())
+    def _write_beginning(self, beginning: Beginning) -> None:
+        write_whole(self.path / FINGERPRINT, msgspec.json.encode(beginning))
+        write_whole(self.path / CONFIG, dump_yaml(beginning.config).encode())
 
     def read(self) -> Iterator[R]:
         return self.records.read(self.path)
 
     def keep(self, wanted: Callable[[R], bool]) -> None:
         """Moves the records that are not wanted aside, and drops a last line that was cut short."""
-        self._close()
         temporary = self.path / f".{self.records.file}.kept"
         with _writing(self.path):
             with open(temporary, "wb") as kept, open(self.path / SUPERSEDED, "ab") as superseded:
                 for line, record in self.records.lines(self.path):
                     (kept if wanted(record) else superseded).write(line)
-            os.replace(temporary, self.path / self.records.file)
+            self._replace_records(temporary)
             if not (self.path / SUPERSEDED).stat().st_size:
                 (self.path / SUPERSEDED).unlink()
-        self._open()
+
+    def replace(self, other: RunFolder[R]) -> None:
+        """Puts the records and the beginning of another run in the place of these, which are moved aside."""
+        with _writing(self.path):
+            with open(self.path / SUPERSEDED, "ab") as superseded:
+                superseded.writelines(line for line, _ in self.records.lines(self.path))
+            self._replace_records(other.path / other.records.file)
+            for file in (FINGERPRINT, CONFIG):
+                os.replace(other.path / file, self.path / file)
+
+    def _replace_records(self, file: Path) -> None:
+        os.close(self._file)
+        os.replace(file, self.path / self.records.file)
+        self._open_file()
+
+    def _open_file(self) -> None:
+        with _writing(self.path):
+            self._file = os.open(self.path / self.records.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, record: R) -> None:
-        assert self._file is not None
         line = self.records.encode(record) + b"\n"
         try:
             while line:  # one write as a rule; more only on a nearly full disk, where the next raises
@@ -183,7 +194,7 @@ class RunFolder(Generic[R]):
         write_whole(self.path / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
 
     def close(self) -> None:
-        self._close()
+        os.close(self._file)
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -192,22 +203,19 @@ class RunFolder(Generic[R]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _open(self) -> None:
-        with _writing(self.path):
-            self._file = os.open(self.path / self.records.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _acquire(self) -> None:
-        try:
-            with _writing(self.path):
-                (self.path / ".lock").touch()  # else the lock would take a forbidden folder for one that is in use
-                self._lock.acquire(timeout=0)
-        except Timeout:
-            raise UsageError(f"another process is writing to {self.path}", remedy="wait for it, or pass -o") from None
+def write_pass_rates(run: Path, out: Path, threshold: float) -> None:
+    """Writes how often each task of a run was solved, which a dataset task's `filter` can select by:
+    {"uid": "...", "pass_rate": 0.25, "rollouts": 4}"""
+    passes: dict[str, list[bool]] = defaultdict(list)
+    for trace in TRACES.read(run):
+        if trace.outcome.scored:
+            passes[trace.uid].append(trace.passed(threshold))
+    rates = [
+        {"uid": uid, "pass_rate": sum(tries) / len(tries), "rollouts": len(tries)} for uid, tries in passes.items()
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, msgspec.json.Encoder().encode_lines(rates))
 
 
 def _is_more(before: int | None, now: int | None) -> bool:
@@ -215,7 +223,7 @@ def _is_more(before: int | None, now: int | None) -> bool:
     return before is not None and (now is None or now > before)
 
 
-def unused(path: Path) -> Path:
+def unused_path(path: Path) -> Path:
     """`path`, or `path-2`, `path-3`, ... where it exists already."""
     number, free = 1, path
     while free.exists():
@@ -225,7 +233,7 @@ def unused(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is either the old one or the new one, never half."""
+    """Writes a file so that it is either the old one or the new one, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with _writing(path):
         temporary.write_bytes(content)
@@ -236,8 +244,6 @@ def write_whole(path: Path, content: bytes) -> None:
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except Timeout:
-        raise
     except OSError as error:
         raise _unwritable(path, error) from error
 

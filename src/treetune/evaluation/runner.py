@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
-
-import msgspec
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
 
 from treetune.errors import TasksetError, TreetuneError, first_of
 from treetune.evaluation.config import Evaluation
@@ -25,7 +23,7 @@ from treetune.streams import Streams
 from treetune.task import Task
 from treetune.trace import Failure, Outcome, Trace
 
-Key = tuple[str, int, int]
+T = TypeVar("T")
 
 
 def local_host(evaluation: Evaluation, policy: Policy) -> LocalHost:
@@ -34,7 +32,27 @@ def local_host(evaluation: Evaluation, policy: Policy) -> LocalHost:
     return LocalHost(Streams(evaluation.taskset), always(policy), capacity=capacity)
 
 
-class Job(msgspec.Struct):
+async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
+    """Runs `work` on every item, at most so many at once. The first error ends it, and is raised as it is."""
+    free = asyncio.Semaphore(at_once)
+
+    async def run_one(item: T) -> None:
+        try:
+            await work(item)
+        finally:
+            free.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            async for item in items:
+                await free.acquire()
+                group.create_task(run_one(item))
+    except BaseExceptionGroup as errors:
+        error = first_of(errors)
+        raise error from error.__cause__
+
+
+class Job(NamedTuple):
     """The rollouts that one task still needs."""
 
     task: Task
@@ -44,19 +62,13 @@ class Job(msgspec.Struct):
 
 
 class Runner:
-    def __init__(
-        self,
-        evaluation: Evaluation,
-        run: RunFolder[Trace],
-        host: Host,
-        on_trace: Callable[[Trace, Tally], None] | None = None,
-    ) -> None:
+    def __init__(self, evaluation: Evaluation, run: RunFolder[Trace], host: Host) -> None:
         self._config = evaluation.config
         self._taskset = evaluation.taskset
         self._host = host
         self._run = run
-        self.on_trace = on_trace
-        self._done: set[Key] = set()
+        self._done: set[tuple[str, int, int]] = set()
+        self.on_trace: Callable[[Trace, Tally], None] = lambda trace, tally: None
         self.tally = Tally(self._config.pass_threshold)
 
     def resume(self) -> int:
@@ -88,21 +100,14 @@ class Runner:
         """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
         if self._taskset.scores_groups and self._config.num_rollouts > self._config.max_concurrent:
             warnings.warn("a group is larger than max_concurrent: its rollouts run in several batches", stacklevel=2)
-        jobs: asyncio.Queue[Job | None] = asyncio.Queue(self._config.max_concurrent)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._produce(jobs))
-                for _ in range(self._config.max_concurrent):
-                    tasks.create_task(self._work(jobs))
-        except BaseExceptionGroup as group:
-            error = first_of(group)
-            raise error from error.__cause__
+            await run_bounded(self._jobs(), self._work, self._config.max_concurrent)
         finally:
             summary = self.tally.summary()
             self._run.write_summary(summary)
         return summary
 
-    async def _produce(self, jobs: asyncio.Queue[Job | None]) -> None:
+    async def _jobs(self) -> AsyncIterator[Job]:
         unseen = set(self._done)
         tasks = 0
         async for task, occurrence in self._host.draw(self._config.num_tasks):
@@ -111,27 +116,23 @@ class Runner:
             tasks += 1
             missing = [key[2] for key in keys if key not in self._done]
             if missing and self._taskset.scores_group_of(task):
-                await jobs.put(Job(task, occurrence, missing, grouped=True))
+                yield Job(task, occurrence, missing, grouped=True)
             else:
                 for number in missing:
-                    await jobs.put(Job(task, occurrence, [number], grouped=False))
+                    yield Job(task, occurrence, [number], grouped=False)
         if unseen:
             self._forget(unseen)
         self.tally.expected = tasks * self._config.num_rollouts
-        for _ in range(self._config.max_concurrent):
-            await jobs.put(None)
 
-    async def _work(self, jobs: asyncio.Queue[Job | None]) -> None:
-        while (job := await jobs.get()) is not None:
-            try:
-                traces = await self._play(job)
-            except TreetuneError as error:
-                traces = [self._failed(job, number, error) for number in job.rollouts]
-            for trace in traces:
-                self._run.append(trace)
-                self.tally.add(trace)
-                if self.on_trace is not None:
-                    self.on_trace(trace, self.tally)
+    async def _work(self, job: Job) -> None:
+        try:
+            traces = await self._play(job)
+        except TreetuneError as error:
+            traces = [self._failed(job, number, error) for number in job.rollouts]
+        for trace in traces:
+            self._run.append(trace)
+            self.tally.add(trace)
+            self.on_trace(trace, self.tally)
 
     async def _play(self, job: Job) -> list[Trace]:
         config, numbers = self._config, job.rollouts
@@ -157,7 +158,7 @@ class Runner:
             failure=Failure.of(error, "host"),
         )
 
-    def _forget(self, unseen: set[Key]) -> None:
+    def _forget(self, unseen: set[tuple[str, int, int]]) -> None:
         warnings.warn(
             f"{len(unseen)} saved rollouts belong to tasks that this taskset no longer gives; moved aside",
             stacklevel=2,

@@ -39,20 +39,25 @@ class Summary(msgspec.Struct):
         return self.rollouts - self.scored
 
 
+class TaskTally(msgspec.Struct):
+    """What the summary needs of one task's rollouts."""
+
+    source: str
+    rollouts: int = 0
+    rewards: list[float] = []
+    passes: list[bool] = []
+
+
 class Tally:
     """Collects traces one by one and keeps only what the summary needs of them."""
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
         self._threshold = pass_threshold
-        self._rewards: dict[tuple[str, int], list[float]] = defaultdict(list)
-        self._passes: dict[tuple[str, int], list[bool]] = defaultdict(list)
-        self._sources: dict[str, dict[tuple[str, int], list[float]]] = defaultdict(lambda: defaultdict(list))
-        self._tried: dict[str, int] = Counter()
+        self._tasks: dict[tuple[str, int], TaskTally] = {}
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._outcomes: Counter[str] = Counter()
-        self._tasks: set[tuple[str, int]] = set()
         self._seconds = 0.0
-        self._tokens = [0, 0]
+        self._prompt_tokens = self._completion_tokens = 0
         self._reward_sum = 0.0
         self.rollouts = 0
         self.scored = 0
@@ -60,22 +65,19 @@ class Tally:
         """How many rollouts there will be, once that is known."""
 
     def add(self, trace: Trace) -> None:
-        task = (trace.uid, trace.occurrence)
+        task = self._tasks.setdefault((trace.uid, trace.occurrence), TaskTally(trace.task.data_source))
+        task.rollouts += 1
         self.rollouts += 1
-        self._tasks.add(task)
         self._outcomes[trace.outcome.value] += 1
         self._seconds += trace.timing.total
-        self._tokens[0] += trace.usage.prompt_tokens
-        self._tokens[1] += trace.usage.completion_tokens
-        self._tried[trace.task.data_source] += 1
-        rewards = self._sources[trace.task.data_source][task]
+        self._prompt_tokens += trace.usage.prompt_tokens
+        self._completion_tokens += trace.usage.completion_tokens
         if trace.reward is None:
             return
         self.scored += 1
         self._reward_sum += trace.reward
-        self._rewards[task].append(trace.reward)
-        self._passes[task].append(trace.passed(self._threshold))
-        rewards.append(trace.reward)
+        task.rewards.append(trace.reward)
+        task.passes.append(trace.passed(self._threshold))
         for name, value in trace.metrics.items():
             self._metrics[name].append(value)
 
@@ -88,27 +90,30 @@ class Tally:
         return self.rollouts - self.scored
 
     def summary(self) -> Summary:
+        scored = [task for task in self._tasks.values() if task.rewards]
+        by_source: dict[str, list[TaskTally]] = defaultdict(list)
+        for task in self._tasks.values():
+            by_source[task.source].append(task)
         return Summary(
             mean_reward=self.mean_reward,
-            stderr=standard_error(list(self._rewards.values())),
-            pass_at_k=pass_at_k(list(self._passes.values())),
+            stderr=standard_error([task.rewards for task in scored]),
+            pass_at_k=pass_at_k([task.passes for task in scored]),
             tasks=len(self._tasks),
             rollouts=self.rollouts,
             scored=self.scored,
             outcomes=dict(sorted(self._outcomes.items())),
             metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
-            data_sources={
-                source: SourceSummary(
-                    tasks=len(by_task),
-                    rollouts=self._tried[source],
-                    mean_reward=_mean([reward for rewards in by_task.values() for reward in rewards]),
-                )
-                for source, by_task in sorted(self._sources.items())
-            },
-            prompt_tokens=self._tokens[0],
-            completion_tokens=self._tokens[1],
+            data_sources={source: _summarise_source(tasks) for source, tasks in sorted(by_source.items())},
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
             seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
         )
+
+
+def _summarise_source(tasks: Sequence[TaskTally]) -> SourceSummary:
+    rewards = [reward for task in tasks for reward in task.rewards]
+    rollouts = sum(task.rollouts for task in tasks)
+    return SourceSummary(len(tasks), rollouts, sum(rewards) / len(rewards) if rewards else None)
 
 
 def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:
@@ -137,7 +142,3 @@ def pass_at_k(tries: Sequence[Sequence[bool]]) -> dict[str, float]:
         estimates[str(k)] = sum(chances) / len(chances)
         k *= 2
     return estimates
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -17,7 +17,7 @@ from treetune.tokens import ChatTokens, Tokens
 DEFAULT_MAX_TOKENS = 256
 
 
-def model_path(path: str) -> Path:
+def find_model(path: str) -> Path:
     where = Path(path).expanduser()
     if not where.exists():  # transformers would take a missing path for a hub name
         raise UsageError(f"no model at {path}", remedy="local: takes a Hugging Face folder or a .gguf file")
@@ -28,7 +28,7 @@ class LocalPolicy:
     """A Hugging Face model folder or a .gguf file, loaded in float32. One completion at a time."""
 
     def __init__(self, path: str) -> None:
-        where = model_path(path)
+        where = find_model(path)
         try:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from treetune.errors import PolicyError
-from treetune.policies.endpoint import EndpointConfig
+from treetune.policies import EndpointConfig
 from treetune.policy import Completion, Request, Usage, cannot_continue
 from treetune.task import text_of
 

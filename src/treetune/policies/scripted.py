@@ -13,7 +13,7 @@ from treetune.taskset import Taskset
 WRONG = "I do not know."
 
 
-def scripted(script: str, taskset: Taskset[Any, Any]) -> Policy:
+def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
     if script == "gold":
         return Gold(taskset, probability=1.0, name="scripted:gold")
     if script == "echo":

@@ -1,8 +1,8 @@
-"""Serving a taskset to trainers: the pull server, its pool of workers, and its client.
+"""Serving a taskset to trainers: the server, its pool of workers, its doors, and their clients.
 
     from treetune.serve import EnvClient, EnvServer, EnvServerPool
 
-Names are loaded when they are first used.
+Other rooms use what is named here. Names are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -11,34 +11,65 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.serve.host import ModelsConfig
+    from treetune.serve.access import Access
+    from treetune.serve.errors import ServeError
+    from treetune.serve.http.client import RemoteEpisode, TaskServerClient
+    from treetune.serve.http.episodes import HttpConfig
+    from treetune.serve.http.probe import probe
+    from treetune.serve.http.server import HttpServer
+    from treetune.serve.metrics import serve_metrics
+    from treetune.serve.models import ModelsConfig
     from treetune.serve.pool.broker import EnvServerPool
+    from treetune.serve.pool.engines import load_engine
     from treetune.serve.pool.workers import PoolConfig
+    from treetune.serve.register import (
+        Register,
+        RegisteredServer,
+        RegisterServer,
+        ServerEntry,
+        ServerHealth,
+        check_health,
+        make_id,
+        name_public_address,
+        open_register,
+        stay_registered,
+    )
+    from treetune.serve.served import ServedTaskset
     from treetune.serve.server import EnvServer, ServerConfig
     from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
+    from treetune.serve.zmq.sockets import socket_folder
 
-__all__ = [
-    "BlockingEnvClient",
-    "EnvClient",
-    "EnvServer",
-    "EnvServerPool",
-    "ModelsConfig",
-    "PoolConfig",
-    "ServerConfig",
-]
+__all__ = ["BlockingEnvClient", "EnvClient", "EnvServer", "EnvServerPool", "ModelsConfig", "PoolConfig", "ServerConfig"]
+__all__ += ["Access", "HttpConfig", "HttpServer", "load_engine", "serve_metrics", "socket_folder"]
+__all__ += ["RemoteEpisode", "ServeError", "ServedTaskset", "TaskServerClient", "probe"]
+__all__ += ["Register", "RegisterServer", "RegisteredServer", "ServerEntry", "ServerHealth", "check_health"]
+__all__ += ["make_id", "name_public_address", "open_register", "stay_registered"]
 
 _HOMES = {
-    "BlockingEnvClient": "zmq.client",
-    "EnvClient": "zmq.client",
-    "EnvServer": "server",
-    "EnvServerPool": "pool.broker",
-    "ModelsConfig": "models",
-    "PoolConfig": "pool.workers",
-    "ServerConfig": "server",
+    "access": ("Access",),
+    "errors": ("ServeError",),
+    "http.client": ("RemoteEpisode", "TaskServerClient"),
+    "http.episodes": ("HttpConfig",),
+    "http.probe": ("probe",),
+    "http.server": ("HttpServer",),
+    "metrics": ("serve_metrics",),
+    "models": ("ModelsConfig",),
+    "pool.broker": ("EnvServerPool",),
+    "pool.engines": ("load_engine",),
+    "pool.workers": ("PoolConfig",),
+    "register": (
+        *("Register", "RegisterServer", "RegisteredServer", "ServerEntry", "ServerHealth", "check_health"),
+        *("make_id", "name_public_address", "open_register", "stay_registered"),
+    ),
+    "served": ("ServedTaskset",),
+    "server": ("EnvServer", "ServerConfig"),
+    "zmq.client": ("BlockingEnvClient", "EnvClient"),
+    "zmq.sockets": ("socket_folder",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'treetune.serve' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"treetune.serve.{_HOMES[name]}"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

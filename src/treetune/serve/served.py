@@ -1,11 +1,8 @@
 """Tasksets that live on a server, as they are known here.
 
-    taskset = Served(ServedConfig(address="tcp://127.0.0.1:5555"))
-    taskset.describe_as(await host.info())
-
-    taskset = ServedEpisodes(ServedConfig(address="http://127.0.0.1:5000"))
-    await taskset.learn()               # its name and how many tasks it has
-    taskset.environment(taskset[3])     # an environment whose start and steps are requests
+    taskset = load_taskset("tcp://127.0.0.1:5555")     # or http://127.0.0.1:5000
+    await taskset.learn()                               # its name and how many tasks it has
+    await taskset.first_tasks(3)
 
 A pull server also runs the rollouts; over HTTP only the environment is there, and the policy here.
 """
@@ -16,10 +13,15 @@ import asyncio
 import os
 from typing import Any
 
+import msgspec
+
 from treetune.environment import Action, Environment, Observation, Step
 from treetune.errors import TasksetError, UsageError
 from treetune.host import Info
+from treetune.serve.errors import ServeError
 from treetune.serve.http.client import RemoteEpisode, TaskServerClient
+from treetune.serve.http.transport import HttpTransport
+from treetune.serve.zmq.client import EnvClient
 from treetune.task import Task
 from treetune.taskset import Taskset, TasksetConfig
 
@@ -31,17 +33,91 @@ class ServedConfig(TasksetConfig, frozen=True, kw_only=True):
     """Where the server listens: tcp://HOST:PORT, http://HOST:PORT. TREETUNE_TOKEN has its token."""
 
 
-class Served(Taskset[Task, ServedConfig]):
+class ServedTaskset(Taskset[Task, ServedConfig]):
+    """What verbs ask of a server, whichever door it has. A new door brings a subclass, and a line in `SERVERS` of
+    `treetune.builtin`."""
+
+    models: list[str] | None = None
+    """Who can answer there; None where the server only has the environments, and the policy is here."""
+
+    def __init__(self, config: ServedConfig | None = None) -> None:
+        super().__init__(config)
+        self.name = self.config.address
+        self.token = os.environ.get("TREETUNE_TOKEN") or None
+        self.server_key = os.environ.get("TREETUNE_SERVER_KEY") or None
+        self.deadline = 30.0
+        """Seconds for what the server answers at once."""
+        self._client: tuple[asyncio.AbstractEventLoop, Any] | None = None
+
+    async def learn(self) -> None:
+        """Asks the server what it serves."""
+        raise NotImplementedError
+
+    async def first_tasks(self, count: int) -> list[Task]:
+        """The first tasks with their prompts; no cursor moves."""
+        raise NotImplementedError
+
+    async def stats(self) -> dict[str, Any]:
+        """The server's figures."""
+        raise NotImplementedError
+
+    def open_host(self) -> EnvClient:
+        """Where the rollouts run, of a server that has models."""
+        raise NotImplementedError
+
+    def _connect(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def client(self) -> Any:
+        """The client of this event loop."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client[0] is not loop:
+            self._client = loop, self._connect()
+        return self._client[1]
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_client": None}
+
+
+class Served(ServedTaskset):
     """A taskset behind a pull server, which runs the rollouts."""
 
     def __init__(self, config: ServedConfig | None = None) -> None:
         super().__init__(config)
         self._info = Info()
 
+    def _connect(self) -> EnvClient:
+        return EnvClient(self.config.address, token=self.token, server_key=self.server_key, deadline=self.deadline)
+
+    def open_host(self) -> EnvClient:
+        return EnvClient(self.config.address, token=self.token, server_key=self.server_key)
+
+    async def learn(self) -> None:
+        self.describe_as(await self.client.info())
+
     def describe_as(self, info: Info) -> None:
         self._info = info
         self.name = info.name
+        self.models = info.models
         self.INFINITE = info.num_tasks is None  # type: ignore[misc]
+
+    async def first_tasks(self, count: int) -> list[Task]:
+        if not self._info.by_index:
+            raise UsageError(
+                f"{self.name} is only a generator: its server has no task at an index", remedy="show the taskset itself"
+            )
+        known = self._info.num_tasks
+        return [await self.client.sample(index) for index in range(count if known is None else min(count, known))]
+
+    async def stats(self) -> dict[str, Any]:
+        figures: dict[str, Any] = await self.client.stats()
+        return figures
 
     def count(self) -> int | None:
         return self._info.num_tasks
@@ -60,15 +136,16 @@ class Served(Taskset[Task, ServedConfig]):
         return self._info.fingerprint
 
 
-class ServedEpisodes(Taskset[Task, ServedConfig]):
+class ServedEpisodes(ServedTaskset):
     """A taskset behind a task server. A task is known by its index only: the server shows its prompt when an episode
     of it starts."""
 
     def __init__(self, config: ServedConfig | None = None) -> None:
         super().__init__(config)
-        self.name = self.config.address
         self._info: dict[str, Any] = {}
-        self._client: tuple[asyncio.AbstractEventLoop, TaskServerClient] | None = None
+
+    def _connect(self) -> TaskServerClient:
+        return TaskServerClient(self.config.address, token=self.token)
 
     async def learn(self) -> None:
         """Asks the server what it serves. One that does not tell has no end that is known."""
@@ -76,19 +153,22 @@ class ServedEpisodes(Taskset[Task, ServedConfig]):
         self.name = str(self._info.get("name") or self.config.address)
         self.INFINITE = self._info.get("num_tasks") is None  # type: ignore[misc]
 
-    @property
-    def client(self) -> TaskServerClient:
-        """The client of this event loop."""
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._client[0] is not loop:
-            token = os.environ.get("TREETUNE_TOKEN") or None
-            self._client = loop, TaskServerClient(self.config.address, token=token)
-        return self._client[1]
+    async def first_tasks(self, count: int) -> list[Task]:
+        """The prompt is what an episode of the task shows first."""
+        tasks = self.select_tasks(count)
+        return [msgspec.structs.replace(task, prompt=(await self._opening(task)).messages()) for task in tasks]
 
-    async def aclose(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client[1].close()
+    async def _opening(self, task: Task) -> Observation:
+        async with await self.client.start(task.reward_spec[INDEX]) as episode:
+            observation: Observation = episode.observation
+            return observation
+
+    async def stats(self) -> dict[str, Any]:
+        async with HttpTransport(self.config.address, self.token) as transport:
+            reply = await transport.ask("GET", "/metrics", None, self.deadline)
+        if reply.status == 404:
+            raise ServeError(f"{transport.url} shows no /metrics", remedy="`treetune serve TARGET --http :PORT` does")
+        return reply.read(dict[str, Any])
 
     def count(self) -> int | None:
         number: int | None = self._info.get("num_tasks")
@@ -101,16 +181,8 @@ class ServedEpisodes(Taskset[Task, ServedConfig]):
         by_index = self._info.get("by_index", True)
         return _RemoteEnvironment(task, self, task.reward_spec[INDEX] if by_index else None)
 
-    async def opening(self, task: Task) -> Observation:
-        """What an episode of the task shows first."""
-        async with await self.client.start(task.reward_spec[INDEX]) as episode:
-            return episode.observation
-
     def source(self) -> str | None:
         return str(self._info.get("fingerprint", "")) or None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_client": None}
 
 
 class _RemoteEnvironment(Environment):

@@ -22,8 +22,7 @@ from weakref import WeakKeyDictionary
 
 from treetune.errors import MissingExtraError, UsageError
 from treetune.score import finite
-from treetune.serve.errors import ServeError
-from treetune.serve.http.client import RemoteEpisode, TaskServerClient
+from treetune.serve import RemoteEpisode, ServeError, TaskServerClient
 from treetune.tokens import ChatTokens, Rewrites, Tokens, TokenSequence
 from treetune.trainers.conversation import Conversation, Hooks
 

@@ -20,19 +20,28 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.errors import MissingExtraError, TreetuneError, UsageError
 from treetune.trainers.skyrl.registry import install_hook, register, remove_hook
-from treetune.trainers.skyrl.tasks import PYTHON, refuse_old_python, resolve_tasks_into_config, run_with_tasks
+from treetune.trainers.skyrl.tasks import (
+    PYTHON,
+    cli_overrides,
+    refuse_old_python,
+    resolve_tasks_into_config,
+    run_with_tasks,
+    shell_words,
+)
 
 if TYPE_CHECKING:
     from treetune.trainers.skyrl.prompt_dataset import PromptDataset
 
 __all__ = [
     "PromptDataset",
+    "cli_overrides",
     "install_hook",
     "main",
     "register",
     "remove_hook",
     "resolve_tasks_into_config",
     "run_with_tasks",
+    "shell_words",
 ]
 
 

@@ -27,8 +27,7 @@ from treetune import threads
 from treetune.errors import UsageError
 from treetune.rows.formats import FORMATS
 from treetune.score import finite
-from treetune.serve.errors import ServeError
-from treetune.serve.http.client import TaskServerClient
+from treetune.serve import ServeError, TaskServerClient
 from treetune.target import load_taskset
 from treetune.task import Message, begins_answer, text_of
 from treetune.taskset import Taskset

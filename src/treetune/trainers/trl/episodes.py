@@ -20,7 +20,7 @@ from treetune.environment import Action, Step
 from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import TreetuneError, described
 from treetune.score import finite
-from treetune.serve.errors import ServeError
+from treetune.serve import ServeError
 from treetune.streams import Streams
 from treetune.taskset import Taskset
 from treetune.tokens import ChatTokens, Prompt, TokenSequence

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import msgspec
 
-from treetune.errors import described, first_of
+from treetune.errors import described
 from treetune.evaluation.config import ValidateConfig
 from treetune.evaluation.run_folder import Records, RunFolder
+from treetune.evaluation.runner import run_bounded
 from treetune.policies.scripted import Gold
 from treetune.rollout import run_rollout
 from treetune.score import Validity
@@ -26,7 +27,7 @@ from treetune.validate.report import SHOWN, Finding
 from treetune.validate.rules import Severity
 
 
-class Check(msgspec.Struct):
+class TaskCheck(msgspec.Struct):
     """What was found of one task."""
 
     idx: int
@@ -39,7 +40,7 @@ class Check(msgspec.Struct):
     gold_reward: float | None = None
 
 
-class ValidationSummary(msgspec.Struct):
+class CheckSummary(msgspec.Struct):
     tasks: int
     valid: int
     invalid: int
@@ -48,37 +49,32 @@ class ValidationSummary(msgspec.Struct):
     findings: list[Finding]
 
 
-CHECKS: Records[Check] = Records("results.jsonl", msgspec.json.encode, msgspec.json.Decoder(Check).decode)
-
-
+CHECKS: Records[TaskCheck] = Records("results.jsonl", msgspec.json.encode, msgspec.json.Decoder(TaskCheck).decode)
 RETRIED = ("gold-failed", "validate-failed")
 """Rules that say of the check, not of the task, that it failed: a resumed run tries these again."""
 
 
-async def validate_taskset(
-    taskset: Taskset[Any, Any], config: ValidateConfig, run: RunFolder[Check], on_check: Callable[[Check], None]
-) -> ValidationSummary:
+async def check_taskset(
+    taskset: Taskset[Any, Any], config: ValidateConfig, run: RunFolder[TaskCheck], on_check: Callable[[], None]
+) -> CheckSummary:
     """Checks every task that `run` has no result for yet; results are saved as they come."""
     checks = {(check.uid, check.occurrence): check for check in run.read()}
     unseen = set(checks)
-    free = asyncio.Semaphore(config.max_concurrent)
 
-    async def check_one(task: Task, occurrence: int) -> None:
-        try:
-            check = await _check(taskset, task, occurrence, config)
-        finally:
-            free.release()
+    async def unchecked() -> AsyncIterator[tuple[Task, int]]:
+        async for task, occurrence in draw_tasks(taskset, config.num_tasks):
+            unseen.discard((task.uid, occurrence))
+            if (task.uid, occurrence) not in checks:
+                yield task, occurrence
+
+    async def check_one(drawn: tuple[Task, int]) -> None:
+        check = await _check(taskset, *drawn, config)
         run.append(check)
         checks[check.uid, check.occurrence] = check
-        on_check(check)
+        on_check()
 
     try:
-        async with asyncio.TaskGroup() as group:
-            async for task, occurrence in draw_tasks(taskset, config.num_tasks):
-                unseen.discard((task.uid, occurrence))
-                if (task.uid, occurrence) not in checks:
-                    await free.acquire()
-                    group.create_task(check_one(task, occurrence))
+        await run_bounded(unchecked(), check_one, config.max_concurrent)
         if unseen:
             warnings.warn(
                 f"{len(unseen)} saved results belong to tasks that this taskset no longer gives; moved aside",
@@ -86,17 +82,14 @@ async def validate_taskset(
             )
             run.keep(lambda check: (check.uid, check.occurrence) not in unseen)
             checks = {key: check for key, check in checks.items() if key not in unseen}
-    except BaseExceptionGroup as errors:
-        error = first_of(errors)
-        raise error from error.__cause__
     finally:
         summary = summarise_checks(checks.values(), taskset.name)
         run.write_summary(summary)
     return summary
 
 
-async def _check(taskset: Taskset[Any, Any], task: Task, occurrence: int, config: ValidateConfig) -> Check:
-    check = Check(task.idx, task.uid, occurrence, Validity.UNCHECKED)
+async def _check(taskset: Taskset[Any, Any], task: Task, occurrence: int, config: ValidateConfig) -> TaskCheck:
+    check = TaskCheck(task.idx, task.uid, occurrence, Validity.UNCHECKED)
     rule = "validate-failed"
     try:
         async with asyncio.timeout(config.limits.timeout) as deadline:
@@ -117,7 +110,7 @@ async def _check(taskset: Taskset[Any, Any], task: Task, occurrence: int, config
     return check
 
 
-async def _check_gold(taskset: Taskset[Any, Any], task: Task, config: ValidateConfig, check: Check) -> None:
+async def _check_gold(taskset: Taskset[Any, Any], task: Task, config: ValidateConfig, check: TaskCheck) -> None:
     gold = Gold(taskset, probability=1.0, name="scripted:gold")
     trace = await run_rollout(taskset, task, gold, limits=config.limits)
     check.gold_reward = trace.reward
@@ -131,13 +124,13 @@ async def _check_gold(taskset: Taskset[Any, Any], task: Task, config: ValidateCo
         check.validity = Validity.VALID
 
 
-def summarise_checks(checks: Collection[Check], name: str) -> ValidationSummary:
+def summarise_checks(checks: Collection[TaskCheck], name: str) -> CheckSummary:
     counts = Counter(check.validity for check in checks)
-    by_rule: dict[str, list[Check]] = {}
+    by_rule: dict[str, list[TaskCheck]] = {}
     for check in sorted(checks, key=lambda check: check.idx):
         if check.rule is not None:
             by_rule.setdefault(check.rule, []).append(check)
-    return ValidationSummary(
+    return CheckSummary(
         tasks=len(checks),
         valid=counts[Validity.VALID],
         invalid=counts[Validity.INVALID],

@@ -40,7 +40,7 @@ class SampleRequest(Request, kw_only=True):
     stream: str = ""
 
 
-class RunRequest(Request, kw_only=True):
+class PlayRequest(Request, kw_only=True):
     """What a rollout and a group have in common."""
 
     task: msgspec.Raw
@@ -53,11 +53,11 @@ class RunRequest(Request, kw_only=True):
     occurrence: int = 0
 
 
-class RunRolloutRequest(RunRequest, kw_only=True):
+class RunRolloutRequest(PlayRequest, kw_only=True):
     rollout: int = 0
 
 
-class RunGroupRequest(RunRequest, kw_only=True):
+class RunGroupRequest(PlayRequest, kw_only=True):
     n: int
     rollouts: list[int] | None = None
     """The numbers of its rollouts; absent: 0 to n - 1."""
@@ -162,16 +162,10 @@ class StatsResponse(Response, kw_only=True):
 
 
 def pack_step(step: Step) -> bytes:
-    return pack(
-        StepResponse(
-            observation=step.observation, reward=step.reward, done=step.done, truncated=step.truncated, info=step.info
-        )
+    response = StepResponse(
+        observation=step.observation, reward=step.reward, done=step.done, truncated=step.truncated, info=step.info
     )
-
-
-def unpack_step(data: bytes) -> Step:
-    response = unpack(data, StepResponse)
-    return Step(response.observation, response.reward, response.done, response.info, response.truncated)
+    return pack(response)
 
 
 def failure(error: BaseException) -> Response:

@@ -1,0 +1,142 @@
+"""What a person sees of an evaluation: a live display on a terminal, plain lines elsewhere, figures at its end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from treetune.cli.output import Screen, make_table
+from treetune.evaluation import Evaluation, Summary, Tally
+from treetune.trace import Outcome, Trace
+
+_PLAIN_SECONDS = 5.0
+_LATEST = 8
+
+_COLOURS = {
+    Outcome.COMPLETED: "green",
+    Outcome.TRUNCATED: "yellow",
+    Outcome.TIMEOUT: "magenta",
+    Outcome.CANCELLED: "dim",
+}
+
+
+def display_for(screen: Screen, evaluation: Evaluation, done: int) -> PlainDisplay:
+    return (LiveDisplay if screen.is_terminal else PlainDisplay)(screen, evaluation, done)
+
+
+class PlainDisplay:
+    """One line at the start and one every few seconds: for logs."""
+
+    def __init__(self, screen: Screen, evaluation: Evaluation, done: int) -> None:
+        self._screen = screen
+        self._total = _count_rollouts(evaluation)
+        self._next = time.monotonic() + _PLAIN_SECONDS
+        self._begin(evaluation, done)
+
+    def _begin(self, evaluation: Evaluation, done: int) -> None:
+        settings = " ".join(f"{key}={value}" for key, value in evaluation.overridden().items())
+        self._screen.say(f"evaluating {settings}" + (f" ({done} rollouts done already)" if done else ""))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def on_trace(self, trace: Trace, tally: Tally) -> None:
+        if not trace.outcome.scored and tally.errors <= 3:
+            self._screen.say(rollout_line(trace).plain)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _PLAIN_SECONDS
+            self._screen.say(f"{tally.rollouts}/{tally.expected or self._total or '?'} {_state_line(tally)}")
+
+
+class LiveDisplay(PlainDisplay):
+    """The overridden settings, one bar with mean reward and errors, the latest rollouts."""
+
+    def _begin(self, evaluation: Evaluation, done: int) -> None:
+        self._latest: deque[Text] = deque(maxlen=_LATEST)
+        self._progress = Progress(
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._screen,
+        )
+        self._bar = self._progress.add_task("", total=self._total, completed=done, state="")
+        settings = make_table((Text(key, style="bold"), str(value)) for key, value in evaluation.overridden().items())
+        self._live = Live(
+            get_renderable=lambda: Group(settings, self._progress, *self._latest),
+            console=self._screen,
+            refresh_per_second=8,
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def on_trace(self, trace: Trace, tally: Tally) -> None:
+        self._latest.append(rollout_line(trace))
+        total = tally.expected or self._total
+        self._progress.update(self._bar, completed=tally.rollouts, total=total, state=_state_line(tally))
+
+
+def _count_rollouts(evaluation: Evaluation) -> int | None:
+    """How many rollouts there will be, where that can be known without building every task."""
+    config, taskset = evaluation.config, evaluation.taskset
+    count = taskset._size() if not taskset.INFINITE and taskset.random_access else None
+    known = [number for number in (config.num_tasks, count) if number is not None]
+    return min(known) * config.num_rollouts if known else None
+
+
+def _state_line(tally: Tally) -> str:
+    mean = "-" if tally.mean_reward is None else f"{tally.mean_reward:.3f}"
+    return f"reward {mean}  errors {tally.errors}"
+
+
+def rollout_line(trace: Trace) -> Text:
+    what = trace.failure.message if trace.failure else (trace.answer or trace.explanation or "")
+    what = what.partition("\n")[0]
+    return Text.assemble(
+        f"task {trace.task.idx:<6} r{trace.rollout:<3} ",
+        (f"{trace.outcome.value:<18}", _COLOURS.get(trace.outcome, "red")),
+        f"{'-' if trace.reward is None else format(trace.reward, '.2f'):>6}  {trace.timing.total:7.2f}s  ",
+        what if len(what) <= 80 else what[:79] + "…",
+        no_wrap=True,
+    )
+
+
+def summary_table(summary: Summary) -> RenderableType:
+    """A run's figures; below them, where there are several sources, a table with a line for each."""
+    error = "" if summary.stderr is None else f" ± {summary.stderr:.4f} (standard error)"
+    rows = {"mean reward": f"{_figure(summary.mean_reward)}{error}"}
+    if summary.pass_at_k:
+        rows["pass@k"] = "  ".join(f"{k}: {value:.3f}" for k, value in summary.pass_at_k.items())
+    rows["rollouts"] = f"{summary.scored} scored of {summary.rollouts}, {summary.tasks} tasks"
+    rows["outcomes"] = "  ".join(f"{name}: {count}" for name, count in summary.outcomes.items())
+    figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
+    if summary.completion_tokens:
+        figures.append(("tokens", f"{summary.prompt_tokens} in, {summary.completion_tokens} out"))
+    table = make_table((Text(name, style="bold"), value) for name, value in figures)
+    if len(summary.data_sources) < 2:
+        return table
+    numbers = ("tasks", "rollouts", "mean reward")
+    sources = [
+        (name, f"{source.tasks:,}", f"{source.rollouts:,}", _figure(source.mean_reward))
+        for name, source in summary.data_sources.items()
+    ]
+    return Group(table, "", make_table(sources, ("source", *numbers), right=numbers))
+
+
+def _figure(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:.4f}"

@@ -1,0 +1,90 @@
+"""What several verbs take, declared once: their options, and dotted overrides (`--taskset.level 3`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from treetune.errors import UsageError, did_you_mean
+
+TARGET = (
+    "An id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name), or a server (tcp://, http://)."
+)
+Target = Annotated[str, typer.Argument(help=TARGET)]
+TasksTarget = Annotated[
+    str, typer.Argument(help="An id, config.yaml, file.py:Name, module:Name, or rows: a file, a folder or a hub name.")
+]
+"""Of verbs that need the tasks themselves, which a server keeps."""
+NumTasks = Annotated[
+    int | None,
+    typer.Option("-n", "--num-tasks", min=1, help="How many tasks: all unless given; an infinite taskset needs it."),
+]
+MaxConcurrent = Annotated[int | None, typer.Option("-c", "--max-concurrent", help="How many at once (64).")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a config with train_tasks and val_tasks: which list. Absent: the only one, or val (`serve`: train)."
+    ),
+]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="The folder for the results.")]
+Resume = Annotated[bool, typer.Option(help="Go on with what is in -o: only what is missing or failed.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that rows name, though no build of yours has kept it.")]
+Format = Annotated[str, typer.Option(help="verl, skyrl or trl.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="A tokenizer, a folder or a name: it counts the tokens of prompts (extra `local`).")
+]
+MaxPromptLength = Annotated[int | None, typer.Option(min=1, help="The most tokens of a prompt; needs --tokenizer.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Else TREETUNE_TASK_CACHE_DIR, else ~/.cache/treetune/tasks.")]
+Token = Annotated[str | None, typer.Option(envvar="TREETUNE_TOKEN", help="The server's token.")]
+OpenAccess = Annotated[
+    bool, typer.Option("--open", help="Allow an address that other machines can reach without a token.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+JsonWhenReady = Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")]
+
+TASKS = ("taskset", "train_tasks", "val_tasks")
+"""The groups in which a TARGET's own keys lie: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without the dotted ones, and those as `--a.b=VALUE`. They may stand anywhere: typer does not know
+    them, and would take one that stands before the target for the target."""
+    plain: list[str] = []
+    dotted: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        if argument == "--":
+            return [*plain, argument, *waiting], dotted
+        if not argument.startswith("--") or "." not in argument.partition("=")[0]:
+            plain.append(argument)
+        elif "=" in argument or not waiting or waiting[0].startswith("--"):
+            dotted.append(argument)
+        else:
+            dotted.append(f"{argument}={waiting.pop(0)}")
+    return plain, dotted
+
+
+def read_overrides(context: typer.Context, groups: Sequence[str], *, trust: bool = False) -> dict[str, str]:
+    """What was split off, as `{"taskset.level": "3"}`; `groups` are those that may be overridden. Anything else that
+    typer left over is refused. `trust` is the `--trust` of the verb."""
+    overrides: dict[str, str] = {}
+    for argument in [*context.args, *(context.obj or [])]:
+        key, equals, value = argument.removeprefix("--").partition("=")
+        head = re.split(r"[.\[]", key)[0]
+        if not argument.startswith("--") or "." not in key or head not in groups:
+            options = [option for parameter in context.command.params for option in parameter.opts]
+            dotted = [f"--{group}.{key.partition('.')[2] or 'KEY'}" for group in groups]
+            hint = did_you_mean(argument.partition("=")[0], [*options, *dotted])
+            remedy = f"see `{context.command_path} --help`; dotted overrides begin with "
+            raise UsageError(
+                f"unknown argument {argument!r}{hint}", remedy=remedy + ", ".join(f"--{group}." for group in groups)
+            )
+        if not equals:
+            raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
+        overrides[key] = value
+    return overrides | ({"taskset.trust": "true"} if trust else {})
