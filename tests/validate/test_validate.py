@@ -23,11 +23,11 @@ from treetune.plugins import environments
 from treetune.rows import read_tasks
 from treetune.rows.parquet import table_of
 from treetune.validate import RULES, Report, column_types, validate, validate_dataset
-from treetune.validate.column_types import Turns
 from treetune.validate.gold import empty_answer
-from treetune.validate.prefilter import prefilter
-from treetune.validate.prompts import Lengths, is_validation, key_of
-from treetune.validate.row import RowCheck
+from treetune.validate.prefilter import Columns, prefilter
+from treetune.validate.prompts import Lengths, is_validation, key_of, keys_of
+from treetune.validate.rewards import Turns
+from treetune.validate.rules import RowCheck
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
 """Rules that need a tokenizer or an environment: tested apart."""
@@ -180,7 +180,8 @@ def test_the_prefilter_passes_over_no_faulty_row(rows: list[dict[str, Any]], ski
     batch = pa.RecordBatch.from_pylist([rows[0]] * skip + rows, schema=SCHEMA).slice(skip)
     check = RowCheck("skyrl")
     faulty = [bool(list(check(_without_nulls(row)))) for row in rows]
-    look, _ = prefilter(batch, check)
+    columns = Columns(batch, check)
+    look = prefilter(columns)
     assert not [number for number, bad in enumerate(faulty) if bad and not look[number]]
 
 
@@ -232,11 +233,12 @@ def test_the_prefilter_passes_over_no_faulty_row_of_any_environment(
         schema = schema.remove(schema.get_field_index("max_turns"))
     batch = pa.RecordBatch.from_pylist([rows[0], *rows], schema=schema).slice(1)
     check = RowCheck("skyrl")
-    look, _ = prefilter(batch, check)
+    columns = Columns(batch, check)
+    look = prefilter(columns)
     pruned = [_without_nulls(row) for row in rows]
     assert not [row for number, row in enumerate(pruned) if list(check(row)) and not look[number]]
     by_row, by_column = Turns(), Turns()
-    by_column.add_batch(batch, range(len(rows)), check)
+    by_column.add_batch(columns, range(len(rows)))
     for number, row in enumerate(pruned):
         by_row.add(row, number, check)
     for column, inside in ((True, True), (False, True)):
@@ -262,7 +264,7 @@ OTHER_SCHEMA = pa.schema(
 
 def test_the_prefilter_points_at_no_sound_row() -> None:
     data = [faults.row(number) for number in range(50)]
-    assert not prefilter(pa.RecordBatch.from_pylist(data), RowCheck("skyrl"))[0].any()
+    assert not prefilter(Columns(pa.RecordBatch.from_pylist(data), RowCheck("skyrl"))).any()
 
 
 @given(st.lists(st.lists(st.text(max_size=10), min_size=1, max_size=3), min_size=1, max_size=6), st.booleans())
@@ -272,7 +274,7 @@ def test_prompts_have_the_same_key_in_every_kind_of_file(prompts: list[list[str]
     if large:
         message = pa.struct({"role": pa.string(), "content": pa.large_string()})
         batch = batch.set_column(1, "prompt", batch.column("prompt").cast(pa.list_(message)))
-    _, keys = prefilter(batch, RowCheck("skyrl"))
+    keys = keys_of(Columns(batch, RowCheck("skyrl")))
     assert keys is not None
     assert keys.tolist() == [key_of(row["prompt"]) for row in data]
     assert len(set(keys.tolist())) == len({json.dumps(row["prompt"]) for row in data})
@@ -358,10 +360,10 @@ def test_the_prefilter_proves_natural_rows_of_an_environment(env_class: str) -> 
     sound = [row for row in SOUND if row["env_class"] == env_class and row.get("max_turns") != "3"]
     for row in sound:
         if row.get("reward_spec") != {"ground_truth": 1}:
-            assert not prefilter(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl"))[0].any(), row
+            assert not prefilter(Columns(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl"))).any(), row
     for rule, row in FAULTY:
         if row["env_class"] == env_class:
-            assert prefilter(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl"))[0].all(), (rule, row)
+            assert prefilter(Columns(pa.RecordBatch.from_pylist([row]), RowCheck("skyrl"))).all(), (rule, row)
 
 
 @pytest.mark.parametrize("write", [faults.lines, faults.parquet])
@@ -536,7 +538,7 @@ def test_types_that_the_loader_would_not_put_together(tmp_path: Path) -> None:
     pq.write_table(table.set_column(2, "env_class", table["env_class"].cast(pa.large_string())), two)
     report = validate([str(one), str(two)])
     found = {finding.rule: finding.found for finding in report.findings}
-    assert found["type-differs"] == f"env_class is large_string here, string in {one}"
+    assert found["type-differs"] == f"env_class (large_string and string): the latter in {one}"
     more_keys = [faults.row(number, extra_info={"index": number, "split": "a", "more": 1}) for number in range(8, 12)]
     assert told(one, faults.parquet(tmp_path / "three", more_keys)) == {}
 

@@ -34,7 +34,7 @@ from treetune.target import read_target, refuse_server
 from treetune.validate.files import read_batches, validate
 from treetune.validate.files import split as split_files
 from treetune.validate.prompts import Lengths
-from treetune.validate.report import name_rows, plural, print_report
+from treetune.validate.rules import name_rows, plural, print_report
 from treetune.validate.write import write_fixed
 
 MAX_PROMPT_LENGTH = 512
@@ -156,7 +156,6 @@ def _validate_files(
     if gold:
         from treetune.validate.gold import check_gold
 
-        report.gold = True
         with Progress(**bars) as progress:
             bar = progress.add_task("trying gold answers", total=report.rows)
             batches = read_batches([*training, *held_out])

@@ -23,8 +23,7 @@ from treetune.score import Validity
 from treetune.streams import draw_tasks
 from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.validate.report import SHOWN, Finding
-from treetune.validate.rules import Severity
+from treetune.validate.rules import SHOWN, Finding, Severity
 
 
 class TaskCheck(msgspec.Struct):

@@ -7,8 +7,7 @@ from typing import Any
 
 from treetune.rows.sources import Sources
 from treetune.validate.files import validate
-from treetune.validate.report import Report, print_report
-from treetune.validate.rules import RULES
+from treetune.validate.rules import RULES, Report, print_report
 from treetune.validate.write import write_tasks
 
 __all__ = ["RULES", "Report", "validate", "validate_dataset", "write_tasks"]

@@ -14,12 +14,51 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from treetune.rows.arrow_values import find_clashes
 from treetune.rows.sources import Row, open_plain
-from treetune.validate.report import SHOWN, Report
-from treetune.validate.row import MAKE_NUMBERS, RowCheck
+from treetune.validate.rules import SHOWN, Report, Rule
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Rule("unsupported-type", "types that `datasets` knows", "write it again with plain types", fixable=True)
+Rule(
+    "type-differs",
+    "the same column types in all files, or the loader refuses them together",
+    "write the files together",
+    fixable=True,
+)
+Rule(
+    "mixed-types",
+    "one type in a column of JSON: `datasets` parses text beside other types again, so that 007 becomes 7",
+    "write it with one type, or as parquet",
+    fixable=True,
+)
+Rule(
+    "reread-dates",
+    "text that stays text: a JSON column of dates becomes dates",
+    "write it as parquet",
+    fixable=True,
+)
+Rule(
+    "nan-becomes-null",
+    "numbers that JSON has: `datasets` makes null of NaN and Infinity in arrays, and beside other types",
+    "write it as parquet",
+    fixable=True,
+)
+Rule(
+    "late-types",
+    "the same columns and types from the start: `datasets` takes those of the first 10 MB of JSON lines",
+    "write it as parquet",
+    fixable=True,
+)
+Rule(
+    "big-integers",
+    "integers of 64 bits: larger ones become floats, or break the loader",
+    "write them as text",
+)
 
 Feature = str | dict[str, Any] | list[Any]
 """A type: a name, a mapping of keys to types, or a list of one type."""
@@ -37,11 +76,11 @@ def type_feature(kind: pa.DataType, path: str, unsupported: list[str]) -> Featur
         return {field.name: type_feature(field.type, f"{path}.{field.name}", unsupported) for field in kind}
     if types.is_list(kind):
         return [type_feature(kind.value_type, f"{path}[]", unsupported)]
-    if types.is_fixed_size_list(kind) or types.is_large_list(kind):
-        return [type_feature(kind.value_type, f"{path}[]", unsupported), str(kind)]
     if types.is_dictionary(kind):
         return type_feature(kind.value_type, path, unsupported)
-    if isinstance(kind, pa.BaseExtensionType):
+    if types.is_fixed_size_list(kind) or types.is_large_list(kind):
+        type_feature(kind.value_type, f"{path}[]", unsupported)
+    elif isinstance(kind, pa.BaseExtensionType):
         if kind.extension_name == "arrow.json":
             return "json"
         unsupported.append(path)
@@ -51,17 +90,15 @@ def type_feature(kind: pa.DataType, path: str, unsupported: list[str]) -> Featur
     return str(kind)
 
 
-def difference(feature: Mapping[str, Feature], before: Mapping[str, Feature], path: str = "") -> str | None:
+def find_difference(feature: Mapping[str, Feature], before: Mapping[str, Feature]) -> str | None:
     """Where a file has a type that the loader does not put together with the files before it, or None."""
-    for key in feature.keys() & before.keys():
-        place = f"{path}.{key}" if path else key
-        mine, theirs = feature[key], before[key]
-        if isinstance(mine, dict) and isinstance(theirs, dict):
-            if found := difference(mine, theirs, place):
-                return found
-        elif isinstance(mine, dict) or not _fits(mine, theirs):
-            return f"{place} is {_show(mine)} here, {_show(theirs)} in"
-    return None
+    return next(iter(find_clashes(_drop_nulls(feature), before)), None)
+
+
+def _drop_nulls(feature: Mapping[str, Feature]) -> dict[str, Feature]:
+    return {
+        key: _drop_nulls(kind) if isinstance(kind, dict) else kind for key, kind in feature.items() if kind != "null"
+    }
 
 
 def merge(before: Mapping[str, Feature], feature: Mapping[str, Feature]) -> dict[str, Feature]:
@@ -71,40 +108,17 @@ def merge(before: Mapping[str, Feature], feature: Mapping[str, Feature]) -> dict
         theirs = both.get(key, "null")
         if isinstance(mine, dict) and isinstance(theirs, dict):
             both[key] = merge(theirs, mine)
-        elif _is_null(theirs):
+        elif theirs in ("null", ["null"]):
             both[key] = mine
     return both
 
 
-def _is_null(feature: Feature) -> bool:
-    """Null, or lists of nothing else, such as empty ones."""
-    return _is_null(feature[0]) if isinstance(feature, list) else feature == "null"
-
-
-def _fits(one: Feature, other: Feature) -> bool:
-    """Null fits all, a list of nulls all lists; inside a list all keys must be there."""
-    if isinstance(one, list) and isinstance(other, list):
-        return one == other or (one[1:] == other[1:] and (_is_null(one) or _is_null(other)))
-    return "null" in (one, other) or one == other
-
-
-def _show(feature: Feature) -> str:
-    if isinstance(feature, dict):
-        return "{" + ", ".join(f"{key}: {_show(item)}" for key, item in sorted(feature.items())) + "}"
-    if isinstance(feature, list):
-        return f"{feature[1]}" if len(feature) > 1 else f"list<{_show(feature[0])}>"
-    return feature
-
-
-class Places:
+class Places(msgspec.Struct):
     """Rows, counted; the first ten by number. A row counts once, however many of its values are meant."""
 
-    __slots__ = ("count", "first", "last")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: list[int] = []
-        self.last: int | None = None
+    count: int = 0
+    first: list[int] = []
+    last: int | None = None
 
     def add(self, row: int) -> None:
         if row != self.last:
@@ -113,10 +127,10 @@ class Places:
             if self.count <= SHOWN:
                 self.first.append(row)
 
-    def add_many(self, numbers: Sequence[int], mask: Any) -> None:
-        """The rows at the places of a mask."""
+    def add_some(self, rows: Sequence[int], mask: Any) -> None:
+        """Those of a mask, each of which is another row."""
         places = mask.nonzero()[0]
-        self.first += [numbers[int(place)] for place in places[: SHOWN - len(self.first)]]
+        self.first += [rows[place] for place in places[: SHOWN - len(self.first)].tolist()]
         self.count += len(places)
 
 
@@ -197,6 +211,13 @@ class Shape:
     def features(self) -> dict[str, Feature]:
         return {key: shape.feature() for key, shape in self.keys.items()}
 
+    def below(self, path: str) -> Iterator[tuple[str, str, Shape]]:
+        """The key and the path of each place inside a value."""
+        for key, shape in self.keys.items():
+            yield key, f"{path}.{key}" if path else key, shape
+        if self.items is not None:
+            yield "", f"{path}[]", self.items
+
     def faults(self, path: str = "", *, array: bool, kept: bool = False) -> Iterator[tuple[str, str, Places]]:
         """The rules that are broken here and below: rule, what was found, rows.
 
@@ -215,30 +236,24 @@ class Shape:
         for rule, what in found.items():
             if self.rows[rule].count:
                 yield rule, what, self.rows[rule]
-        for key, shape in self.keys.items():
-            yield from shape.faults(f"{path}.{key}" if path else key, array=array, kept=as_json)
-        if self.items is not None:
-            yield from self.items.faults(f"{path}[]", array=array, kept=as_json)
+        for _, place, shape in self.below(path):
+            yield from shape.faults(place, array=array, kept=as_json)
 
     def misfit(self, first: Feature, path: str = "") -> str | None:
         """Where some row does not fit the types of the first 10 MB."""
         kinds = self.counts.keys()
         if first == "json" or not kinds:
             return None
-        if isinstance(first, dict):
-            for key, shape in self.keys.items():
-                place = f"{path}.{key}" if path else key
-                if key not in first:
-                    return f"{place} comes first in line {shape.first}"
-                if found := shape.misfit(first[key], place):
-                    return found
-            fitting = {"mapping"}
-        elif isinstance(first, list):
-            if self.items is not None and (found := self.items.misfit(first[0], f"{path}[]")):
-                return found
-            fitting = {"list"}
-        else:
+        if isinstance(first, str):
             fitting = _FITTING[first]
+        else:
+            inner = first if isinstance(first, dict) else {"": first[0]}
+            fitting = {"mapping" if isinstance(first, dict) else "list"}
+            for key, place, shape in self.below(path):
+                if key not in inner:
+                    return f"{place} comes first in line {shape.first}"
+                if found := shape.misfit(inner[key], place):
+                    return found
         if kinds <= fitting and (first != "timestamp[s]" or self.dates):
             return None
         beginning = first if isinstance(first, str) else "other"
@@ -315,55 +330,3 @@ class JsonTypes:
             report.add(rule, str(self._path), found, first, self._unit, count=count, helps=helps)
         if self._first is not None and (misfit := self._shape.misfit(self._first)):
             report.add("late-types", str(self._path), misfit)
-
-
-class Turns:
-    """Rows of one file without `max_turns`. Where a file that is loaded with theirs has it, the loader gives them a
-    null, and SkyRL's `int(None)` fails."""
-
-    def __init__(self) -> None:
-        self._without = Places()
-        """Rows without a `max_turns` of their own, in an environment of several turns."""
-        self._without_inside = Places()
-        """Those whose `extra_info`, which their environment reads too, has none either."""
-        self._null_inside = Places()
-        """Those of JSON in whose `extra_info` a null is written."""
-
-    def add(self, row: Mapping[str, Any], number: int, check: RowCheck) -> None:
-        """A row of JSON, with its nulls."""
-        env_class = row.get("env_class")
-        if not isinstance(env_class, str) or row.get("max_turns") is not None or not check.has_turns(env_class):
-            return
-        self._without.add(number)
-        extra = row.get("extra_info")
-        if env_class in MAKE_NUMBERS and isinstance(extra, dict) and extra.get("max_turns") is None:
-            self._without_inside.add(number)
-            if "max_turns" in extra:
-                self._null_inside.add(number)
-
-    def add_batch(self, batch: pa.RecordBatch, numbers: Sequence[int], check: RowCheck) -> None:
-        """The same for rows of parquet, whole columns at a time."""
-        from treetune.validate.prefilter import encode, is_struct, is_text, is_valid, values_at
-
-        column, extra = values_at(batch, "env_class"), values_at(batch, "extra_info")
-        if column is None or not is_text(column):
-            return
-        environments = encode(column)
-        if not any(map(check.has_turns, environments.names)):
-            return
-        without = environments.where(check.has_turns) & ~is_valid(values_at(batch, "max_turns"), batch.num_rows)
-        self._without.add_many(numbers, without)
-        if extra is not None and is_struct(extra):
-            inside = is_valid(extra) & ~is_valid(values_at(extra, "max_turns"), batch.num_rows)
-            self._without_inside.add_many(numbers, without & inside & environments.where(MAKE_NUMBERS.__contains__))
-
-    def report_to(self, report: Report, file: str, unit: str, *, column: bool, inside: bool) -> None:
-        """`column`: whether the files that are loaded together have a column `max_turns`. `inside`: whether all their
-        `extra_info` have that key; JSON whose mappings differ has it only where it is written."""
-        if column:
-            place, rows = "max_turns", self._without
-        else:
-            place, rows = "extra_info.max_turns", self._without_inside if inside else self._null_inside
-        if rows.count:
-            found = f"{place} is null here, for other rows have it"
-            report.add("null-max-turns", file, found, rows.first, unit, count=rows.count)

@@ -10,6 +10,7 @@ which can be prefiltered; JSON comes as rows. What cannot be read is a finding, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,15 +24,23 @@ from treetune.rows.formats import detect, format_named
 from treetune.rows.reading import hub_batches, text_batches
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
-from treetune.validate.column_types import Feature, JsonTypes, Turns, difference, merge, type_feature
-from treetune.validate.prompts import Lengths, Repeats, is_validation, key_of
-from treetune.validate.report import Report
-from treetune.validate.row import RowCheck
-from treetune.validate.rules import RULES
+from treetune.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
+from treetune.validate.prompts import Lengths, Part, is_validation, key_of, keys_of, report_repeats
+from treetune.validate.rewards import Turns
+from treetune.validate.rules import RULES, Report, RowCheck, Rule
 from treetune.validate.write import helps
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Rule("unreadable", "a whole file of the kind that its name says", "write it again")
+Rule("no-rows", "at least one row", "trainers' loaders fail on an empty file: leave it out")
+Rule(
+    "unknown-ending",
+    "a name in .parquet, .json or .jsonl: SkyRL takes others for datasets of the hub",
+    "rename it (first unpack what is compressed)",
+    fixable=True,
+)
 
 Source = File | HubName
 
@@ -60,13 +69,13 @@ def validate(
     """
     if format is not None:
         format_named(format)
-    run = _Run(Report(quick=quick), format, environments, lengths)
+    run = _Run(Report(quick=quick), format, environments, lengths, on_rows)
     groups = split(sources, validation)
     for group in groups:
         for source in group:
-            run.check_file(source, on_rows)
+            run.check_file(source)
         run.compare_files([str(source) for source in group])
-    run.repeats.report_to(run.report, [str(source) for source in groups[1]])
+    report_repeats(run.prompts, [str(source) for source in groups[1]], run.report)
     return run.report
 
 
@@ -90,21 +99,23 @@ class _Run(msgspec.Struct):
     format: str | None
     environments: Collection[str]
     lengths: Lengths | None
-    repeats: Repeats = msgspec.field(default_factory=Repeats)
+    on_rows: Callable[[int], None]
+    prompts: list[Part] = []
     features: dict[str, dict[str, Feature]] = {}
     turns: dict[str, tuple[Turns, str]] = {}
 
-    def check_file(self, source: Source, on_rows: Callable[[int], None]) -> None:
+    def check_file(self, source: Source) -> None:
         name, report = str(source), self.report
         report.files.append(name)
         path = source.path if isinstance(source, File) else None
-        columns = self._check_types(path) if path and _is_parquet(source) else []
+        if path and _is_parquet(source):
+            self._check_types(path)
         types, turns, unit = JsonTypes(path), Turns(), "row"
         check: RowCheck | None = None
         for chunk in read_chunks(source, report, quick=report.quick):
             unit = chunk.unit
             if check is None:
-                check = self._check_for(columns or [name for row in chunk.rows or () for name in row])
+                check = self._check_for(self.features.get(name) or [key for row in chunk.rows or () for key in row])
                 report.formats[name] = check.format.name
                 if path and (endings := check.format.endings) and path.suffix.lower() not in endings:
                     report.add("unknown-ending", name, f"a name that ends in {path.suffix}")
@@ -112,7 +123,7 @@ class _Run(msgspec.Struct):
             if chunk.rows is not None:
                 types.add(chunk.written, chunk.numbers, chunk.unit)
             report.rows += len(chunk.numbers)
-            on_rows(report.rows)
+            self.on_rows(report.rows)
         if types.features:
             types.report_to(report)
             self.features[name] = types.features
@@ -124,9 +135,9 @@ class _Run(msgspec.Struct):
         fitting: list[str] = []
         for name in files:
             feature = self.features.get(name, {})
-            if found := difference(feature, before):
-                other = next((file for file in fitting if difference(feature, self.features[file])), "the files before")
-                self.report.add("type-differs", name, f"{found} {other}")
+            if found := find_difference(feature, before):
+                others = (file for file in fitting if find_difference(feature, self.features[file]))
+                self.report.add("type-differs", name, f"{found}: the latter in {next(others, 'the files before')}")
             elif feature:
                 before = merge(before, feature)
                 fitting.append(name)
@@ -137,19 +148,19 @@ class _Run(msgspec.Struct):
             turns, unit = self.turns[name]
             turns.report_to(self.report, name, unit, column=column, inside=inside)
 
-    def _check_types(self, path: Path) -> list[str]:
-        """Check the types of a parquet file; gives its columns."""
+    def _check_types(self, path: Path) -> None:
+        """Check the types of a parquet file."""
         import pyarrow.parquet as pq
 
         try:
             schema = pq.read_schema(path)
         except Exception:
-            return []  # reported when its rows are read
+            return  # reported when its rows are read
         unsupported: list[str] = []
         self.features[str(path)] = {one.name: type_feature(one.type, one.name, unsupported) for one in schema}
-        for place in unsupported[:1]:
-            self.report.add("unsupported-type", str(path), f"{place} is a type that `datasets` does not know")
-        return list(schema.names)
+        if unsupported:
+            found = f"{unsupported[0]} is a type that `datasets` does not know"
+            self.report.add("unsupported-type", str(path), found)
 
     def _check_for(self, columns: Iterable[str]) -> RowCheck:
         """The check for the format of a file."""
@@ -166,11 +177,13 @@ class _Run(msgspec.Struct):
         positions = every = np.arange(len(chunk.numbers))
         keys = None
         if chunk.table is not None:
-            from treetune.validate.prefilter import prefilter
+            from treetune.validate.prefilter import Columns, UnsureError, prefilter
 
-            look, keys = prefilter(chunk.table, check)
-            positions = np.flatnonzero(look)
-            turns.add_batch(chunk.table, chunk.numbers, check)
+            columns = Columns(chunk.table, check)
+            positions = np.flatnonzero(prefilter(columns))
+            with suppress(UnsureError):
+                turns.add_batch(columns, chunk.numbers)
+            keys = keys_of(columns) if check.contents else None
         rows = chunk.rows_at(positions)
         for position, row in zip(positions.tolist(), rows, strict=True):
             number = chunk.numbers[position]
@@ -186,7 +199,7 @@ class _Run(msgspec.Struct):
         if needs_keys:
             keys = np.array([key_of(row.get("prompt")) for row in rows], np.uint64)
         if keys is not None:
-            self.repeats.add(chunk.file, chunk.unit, chunk.numbers, keys)
+            self.prompts.append(Part(chunk.file, chunk.unit, chunk.numbers, keys))
         if self.lengths is not None:
             self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
 
@@ -211,16 +224,17 @@ class Chunk(NamedTuple):
         """Some of the rows as trainers see them, without nulls: what no parquet column holds is JSON text."""
         if self.table is None:
             return [(self.rows or [])[position] for position in positions]
-        some = self.table if len(positions) == self.table.num_rows else _take(self.table, positions)
+        some = self.table if len(positions) == self.table.num_rows else self.table.take(_to_arrow(positions))
         with pause_gc():
             return to_rows(some.schema.names, some.columns, some.num_rows) if len(positions) else []
 
 
-def _take(batch: pa.RecordBatch, positions: np.ndarray[Any, Any]) -> pa.RecordBatch:
+def _to_arrow(positions: np.ndarray[Any, Any]) -> pa.Array:
+    """Not by `pa.array`, which imports pandas."""
     import pyarrow as pa
 
     places = np.ascontiguousarray(positions, np.int64)
-    return batch.take(pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)]))
+    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)])
 
 
 def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
@@ -277,30 +291,24 @@ def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
         fields = json_fields_of(file.metadata.metadata)
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
         first = 0
-        for batch in file.iter_batches(SIZE, columns=_select_leaves(leaves) if quick else None, use_threads=False):
+        for batch in file.iter_batches(SIZE, columns=_quick_leaves(leaves) if quick else None, use_threads=False):
             places = range(first, first + batch.num_rows)
             first += batch.num_rows
             table, numbers = _drop_unreadable(batch, places, path, report)
             yield Chunk(path, "row", numbers, None, (), table, fields)
 
 
-_CHEAP = {
-    "prompt": ".role",
-    "reward_spec": ".ground_truth",
-    "reward_model": ".ground_truth",
-    "extra_info": "extra_info.max_turns",
-}
-"""What is read of a column without contents."""
-
-
-def _select_leaves(leaves: list[str]) -> list[str]:
-    """The leaves of a file that rules read which need no contents."""
+def _quick_leaves(leaves: list[str]) -> list[str]:
+    """The leaves of a file that the rules read which need no contents; of another column any leaf tells that it is
+    there."""
+    read = {leaf for rule in RULES.values() for leaf in rule.reads}
     found = []
     for column, group in groupby(leaves, lambda leaf: leaf.partition(".")[0]):
-        if column not in ("data_source", "ability"):
-            own = list(group)
-            # Any leaf tells whether a column is there.
-            found += [leaf for leaf in own if _CHEAP.get(column, "") in leaf] or own[:1]
+        if column in ("data_source", "ability"):
+            continue
+        own = list(group)
+        keys = [leaf.removeprefix(column) for leaf in read if leaf.startswith(f"{column}.")]
+        found += [leaf for leaf in own if any(key in leaf for key in keys)] or own[:1]
     return found
 
 
@@ -323,4 +331,4 @@ def _drop_unreadable(
             good.append(position)
         except (pa.ArrowInvalid, UnicodeDecodeError):
             report.add("unreadable", file, cause, [numbers[position]])
-    return _take(batch, np.array(good, np.int64)), [numbers[position] for position in good]
+    return batch.take(_to_arrow(np.array(good, np.int64))), [numbers[position] for position in good]

@@ -27,7 +27,7 @@ from treetune.task import Task
 from treetune.taskset import ByEnvironment
 from treetune.threads import call
 from treetune.trace import Outcome
-from treetune.validate.report import Report
+from treetune.validate.rules import WARNING, Report, Rule
 
 Answer = str | list[str]
 """One text, given each turn until the episode ends, or one action a turn."""
@@ -37,11 +37,16 @@ CONCURRENT = 16
 LIMITS = Limits(max_turns=100, timeout=120.0)
 """No gold answer has more actions."""
 
+Rule("environment-fails", "an environment that starts and scores", "see the cause")
+Rule("gold-not-rewarded", "a higher reward for the gold answer than for wrong ones", "correct the ground truth")
+Rule("gold-unknown", "a gold answer to try", "nothing was checked: the environment knows none for the row", WARNING)
+
 
 async def check_gold(
     batches: Iterable[Batch], format: str | None, report: Report, on_row: Callable[[], None] = lambda: None
 ) -> None:
     """Try every row that can be read as a task; others break other rules."""
+    report.gold = True
     free = asyncio.Semaphore(CONCURRENT)
 
     async def check_one(batch: Batch, number: int, task: Task) -> None:

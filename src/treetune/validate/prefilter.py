@@ -6,147 +6,36 @@ and each rule is written once. Arrow's own `to_numpy` is not used: it imports pa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treetune.environment import Contract, Kind, Stored
-from treetune.validate.prompts import Keys, keys_of
-from treetune.validate.row import SPECIAL, RowCheck
-from treetune.validate.rules import ROLES
+from treetune.validate.rules import RULES, SPECIAL, RowCheck
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Keys = np.ndarray[Any, np.dtype[np.uint64]]
 Numbers = np.ndarray[Any, Any]
 
 
-def prefilter(batch: pa.RecordBatch, check: RowCheck) -> tuple[Mask, Keys | None]:
-    """Which rows need a look, and the keys of the prompts where they were read."""
-    if not check.format.has_environments:
-        return np.ones(batch.num_rows, np.bool_), None
-    look, keys = _look_at_prompts(batch, check)
-    return look | _look_at_rewards(batch, check), keys
-
-
-def _look_at_prompts(batch: pa.RecordBatch, check: RowCheck) -> tuple[Mask, Keys | None]:
-    every: Mask = np.ones(batch.num_rows, np.bool_)
-    column = values_at(batch, "prompt")
-    if column is None or not is_list(column) or column.null_count or column.values.null_count:
-        return every, None
-    messages, starts = column.values, offsets_of(column).astype(np.int64)
-    role, content = values_at(messages, "role"), values_at(messages, "content")
-    if role is None or not is_text(role):
-        return every, None
-    roles, keys = encode(role), None
-    sound = roles.where(ROLES.__contains__)
-    if check.contents:
-        if content is None or not is_text(content) or content.null_count:
-            return every, None
-        sound &= ~_is_blank(content) & ~_may_be_special(content, check.special)
-        keys = keys_of(starts, offsets_of(content), bytes_of(content))
-    look = (_count(~sound, starts) > 0) | (_count(roles.where("user".__eq__), starts) == 0)
-    if len(role):
-        look |= roles.where("assistant".__eq__)[np.maximum(starts[1:] - 1, 0)]
-    return look, keys
-
-
-def _look_at_rewards(batch: pa.RecordBatch, check: RowCheck) -> Mask:
-    every: Mask = np.ones(batch.num_rows, np.bool_)
-    column, extra = values_at(batch, "env_class"), values_at(batch, "extra_info")
-    if column is None or not is_text(column) or not (extra is None or is_struct(extra)):
-        return every
-    environments = encode(column)
-    look = ~environments.where(check.known.__contains__)
-    for name in check.known.intersection(environments.names):
-        if (contract := check.contract(name)) is None:
-            sure = is_valid(values_at(batch, "reward_spec", "ground_truth"), batch.num_rows)
-        else:
-            sure = _has_truth(batch, contract) & _has_columns(batch, contract) & _has_turns(batch, contract)
-        look |= environments.where(name.__eq__) & ~sure
+def prefilter(columns: Columns) -> Mask:
+    """Which rows need a look."""
+    look = columns.none.copy()
+    if not columns.check.format.has_environments:
+        return ~look
+    try:
+        for may_break in {rule.prefilter for rule in RULES.values() if rule.prefilter is not None}:
+            look |= may_break(columns)
+    except UnsureError:
+        look[:] = True
     return look
 
 
-def _has_truth(batch: pa.RecordBatch, contract: Contract) -> Mask:
-    """Which rows surely have a ground truth that can be matched. What is JSON must be parsed, so that none is sure."""
-    truth = values_at(batch, contract.column, "ground_truth")
-    if truth is not None and contract.stored is Stored.TARGET:
-        return _has_target(values_at(truth, "target"), batch.num_rows)
-    plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
-    if truth is None or not is_text(truth) or not (plain or contract.stored is Stored.TEXT):
-        return np.zeros(batch.num_rows, np.bool_)
-    sure = is_valid(truth) & ~_is_blank(truth)
-    if contract.pattern is not None:
-        sure &= mask_of(pc.match_substring_regex(truth, rf"^(?:{contract.pattern})$"))
-    if contract.column != "reward_spec" and values_at(batch, "reward_spec") is not None:
-        other = values_at(batch, "reward_spec", "ground_truth")
-        sure &= mask_of(pc.equal(truth, other)) if other is not None and other.type == truth.type else False
-    return sure
-
-
-def _has_target(target: pa.Array | None, count: int) -> Mask:
-    """Which are a text, or a list of texts, none of them blank."""
-    if target is not None and is_text(target):
-        return is_valid(target) & ~_is_blank(target)
-    if target is None or not is_list(target) or not is_text(target.values):
-        return np.zeros(count, np.bool_)
-    starts = offsets_of(target).astype(np.int64)
-    bad = ~is_valid(target.values) | _is_blank(target.values)
-    sure: Mask = is_valid(target) & (starts[1:] > starts[:-1]) & (_count(bad, starts) == 0)
-    return sure
-
-
-def _has_columns(batch: pa.RecordBatch, contract: Contract) -> Mask:
-    """Which rows have the columns that the environment reads; only those are sure that are text, or a mapping."""
-    sure: Mask = np.ones(batch.num_rows, np.bool_)
-    for key in contract.needs.keys() | contract.choices.keys():
-        column = values_at(batch, key)
-        if column is not None and is_text(column):
-            sure &= is_valid(column) & ~_is_blank(column)
-            if key in contract.choices:
-                sure &= encode(column).where(contract.choices[key].__contains__)
-        elif column is not None and is_struct(column):
-            sure &= is_valid(column)
-        else:
-            return np.zeros(batch.num_rows, np.bool_)
-    return sure
-
-
-def _has_turns(batch: pa.RecordBatch, contract: Contract) -> Mask:
-    """Which rows have a whole number of turns, or none, which `Turns` looks after."""
-    sure: Mask = np.ones(batch.num_rows, np.bool_)
-    for turns in (values_at(batch, "max_turns"), values_at(batch, "extra_info", "max_turns")):
-        if contract.max_turns > 1 and turns is not None and not pa.types.is_null(turns.type):
-            whole = mask_of(pc.greater_equal(turns, 1)) if pa.types.is_integer(turns.type) else False
-            sure &= whole | ~is_valid(turns)
-    return sure
-
-
-def _is_blank(text: pa.Array) -> Mask:
-    """Which are empty, or nothing but space."""
-    offsets = offsets_of(text)
-    blank: Mask = offsets[1:] == offsets[:-1]
-    return blank | mask_of(pc.utf8_is_space(text))
-
-
-def _may_be_special(content: pa.Array, pattern: re.Pattern[str]) -> Mask:
-    """Which contents may hold a special token. The usual ones begin with < or [, and most texts have neither."""
-    offsets = offsets_of(content)
-    data = bytes(bytes_of(content)[offsets[0] : offsets[-1]])
-    if pattern is SPECIAL and b"<" not in data and b"[" not in data:
-        return np.zeros(len(content), np.bool_)
-    return mask_of(pc.match_substring_regex(content, pattern.pattern))
-
-
-def _count(mask: Mask, starts: Numbers) -> Numbers:
-    """How many items of each list."""
-    total = np.concatenate(([0], np.cumsum(mask)))
-    return np.asarray(total[starts[1:]] - total[starts[:-1]])
-
-
-# Arrow arrays as numpy arrays, without a copy where that is possible
+class UnsureError(Exception):
+    """A column is of another type than that of sound rows usually: every row needs a look."""
 
 
 class Codes(NamedTuple):
@@ -160,25 +49,113 @@ class Codes(NamedTuple):
         return np.array([*map(holds, self.names), False], np.bool_)[self.numbers]
 
 
-def encode(array: pa.Array) -> Codes:
+class Columns:
+    """The columns of a batch of SkyRL's format as prefilters ask for them: each answer is a mask of rows."""
+
+    def __init__(self, batch: pa.RecordBatch, check: RowCheck) -> None:
+        self.check = check
+        self.none: Mask = np.zeros(batch.num_rows, np.bool_)
+        self._rows = batch.to_struct_array()
+
+    def at(self, *path: str) -> pa.Array | None:
+        """The values of a column, or of a field inside it; None where there is none."""
+        return _values_at(self._rows, *path)
+
+    def has(self, *path: str) -> Mask:
+        """A value that is not null."""
+        values = self.at(*path)
+        if values is None:
+            return self.none
+        return _mask_of(values.is_valid()) if values.null_count else ~self.none
+
+    def has_mapping(self, *path: str) -> Mask:
+        values = self.at(*path)
+        return self.has(*path) if values is not None and pa.types.is_struct(values.type) else self.none
+
+    def has_words(self, *path: str, lists: bool = False) -> Mask:
+        """Text that is not blank; with `lists` also a list of such texts."""
+        values = self.at(*path)
+        if values is not None and is_text(values):
+            return self.has(*path) & ~_is_blank(values)
+        if not lists or values is None or not _is_list(values) or not is_text(values.values):
+            return self.none
+        starts = offsets_of(values).astype(np.int64)
+        blank = ~_mask_of(values.values.is_valid()) | _is_blank(values.values)
+        full: Mask = (np.diff(starts) > 0) & (_count_items(blank, starts) == 0)
+        return self.has(*path) & full
+
+    def matches(self, pattern: str, *path: str) -> Mask:
+        """Text with this expression in it."""
+        return _mask_of(pc.match_substring_regex(self.at(*path), pattern))
+
+    def is_from_one(self, *path: str) -> Mask:
+        """A whole number from 1."""
+        values = self.at(*path)
+        integer = values is not None and pa.types.is_integer(values.type)
+        return _mask_of(pc.greater_equal(values, 1)) if integer else self.none
+
+    def are_equal(self, path: tuple[str, ...], other: tuple[str, ...]) -> Mask:
+        one, two = self.at(*path), self.at(*other)
+        same = one is not None and two is not None and one.type == two.type
+        return _mask_of(pc.equal(one, two)) if same else self.none
+
+    def codes(self, *path: str) -> Codes:
+        return _encode(self.at(*path))
+
+    @cached_property
+    def environments(self) -> Codes:
+        return self.codes("env_class")
+
+    # Messages, those of all prompts in one array
+
+    @cached_property
+    def _prompts(self) -> pa.Array:
+        prompts = self.at("prompt")
+        if prompts is None or not _is_list(prompts) or prompts.null_count or prompts.values.null_count:
+            raise UnsureError
+        return prompts
+
+    @cached_property
+    def starts(self) -> Numbers:
+        """Where the messages of each prompt begin, and where those of the last end."""
+        return offsets_of(self._prompts).astype(np.int64)
+
+    @cached_property
+    def roles(self) -> Codes:
+        return _encode(_values_at(self._prompts.values, "role"))
+
+    @cached_property
+    def contents(self) -> pa.Array:
+        contents = _values_at(self._prompts.values, "content")
+        if contents is None or not is_text(contents) or contents.null_count:
+            raise UnsureError
+        return contents
+
+    def any_message(self, mask: Mask) -> Mask:
+        """The rows of which some message is in a mask of messages."""
+        return _count_items(mask, self.starts) > 0
+
+    def blank_contents(self) -> Mask:
+        """Messages that say nothing."""
+        return _is_blank(self.contents)
+
+    def special_contents(self) -> Mask:
+        """Messages that may hold a special token. The usual ones begin with < or [, and most texts have neither."""
+        offsets = offsets_of(self.contents)
+        data = bytes(bytes_of(self.contents)[offsets[0] : offsets[-1]])
+        if self.check.special is SPECIAL and b"<" not in data and b"[" not in data:
+            return np.zeros(len(self.contents), np.bool_)
+        return _mask_of(pc.match_substring_regex(self.contents, self.check.special.pattern))
+
+
+# Arrow arrays as numpy arrays, without a copy where that is possible
+
+
+def _encode(array: pa.Array | None) -> Codes:
+    if array is None or not is_text(array):
+        raise UnsureError
     encoded = array.dictionary_encode()
-    indices = encoded.indices
-    numbers = np.frombuffer(indices.buffers()[1], np.int32)[indices.offset : indices.offset + len(indices)]
-    if indices.null_count:
-        numbers = np.where(is_valid(indices), numbers, -1)
-    return Codes(numbers, encoded.dictionary.to_pylist())
-
-
-def mask_of(array: pa.Array) -> Mask:
-    """Booleans; null is false."""
-    array = array.fill_null(False) if array.null_count else array
-    bits = np.frombuffer(array.buffers()[1], np.uint8) if len(array) else np.empty(0, np.uint8)
-    return np.unpackbits(bits, bitorder="little")[array.offset : array.offset + len(array)].astype(np.bool_)
-
-
-def is_valid(array: pa.Array | None, count: int = 0) -> Mask:
-    """Which values are not null; none of `count` where there is no such column."""
-    return mask_of(array.is_valid()) if array is not None else np.zeros(count, np.bool_)
+    return Codes(np.from_dlpack(encoded.indices.fill_null(-1)), encoded.dictionary.to_pylist())
 
 
 def offsets_of(array: pa.Array) -> Numbers:
@@ -195,24 +172,35 @@ def bytes_of(text: pa.Array) -> memoryview:
     return memoryview(buffer) if buffer is not None else memoryview(b"")
 
 
-def values_at(holder: pa.RecordBatch | pa.Array, *path: str) -> pa.Array | None:
-    """The values of a column, or of a field inside it, not as a dictionary; None where there is none."""
-    for name in path:
-        array = holder.to_struct_array() if isinstance(holder, pa.RecordBatch) else holder
-        if not is_struct(array) or array.type.get_field_index(name) < 0:
-            return None
-        field = pc.struct_field(array, name) if array.null_count else array.field(name)
-        holder = field.dictionary_decode() if pa.types.is_dictionary(field.type) else field
-    return holder
+def is_text(array: pa.Array) -> bool:
+    return bool(pa.types.is_string(array.type) or pa.types.is_large_string(array.type))
 
 
-def is_struct(array: pa.Array) -> bool:
-    return bool(pa.types.is_struct(array.type))
-
-
-def is_list(array: pa.Array) -> bool:
+def _is_list(array: pa.Array) -> bool:
     return bool(pa.types.is_list(array.type) or pa.types.is_large_list(array.type))
 
 
-def is_text(array: pa.Array) -> bool:
-    return bool(pa.types.is_string(array.type) or pa.types.is_large_string(array.type))
+def _values_at(values: pa.Array, *path: str) -> pa.Array | None:
+    """The values of a field, not as a dictionary; None where there is none."""
+    for name in path:
+        if not pa.types.is_struct(values.type) or values.type.get_field_index(name) < 0:
+            return None
+        values = pc.struct_field(values, name) if values.null_count else values.field(name)
+        values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    return values
+
+
+def _mask_of(array: pa.Array) -> Mask:
+    """Booleans; null is false."""
+    return np.from_dlpack(array.fill_null(False).cast(pa.uint8())).astype(np.bool_)
+
+
+def _is_blank(text: pa.Array) -> Mask:
+    """Which are empty, or nothing but space."""
+    return np.asarray(np.diff(offsets_of(text)) == 0) | _mask_of(pc.utf8_is_space(text))
+
+
+def _count_items(mask: Mask, starts: Numbers) -> Numbers:
+    """How many items of each list are in a mask of items."""
+    total = np.concatenate(([0], np.cumsum(mask)))
+    return np.asarray(total[starts[1:]] - total[starts[:-1]])

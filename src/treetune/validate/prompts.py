@@ -1,4 +1,4 @@
-"""Prompts of all rows together: which come twice, and which are too long for a trainer.
+"""Rules of prompts: of each row's messages, and of all rows together, where none should come twice or be too long.
 
 A prompt is kept as a 64-bit key: the xxh3 of the contents one after another, plus a sum that tells where each message
 ends. Rows and Arrow columns give the same keys, so that a JSON file can be compared with a parquet file.
@@ -7,10 +7,11 @@ ends. Rows and Arrow columns give the same keys, so that a JSON file can be comp
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,13 +19,134 @@ from treetune.errors import UsageError
 from treetune.rows.arrow_values import encode_json
 from treetune.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.rows.sources import Row
-from treetune.validate.report import SHOWN, Report
+from treetune.validate.rules import SHOWN, WARNING, Fault, Report, RowCheck, Rule, row_check, show
+
+if TYPE_CHECKING:
+    from treetune.validate.prefilter import Columns, Keys, Mask
+
+ROLES = ("system", "user", "assistant")
+RARE_ROLES = ("tool", "developer", "function")
+"""Roles of chat formats that not every chat template knows."""
+
+# The messages of a row
+
+
+def have_no_messages(columns: Columns) -> Mask:
+    return np.asarray(np.diff(columns.starts) == 0)
+
+
+def have_odd_roles(columns: Columns) -> Mask:
+    return columns.any_message(~columns.roles.where(ROLES.__contains__))
+
+
+def have_no_user(columns: Columns) -> Mask:
+    return ~columns.any_message(columns.roles.where("user".__eq__))
+
+
+def end_with_assistant(columns: Columns) -> Mask:
+    # One more in front, for a first prompt without messages.
+    assistant = np.concatenate(([False], columns.roles.where("assistant".__eq__)))
+    return np.asarray(assistant[columns.starts[1:]])
+
+
+def have_odd_contents(columns: Columns) -> Mask:
+    if not columns.check.contents:
+        return columns.none
+    return columns.any_message(columns.blank_contents() | columns.special_contents())
+
+
+_of_list = partial(Rule, prefilter=have_no_messages)
+_of_list("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
+_of_list(
+    "prompt-not-messages",
+    'a list of messages such as {"role": "user", "content": "..."}',
+    "text becomes one user message",
+    fixable=True,
+)
+_of_list("empty-prompt", "at least one message", "add one, or leave the row out")
+
+_of_roles = partial(Rule, reads=("prompt.role",), prefilter=have_odd_roles)
+_of_roles("missing-role", "a role in each message", "add `role`")
+_of_roles("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)", fixable=True)
+_of_roles("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
+Rule("no-user-message", "at least one message of the user", "add what the model is asked", prefilter=have_no_user)
+Rule(
+    "ends-with-assistant",
+    "a last message that asks: the model continues after it",
+    "leave the last answer out",
+    WARNING,
+    prefilter=end_with_assistant,
+)
+
+_of_contents = partial(Rule, prefilter=have_odd_contents)
+_of_contents("missing-content", "a content in each message", "add `content`: null breaks chat templates")
+_of_contents("empty-content", "a content that says something", "fill it in, or leave the message out")
+_of_contents("content-not-text", "text, or a list of parts", "write it as text", fixable=True)
+_of_contents(
+    "special-tokens",
+    "text without a tokenizer's special tokens: the chat template adds them",
+    "give messages, not rendered text",
+    WARNING,
+)
+
+
+@row_check
+def check_prompt(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
+    prompt = row.get("prompt")
+    if prompt is None:
+        yield "missing-prompt", "none"
+    elif not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
+        yield "prompt-not-messages", show(prompt)
+    elif not prompt:
+        yield "empty-prompt", "an empty list"
+    else:
+        faults: dict[str, str] = {}
+        for message in prompt:
+            for rule, found in _check_message(message, check):
+                faults.setdefault(rule, found)
+        roles = [message.get("role") for message in prompt]
+        if "user" not in roles and not faults.keys() & {"unknown-role", "missing-role"}:
+            faults["no-user-message"] = f"only {', '.join(map(str, roles))}"
+        if roles[-1] == "assistant":
+            faults["ends-with-assistant"] = "a last message of the assistant"
+        yield from faults.items()
+
+
+def _check_message(message: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
+    role, content = message.get("role"), message.get("content")
+    if role is None:
+        yield "missing-role", f"a message with only {', '.join(message) or 'nothing'}"
+    elif role not in ROLES:
+        yield ("rare-role" if role in RARE_ROLES else "unknown-role"), show(role)
+    if not check.contents:
+        return
+    if content is None:
+        if "tool_calls" not in message:
+            yield "missing-content", f"none in a message of the {message.get('role', '?')}"
+        return
+    if isinstance(content, str):
+        text, blank = content, "" if content.strip() else show(content)
+    elif isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content):
+        text, blank = "\n".join(str(part.get("text", "")) for part in content), "" if content else "an empty list"
+    else:
+        yield "content-not-text", show(content)
+        return
+    if blank:
+        yield "empty-content", blank
+    elif special := check.special.search(text):
+        yield "special-tokens", special[0]
+
+
+# All prompts
+
+Rule("duplicate-prompts", "each prompt once", "leave the repetitions out, unless they are meant", WARNING)
+Rule("train-val-overlap", "no validation prompt in the training files", "leave it out of one of them")
+Rule("prompt-too-long", "a prompt within --max-prompt-length: loaders drop others", "shorten it", WARNING)
+Rule("template-fails", "messages that the tokenizer's chat template renders", "see what the template asks for")
 
 _ODD = 0x9E3779B97F4A7C15
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:[^a-z]|$)")
 _TRAINING = re.compile(r"(?:^|[^a-z])(?:train|training)(?:[^a-z]|$)")
-
-Keys = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def key_of(prompt: Any) -> int:
@@ -44,11 +166,16 @@ def _encode(content: Any) -> bytes:
     return b"" if content is None else encode_json(content)
 
 
-def keys_of(starts: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], data: memoryview) -> Keys:
-    """The keys of many prompts: `starts` are the places of their first messages, and the end of the last; `offsets`
-    are the places of the messages' contents in `data`."""
+def keys_of(columns: Columns) -> Keys | None:
+    """The keys of all prompts of a batch; None where its columns are not those of messages with text."""
     from xxhash import xxh3_64_intdigest
 
+    from treetune.validate.prefilter import UnsureError, bytes_of, offsets_of
+
+    try:
+        starts, offsets, data = columns.starts, offsets_of(columns.contents), bytes_of(columns.contents)
+    except UnsureError:
+        return None
     texts = (data[begin:end] for begin, end in pairwise(offsets[starts].tolist()))
     hashes = np.fromiter(map(xxh3_64_intdigest, texts), np.uint64, len(starts) - 1)
     counts = np.diff(starts)
@@ -69,41 +196,35 @@ def is_validation(file: str) -> bool:
     return bool(_VALIDATION.search(path.stem.lower()) or _VALIDATION.fullmatch(path.parent.name.lower()))
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
+    """The keys of some rows of one file."""
+
     file: str
     unit: str
     numbers: Sequence[int]
     keys: Keys
 
 
-class Repeats:
+def report_repeats(parts: Sequence[Part], validation: Sequence[str], report: Report) -> None:
     """Prompts that come more than once: among the training files, and in training and validation files both."""
-
-    def __init__(self) -> None:
-        self._parts: list[_Part] = []
-
-    def add(self, file: str, unit: str, numbers: Sequence[int], keys: Keys) -> None:
-        self._parts.append(_Part(file, unit, numbers, keys))
-
-    def report_to(self, report: Report, validation: Sequence[str]) -> None:
-        training = [part for part in self._parts if part.file not in validation]
-        held_out = [part for part in self._parts if part.file in validation]
-        for parts in (training, held_out):
-            keys = _join(parts)
-            order = np.argsort(keys, kind="stable")  # stable: the first of equals is the first in the files
-            again = np.zeros(len(keys), np.bool_)
-            again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
-            _report("duplicate-prompts", parts, again, "prompts that came before", report)
-        if held_out:
-            both = np.isin(_join(held_out), _join(training))
-            _report("train-val-overlap", held_out, both, "prompts that are in the training files too", report)
+    training = [part for part in parts if part.file not in validation]
+    held_out = [part for part in parts if part.file in validation]
+    for some in (training, held_out):
+        keys = _join(some)
+        order = np.argsort(keys, kind="stable")  # stable: the first of equals is the first in the files
+        again = np.zeros(len(keys), np.bool_)
+        again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+        _report("duplicate-prompts", some, again, "prompts that came before", report)
+    if held_out:
+        both = np.isin(_join(held_out), _join(training))
+        _report("train-val-overlap", held_out, both, "prompts that are in the training files too", report)
 
 
-def _join(parts: list[_Part]) -> Keys:
+def _join(parts: list[Part]) -> Keys:
     return np.concatenate([np.empty(0, np.uint64), *(part.keys for part in parts)])
 
 
-def _report(rule: str, parts: list[_Part], mask: np.ndarray[Any, Any], found: str, report: Report) -> None:
+def _report(rule: str, parts: list[Part], mask: Mask, found: str, report: Report) -> None:
     first = 0
     for file, unit, numbers, keys in parts:
         places = np.flatnonzero((keys != 0) & mask[first : first + len(keys)])

@@ -1,17 +1,36 @@
-"""Every rule that rows must keep: how grave, what is expected, how to fix what breaks it.
+"""Rules that rows must keep, and the Report of those that files break.
 
-`treetune validate` reports by these names, and the docs list them.
+    Rule("rare-role", "system, user or assistant", "see whether your chat template knows it", severity=WARNING,
+        reads=("prompt.role",), prefilter=have_odd_roles)
+
+A rule is one declaration, beside the code that finds what breaks it: a function that is given each row (`row_check`),
+or one of whole files. `treetune validate` reports by the names of rules, and the docs list them.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
-ROLES = ("system", "user", "assistant")
-LESS_KNOWN_ROLES = ("tool", "developer", "function")
-"""Roles of chat formats that not every chat template knows."""
+import msgspec
+
+from treetune.environment import Contract, contract_of
+from treetune.plugins import environments
+from treetune.rows.formats import format_named
+
+if TYPE_CHECKING:
+    from treetune.validate.prefilter import Columns, Mask
+
+SHOWN = 10
+"""How many rows a finding names."""
+ADVICE = ", or `--fix OUT.parquet`"
+
+SPECIAL = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+)
+"""The special tokens of the usual tokenizers."""
 
 
 class Severity(StrEnum):
@@ -21,95 +40,206 @@ class Severity(StrEnum):
     """It may be meant."""
 
 
-class Rule(NamedTuple):
-    severity: Severity
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+
+
+class Rule(msgspec.Struct, frozen=True):
+    name: str
     expected: str
     fix: str
+    severity: Severity = ERROR
     fixable: bool = False
     """Whether `--fix` does it."""
+    reads: tuple[str, ...] = ()
+    """Leaves of columns, such as `prompt.role`, that `--quick` must read for it."""
+    prefilter: Callable[[Columns], Mask] | None = None
+    """For a rule of a row: which rows of an Arrow batch may break it, in SkyRL's format. It may give too many, never
+    too few."""
+
+    def __post_init__(self) -> None:
+        RULES[self.name] = self
 
 
-_error, _warning = partial(Rule, Severity.ERROR), partial(Rule, Severity.WARNING)
+RULES: dict[str, Rule] = {}
+"""Every rule by its name; those of `--gold` once that module is loaded."""
 
-RULES = {
-    # The file
-    "unreadable": _error("a whole file of the kind that its name says", "write it again"),
-    "no-rows": _error("at least one row", "trainers' loaders fail on an empty file: leave it out"),
-    "unknown-ending": _error(
-        "a name in .parquet, .json or .jsonl: SkyRL takes others for datasets of the hub",
-        "rename it (first unpack what is compressed)",
-        True,
-    ),
-    "unsupported-type": _error("types that `datasets` knows", "write it again with plain types", True),
-    "type-differs": _error(
-        "the same column types in all files, or the loader refuses them together", "write the files together", True
-    ),
-    "mixed-types": _error(
-        "one type in a column of JSON: `datasets` parses text beside other types again, so that 007 becomes 7",
-        "write it with one type, or as parquet",
-        True,
-    ),
-    "reread-dates": _error(
-        "text that stays text: a JSON column of dates becomes dates", "write it as parquet", True
-    ),
-    "nan-becomes-null": _error(
-        "numbers that JSON has: `datasets` makes null of NaN and Infinity in arrays, and beside other types",
-        "write it as parquet",
-        True,
-    ),
-    "late-types": _error(
-        "the same columns and types from the start: `datasets` takes those of the first 10 MB of JSON lines",
-        "write it as parquet",
-        True,
-    ),
-    "big-integers": _error("integers of 64 bits: larger ones become floats, or break the loader", "write them as text"),
-    # The prompt
-    "missing-prompt": _error("a prompt: a list of messages", "add it, or leave the row out"),
-    "prompt-not-messages": _error(
-        'a list of messages such as {"role": "user", "content": "..."}', "text becomes one user message", True
-    ),
-    "empty-prompt": _error("at least one message", "add one, or leave the row out"),
-    "missing-role": _error("a role in each message", "add `role`"),
-    "unknown-role": _error("system, user or assistant", "rename it (human is user, gpt is assistant)", True),
-    "rare-role": _warning("system, user or assistant", "see whether your chat template knows it"),
-    "no-user-message": _error("at least one message of the user", "add what the model is asked"),
-    "missing-content": _error("a content in each message", "add `content`: null breaks chat templates"),
-    "empty-content": _error("a content that says something", "fill it in, or leave the message out"),
-    "content-not-text": _error("text, or a list of parts", "write it as text", True),
-    "special-tokens": _warning(
-        "text without a tokenizer's special tokens: the chat template adds them", "give messages, not rendered text"
-    ),
-    "ends-with-assistant": _warning(
-        "a last message that asks: the model continues after it", "leave the last answer out"
-    ),
-    "prompt-too-long": _warning("a prompt within --max-prompt-length: loaders drop others", "shorten it"),
-    "template-fails": _error("messages that the tokenizer's chat template renders", "see what the template asks for"),
-    # The environment
-    "missing-env-class": _error("the id of an environment: without one SkyRL takes its default", "set env_class"),
-    "env-class-not-text": _error("the id of an environment, as text", "set env_class"),
-    "unknown-env-class": _error(
-        "a registered environment", "see `treetune list`; say `--env NAME` for one that is registered elsewhere"
-    ),
-    "missing-column": _error("the columns that the environment reads", "add them to the row", True),
-    "wrong-value": _error("a value that the environment knows", "correct it"),
-    "bad-max-turns": _error("a whole number from 1", "correct it, or leave it out"),
-    "null-max-turns": _error(
-        "max_turns in every row of the files, or in none: a null breaks the environment", "fill it in", True
-    ),
-    "extra-info-not-a-mapping": _warning("a mapping", "put the value under a key"),
-    # The reward
-    "missing-reward-spec": _error("reward_spec with a ground_truth", "add it"),
-    "reward-spec-not-a-mapping": _error("a mapping with ground_truth", "write {\"ground_truth\": ...}"),
-    "missing-ground-truth": _error("a ground truth: a null one scores 0 for ever", "add it, or leave the row out"),
-    "ground-truth-type": _error(
-        "the type that the environment reads: any other scores 0 for ever", "write it in that type", True
-    ),
-    "ground-truth-value": _error("a ground truth that some answer can match", "correct it", True),
-    # All rows together
-    "duplicate-prompts": _warning("each prompt once", "leave the repetitions out, unless they are meant"),
-    "train-val-overlap": _error("no validation prompt in the training files", "leave it out of one of them"),
-    # --gold
-    "environment-fails": _error("an environment that starts and scores", "see the cause"),
-    "gold-not-rewarded": _error("a higher reward for the gold answer than for wrong ones", "correct the ground truth"),
-    "gold-unknown": _warning("a gold answer to try", "nothing was checked: the environment knows none for the row"),
-}  # fmt: skip
+Fault = tuple[str, str]
+"""A rule, and what was found."""
+
+Check = Callable[[Mapping[str, Any], "RowCheck"], Iterator[Fault]]
+"""What is wrong with a row that has no nulls (see `arrow_values`); each rule comes once at the most."""
+
+_CHECKS: list[Check] = []
+
+
+def row_check(check: Check) -> Check:
+    """Declares what looks at each row."""
+    _CHECKS.append(check)
+    return check
+
+
+class RowCheck:
+    """What is wrong with one row: the one place that knows, for every kind of file.
+
+        check = RowCheck("skyrl")
+        list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
+
+    `known`: ids of environments beside those that are registered here. `contents`: whether messages have theirs.
+    """
+
+    def __init__(
+        self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] = SPECIAL
+    ) -> None:
+        self.format = format_named(format)
+        self.registered = environments.names()
+        self.known = {*self.registered, *known}
+        self.contents = contents
+        self.special = special
+        self._contracts: dict[str, Contract | None] = {}
+
+    def __call__(self, row: Mapping[str, Any]) -> Iterator[Fault]:
+        for check in _CHECKS:
+            yield from check(row, self)
+
+    def contract(self, env_class: str) -> Contract | None:
+        if env_class not in self._contracts:
+            self._contracts[env_class] = contract_of(env_class) if env_class in self.known else None
+        return self._contracts[env_class]
+
+    def has_turns(self, env_class: str) -> bool:
+        """Whether SkyRL plays an environment of this name for several turns."""
+        contract = self.contract(env_class) if self.format.has_environments else None
+        return contract is not None and contract.max_turns > 1
+
+
+def show(value: Any) -> str:
+    """A value as a finding shows it: its type where that is not plain to see, and its beginning."""
+    names: dict[type, str] = {bool: "boolean", int: "number", float: "number", dict: "mapping"}
+    text = repr(value)
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    return text if isinstance(value, str) else f"{names.get(type(value), type(value).__name__)} {text}"
+
+
+class Finding(msgspec.Struct):
+    """One rule that one file, or taskset, breaks."""
+
+    rule: str
+    severity: Severity
+    file: str
+    unit: str
+    """What `rows` counts: `row` from 0, `line` from 1, or `task` by its idx."""
+    rows: list[int]
+    """The first ten; none where the whole file is meant."""
+    count: int
+    """How many rows; 0 where the whole file is meant."""
+    found: str
+    expected: str = ""
+    fix: str = ""
+
+    @property
+    def where(self) -> str:
+        if not self.count:
+            return "the file"
+        if self.count == 1:
+            return f"{self.unit} {self.rows[0]}"
+        return f"{self.count:,} {self.unit}s: {name_rows(self.rows, self.count)}"
+
+
+class Report(msgspec.Struct):
+    """What was found: one Finding for a rule and a file."""
+
+    rows: int = 0
+    """How many rows were looked at."""
+    files: list[str] = []
+    quick: bool = False
+    """Whether contents were left unread."""
+    formats: dict[str, str] = {}
+    """The format of each file that has rows."""
+    gold: bool = False
+    """Whether gold answers were asked for."""
+    gold_checked: int = 0
+    by_place: dict[tuple[str, str], Finding] = {}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The gravest first, then in the order of the rules and of the files."""
+        rules = list(RULES)
+        return sorted(self.by_place.values(), key=lambda one: (one.severity is not ERROR, rules.index(one.rule)))
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.severity is ERROR for finding in self.by_place.values())
+
+    @property
+    def ok(self) -> bool:
+        """Whether it can be trained on: warnings may stay."""
+        return not self.errors
+
+    def has_room(self, rule: str, file: str) -> bool:
+        """Whether another row that breaks a rule would be named by its number."""
+        finding = self.by_place.get((rule, file))
+        return finding is None or len(finding.rows) < SHOWN
+
+    def add(
+        self,
+        rule: str,
+        file: str,
+        found: str,
+        numbers: Sequence[int] = (),
+        unit: str = "row",
+        *,
+        count: int | None = None,
+        helps: bool = True,
+    ) -> None:
+        """Some rows, or without numbers the whole file, break a rule. `numbers` may be only the first of `count`.
+
+        `helps`: whether `--fix` does, if it can fix what breaks this rule at all.
+        """
+        broken = RULES[rule]
+        new = Finding(rule, broken.severity, file, unit, [], 0, found, broken.expected, broken.fix)
+        finding = self.by_place.setdefault((rule, file), new)
+        if helps and broken.fixable and not finding.fix.endswith(ADVICE):
+            finding.fix += ADVICE
+        if len(finding.rows) < SHOWN or any(number < finding.rows[-1] for number in numbers):
+            # In any order: gold answers are tried many at a time.
+            finding.rows = sorted([*finding.rows, *map(int, numbers)])[:SHOWN]
+        finding.count += len(numbers) if count is None else count
+
+    @property
+    def verdict(self) -> str:
+        checked = f"{plural(self.rows, 'row')} in {plural(len(self.files), 'file')}"
+        if self.gold:
+            tried = plural(self.gold_checked, "gold answer") if self.gold_checked else "no gold answer"
+            checked += f", {tried} tried"
+        warnings = plural(len(self.by_place) - self.errors, "warning")
+        quick = "; contents were not read" if self.quick else ""
+        if self.errors:
+            return f"Not valid: {checked}, {plural(self.errors, 'error')} and {warnings}{quick}"
+        return f"Dataset valid! {checked}{f', {warnings}' if self.by_place else ''}{quick}"
+
+
+def print_report(report: Report, console: Any) -> None:
+    """One block for each finding, errors first, then the verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if report.by_place:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for heading in ("rule", "where", "found and expected"):
+            table.add_column(heading, overflow="fold")
+        for one in report.findings:
+            style = "red" if one.severity is ERROR else "yellow"
+            why = Text(one.found)
+            why.append(f"\nexpected: {one.expected}\nfix: {one.fix}", style="dim")
+            table.add_row(Text(f"{one.rule}\n{one.severity}", style=style), Text(f"{one.file}\n{one.where}"), why)
+        console.print(table)
+    console.print(report.verdict, markup=False, soft_wrap=True)
+
+
+def name_rows(rows: Sequence[int], count: int) -> str:
+    """The first rows of `count`."""
+    return ", ".join(map(str, rows)) + (", ..." if count > len(rows) else "")
+
+
+def plural(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"

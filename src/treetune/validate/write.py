@@ -28,9 +28,7 @@ from treetune.rows.sources import File, FileKind, HubName, Row, kind_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.validate.report import SHOWN, Finding, Report
-from treetune.validate.row import RowCheck
-from treetune.validate.rules import RULES, Severity
+from treetune.validate.rules import RULES, SHOWN, Finding, Report, RowCheck, Severity
 
 
 def write_tasks(
