@@ -814,7 +814,7 @@ def test_text_and_parts_in_prompts_become_one_type(source):
     node = source([{"messages": parts}], prompt_format="chat_messages", system_prompt="be kind")
     (row,) = rows_of(node)
     assert row["prompt"][0] == {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
-    from treetune.rows.arrow_values import messages_column
+    from treetune.rows.parquet import messages_column
 
     assert messages_column([parts, text]).to_pylist()[1][0]["content"] == [{"type": "text", "text": "hello"}]
 

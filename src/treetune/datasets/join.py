@@ -90,9 +90,9 @@ def _widen_schemas(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from treetune.rows.parquet import GrowingParquet
+    from treetune.rows.parquet import widen
 
-    texts, growing = pa.list_(pa.string()), GrowingParquet(Path())
+    texts, json_fields = pa.list_(pa.string()), set[str]()
     kinds = [pa.struct(list(pq.read_schema(path).remove_metadata())) for _, path, _ in built]
     with_lists = any(_type_at(kind, path) == texts for kind in kinds for path in _truths())
     contents = [_type_at(kind, CONTENT) for kind in kinds]
@@ -105,11 +105,11 @@ def _widen_schemas(
         if parts is not None and _is_text_at(kind, CONTENT):
             kind = _replace_type(kind, CONTENT, parts)
         try:
-            wide = pa.schema(list(kind)) if wide is None else growing.widen(wide, kind)
+            wide = pa.schema(list(kind)) if wide is None else widen(wide, kind, json_fields)
         except TasksetError:
             remedy = f"no key makes them alike: a custom_cls of task {name} can give them one shape"
             raise TasksetError(next(_find_clashes(names, built)), remedy=remedy) from None
-    return wide, growing.json_fields
+    return wide, json_fields
 
 
 def _convert_file(taskset: DatasetTaskset, file: File, schema: pa.Schema, json_fields: set[str]) -> File:
@@ -141,7 +141,7 @@ def _convert_values(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Truths as lists and contents as parts, where the schema has them so; the writer does the rest."""
     import pyarrow as pa
 
-    from treetune.rows.arrow_values import to_parts
+    from treetune.rows.parquet import to_parts
 
     have, want, texts = pa.struct(list(table.schema)), pa.struct(list(schema)), pa.list_(pa.string())
     for path in _truths():

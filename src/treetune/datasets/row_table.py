@@ -16,15 +16,9 @@ import pyarrow as pa
 from treetune.datasets.map_function import NO_PROMPT, NO_TRUTH, Row, is_silent, store_truth
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import TasksetError
-from treetune.rows.arrow_values import (
-    constant_column,
-    infer_column,
-    keys_of,
-    messages_column,
-    struct_column,
-    with_json_fields,
-)
+from treetune.rows.arrow_values import with_json_fields
 from treetune.rows.formats import FORMATS
+from treetune.rows.parquet import constant_column, infer_column, infer_mapping, keys_of, messages_column
 from treetune.rows.round_trip import MARK, ROW, encode_unseen
 from treetune.rows.rule import RULE
 from treetune.task import uid_of
@@ -54,7 +48,7 @@ def table_of_rows(taskset: DatasetTaskset, rows: list[Row], indices: list[int]) 
     if "reward_model" in names:
         rewards = [_complete_reward(row.get("reward_model"), config.reward_method) for row in rows]
         specs = [_reward_spec(reward) for reward in rewards]
-        columns["reward_model"] = struct_column(rewards, "reward_model", mixed)
+        columns["reward_model"] = infer_mapping(rewards, "reward_model", mixed)
     given = [row.get("extra_info") or {} for row in rows]
     keys = keys_of(given)
     environments = [config.env_class] * len(rows)

@@ -23,8 +23,9 @@ from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, described
 from treetune.plugins import file_of
-from treetune.rows.arrow_values import canonical_type, conform, constant_column, infer_column, pause_gc, prompt_column
+from treetune.rows.arrow_values import canonical_type, conform, pause_gc
 from treetune.rows.loading import SourceBatch
+from treetune.rows.parquet import constant_column, infer_column, prompt_column
 from treetune.rows.round_trip import ADDED, encode_unseen, encode_unseen_prompts
 from treetune.rows.rule import RULE
 from treetune.task import uids_of_texts

@@ -54,6 +54,13 @@ def to_json_text(value: Any) -> str:
     return encode_json(value).decode()
 
 
+def json_array(values: Iterable[Any]) -> pa.Array:
+    """Each value as JSON text."""
+    import pyarrow as pa
+
+    return pa.array([None if value is None else to_json_text(value) for value in values], pa.string())
+
+
 def to_python(array: pa.Array) -> list[Any]:
     """An Arrow array as Python values, without the keys that are null; whole columns at a time, which is several
     times faster than `to_pylist` and a walk over its result."""
@@ -140,7 +147,9 @@ def _refuse_nan(value: Any) -> None:
         for item in value:
             _refuse_nan(item)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise TasksetError(f"JSON has no {value}", remedy="leave the key out, or write .parquet")
+        raise TasksetError(
+            f"JSON has no {value}", remedy="leave the key out, or write .parquet with only numbers there"
+        )
 
 
 JSON_FIELDS = b"treetune.json_fields"
@@ -198,15 +207,27 @@ def canonical_type(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def unify_types(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The type that holds both, or None where only JSON can."""
+def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.DataType | None:
+    """The type that holds both, or None where only JSON can. `exact`: without changing a value, as 1 becomes 1.0."""
     import pyarrow as pa
 
     try:
         schemas = [pa.schema([("x", first)]), pa.schema([("x", second)])]
-        return pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+        both = pa.unify_schemas(schemas, promote_options="permissive").field("x").type
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return None
+    return None if exact and not (_holds(both, first) and _holds(both, second)) else both
+
+
+def _holds(wide: pa.DataType, type_: pa.DataType) -> bool:
+    """Whether the values of a type stay as they are in a wider one."""
+    import pyarrow as pa
+
+    if wide == type_ or pa.types.is_null(type_):
+        return True
+    if pa.types.is_struct(wide) and pa.types.is_struct(type_):
+        return all(_holds(wide.field(field.name).type, field.type) for field in type_)
+    return _is_list(wide) and _is_list(type_) and _holds(wide.value_type, type_.value_type)
 
 
 def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -241,28 +262,6 @@ def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if pa.types.is_string(type_) and not is_text:
         return json_array(array.to_pylist())
     return array.cast(type_)
-
-
-def json_array(values: Iterable[Any]) -> pa.Array:
-    """Each value as JSON text."""
-    import pyarrow as pa
-
-    encode = msgspec.json.Encoder(enc_hook=str, order="sorted").encode
-    return pa.array([None if value is None else encode(value).decode() for value in values], pa.string())
-
-
-def refuse_mixed_truths(path: str) -> None:
-    """Text beside lists cannot be one column, and quoting the text as JSON would fail every comparison with it."""
-    if path == "prompt":
-        raise TasksetError(
-            "prompts whose contents are text in some rows and lists in others, many rows apart",
-            remedy='write text contents as [{"type": "text", "text": ...}] throughout',
-        )
-    if path == "reward_model.ground_truth":
-        raise TasksetError(
-            "reward_model.ground_truth has values of several types, which no parquet column can hold",
-            remedy="make all of them text, or all of them lists or mappings of one shape",
-        )
 
 
 def schema_tree(schema: pa.Schema) -> dict[str, Any]:
@@ -305,85 +304,3 @@ def _is_list(type_: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
-
-
-def keys_of(rows: list[Any]) -> list[str]:
-    """The keys of all rows, in the order of their first appearance; mostly all have those of the first."""
-    first = rows[0] or {}
-    keys = first.keys()
-    same = all([row is not None and row.keys() == keys for row in rows])  # a list: faster than a generator
-    return list(first) if same else list(dict.fromkeys(key for row in rows if row for key in row))
-
-
-def struct_column(values: list[Any], name: str, mixed: list[str]) -> pa.Array:
-    """Key by key, so that one mixed key does not make JSON of all."""
-    import pyarrow as pa
-
-    keys = keys_of(values)
-    if not keys:
-        return pa.nulls(len(values))
-    arrays = [infer_column([(value or {}).get(key) for value in values], f"{name}.{key}", mixed) for key in keys]
-    return pa.StructArray.from_arrays(arrays, keys, mask=pa.array([value is None for value in values]))
-
-
-def infer_column(values: list[Any], path: str, mixed: list[str]) -> pa.Array:
-    import pyarrow as pa
-
-    try:
-        array = pa.array(values)
-        if array.type != pa.struct([]):
-            return conform(array, canonical_type(array.type))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
-        if path == "reward_model.ground_truth" and (isinstance(error, OverflowError) or "not in range" in str(error)):
-            problem = "a ground truth holds a whole number that does not fit in 64 bits"
-            raise TasksetError(problem, remedy="make it text") from None
-        refuse_mixed_truths(path)
-    mixed.append(path)
-    return json_array(values)
-
-
-def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
-    """Prompts as a column. Where some contents are text and others lists of parts, the text becomes a part: the same
-    message, and a column has one type."""
-    import pyarrow as pa
-
-    try:
-        array = pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        values = [[to_parts(message) for message in prompt] for prompt in values]
-        try:
-            array = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise TasksetError(
-                f"prompts that no parquet column can hold: {error}",
-                remedy="give a key of messages one type in all rows",
-            ) from None
-    return conform(array, canonical_type(array.type))
-
-
-def to_parts(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, dict) else None
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
-
-
-def prompt_column(contents: pa.Array, system_prompt: str | None) -> pa.Array:
-    import numpy as np
-    import pyarrow as pa
-
-    count = len(contents)
-    if system_prompt is None:
-        roles, offsets = constant_column("user", count), np.arange(count + 1, dtype=np.int32)
-    else:
-        order = np.zeros(2 * count, dtype=np.int64)
-        order[1::2] = np.arange(1, count + 1)
-        contents = pa.concat_arrays([pa.array([system_prompt], pa.string()), contents]).take(pa.array(order))
-        roles = pa.array(["system", "user"] * count, pa.string())
-        offsets = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
-    messages = pa.StructArray.from_arrays([roles, contents], ["role", "content"])
-    return pa.ListArray.from_arrays(pa.array(offsets), messages)
-
-
-def constant_column(value: str | None, count: int) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.nulls(count, pa.string()) if value is None else pa.repeat(pa.scalar(value, pa.string()), count)

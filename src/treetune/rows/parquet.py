@@ -1,4 +1,4 @@
-"""Rows as parquet whose values come back exactly, written table by table.
+"""Rows as tables, and tables as parquet whose values come back as they were.
 
     with GrowingParquet(path, exact=True) as writer:
         writer.write(table_of(rows))
@@ -15,23 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from treetune.errors import TasksetError
 from treetune.rows.arrow_values import (
     JSON_FIELDS,
+    canonical_type,
     children_of,
     conform,
     drop_nulls,
     json_array,
     json_fields_of,
-    refuse_mixed_truths,
     set_column,
     struct_of,
-    to_json_text,
     to_python,
     unify_types,
     with_json_fields,
@@ -44,94 +44,138 @@ TRUTHS = tuple(".".join(format.truth) for format in FORMATS.values())
 ROW_GROUP = 2_000
 """Rows of one row group: reading one row reads all of its group."""
 
-_REWARDS = ("reward_spec", "reward_model")
-"""Where SkyRL's environments look for a ground truth."""
+MixedAs = Literal["refused", "text", "json"]
+"""What becomes of ground truths of several types: an error, JSON text as elsewhere, or Arrow's type for JSON, which
+`datasets` gives trainers as the values they are."""
 
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
-class MixedTruths(Exception):
-    """Ground truths that are no one Arrow type. All that are no text must become text, with their original noted."""
+class MixedTruths(TasksetError):
+    """Ground truths that are no one Arrow type."""
+
+
+def _refuse_truths(path: str) -> MixedTruths:
+    return MixedTruths(
+        f"{path} has values of several types, or a number that does not fit in 64 bits: no parquet column holds them",
+        remedy="make all of them text, or all of them lists or mappings of one shape",
+    )
 
 
 # Rows as a table
 
 
-def table_of(rows: list[dict[str, Any]], *, strict_truths: bool = False) -> pa.Table:
-    """Rows as a table, whose metadata lists what is JSON text. `strict_truths`: raises `MixedTruths`."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
+def table_of(rows: list[dict[str, Any]], *, truths: MixedAs = "refused") -> pa.Table:
+    """Rows as a table of exactly their values, whose metadata lists what is JSON text."""
+    columns: dict[str, pa.Array] = {}
     json_fields: list[str] = []
-    refused = TRUTHS if strict_truths else ()
-    columns = {name: _column([row.get(name) for row in rows], name, json_fields, refused) for name in names}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        infer = infer_mapping if name in MAPPINGS else infer_column
+        try:
+            columns[name] = infer([row.get(name) for row in rows], name, json_fields, exact=True, truths=truths)
+        except UnicodeEncodeError as error:
+            raise TasksetError(f"{name} has text that is no Unicode: {error.object!r:.80}") from None
+        except TypeError:
+            raise TasksetError(f"{name} has a key that is no text") from None
     return with_json_fields(pa.table(columns), json_fields)
 
 
-def _column(values: list[Any], path: str, json_fields: list[str], refused: tuple[str, ...]) -> pa.Array:
-    keys: list[Any] = []
-    if path in MAPPINGS and all(value is None or isinstance(value, dict) for value in values):
-        keys = list(dict.fromkeys(key for value in values if value for key in value))
-    if not keys or not all(isinstance(key, str) and key for key in keys):
-        return _exact_array(values, path, json_fields, refused)
+def infer_column(
+    values: list[Any], path: str, json_fields: list[str], *, exact: bool = False, truths: MixedAs = "refused"
+) -> pa.Array:
+    """Values as a column of a canonical type; where none holds them as JSON text, and `json_fields` gets the path.
+    `exact`: nor may a type change a value."""
+    if path in TRUTHS and truths == "json":
+        return pa.ExtensionArray.from_storage(pa.json_(pa.string()), json_array(values))
+    try:
+        array = pa.array(values)
+        if pa.struct([]) not in _types_in(array.type):  # which parquet cannot store
+            column = conform(array, canonical_type(array.type))
+            if not exact or _is_exact(column, values):
+                return column
+    except (pa.ArrowException, OverflowError):
+        pass
+    if path in TRUTHS and truths == "refused":
+        raise _refuse_truths(path)
+    json_fields.append(path)
+    return json_array(values)
+
+
+def infer_mapping(values: list[Any], path: str, json_fields: list[str], **options: Any) -> pa.Array:
+    """Mappings as a column, key by key, so that one mixed key does not make JSON of all."""
+    keys = keys_of(values) if all(value is None or isinstance(value, dict) for value in values) else []
+    if not keys or "" in keys:  # which no path can name
+        return infer_column(values, path, json_fields, **options)
     arrays = [
-        _exact_array([value.get(key) if value else None for value in values], f"{path}.{key}", json_fields, refused)
+        infer_column([value.get(key) if value else None for value in values], f"{path}.{key}", json_fields, **options)
         for key in keys
     ]
     return pa.StructArray.from_arrays(arrays, keys, mask=pa.array([value is None for value in values]))
 
 
-def _exact_array(values: list[Any], path: str, json_fields: list[str], refused: tuple[str, ...]) -> pa.Array:
-    try:
-        array = pa.array(values)
-        if any(map(pa.types.is_temporal, _types_in(array.type))):
-            array = pa.array(to_python(array))
-        if _is_exact(array, values):
-            return array
-    except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
-        pass
-    if path in refused:
-        raise MixedTruths
-    json_fields.append(path)
-    return pa.array([None if value is None else to_json_text(value) for value in values], pa.string())
+def keys_of(rows: list[Any]) -> list[str]:
+    """The keys of all rows, in the order of their first appearance; mostly all have those of the first."""
+    first = rows[0] or {}
+    keys = first.keys()
+    same = all([row is not None and row.keys() == keys for row in rows])  # a list: faster than a generator
+    return list(first) if same else list(dict.fromkeys(key for row in rows if row for key in row))
 
 
 def _is_exact(array: pa.Array, values: list[Any]) -> bool:
-    """Whether parquet can hold an array, and no value was changed to fit its type."""
-    types, found = pa.types, list(_types_in(array.type))
-    if any(str(kind) == "struct<>" for kind in found):
-        return False
+    """Whether no value was changed to fit its type."""
+    types = pa.types
     certain = (types.is_string, types.is_int64, types.is_boolean, types.is_null, types.is_nested)
-    if all(any(is_kind(kind) for is_kind in certain) for kind in found):
+    if all(any(is_kind(type_) for is_kind in certain) for type_ in _types_in(array.type)):
         return True
     return bool(_encode_sorted(drop_nulls(values)) == _encode_sorted(to_python(array)))
 
 
-def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
-    yield kind
-    for number in range(kind.num_fields if pa.types.is_nested(kind) else 0):
-        yield from _types_in(kind.field(number).type)
+def _types_in(type_: pa.DataType) -> Iterator[pa.DataType]:
+    yield type_
+    for number in range(type_.num_fields if pa.types.is_nested(type_) else 0):
+        yield from _types_in(type_.field(number).type)
 
 
-def with_json_truth(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of SkyRL's with its ground truth as JSON text; see `mark_json_truths`."""
-    changed = {
-        name: {**spec, "ground_truth": to_json_text(truth)}
-        for name in _REWARDS
-        if (spec := row.get(name)) and (truth := spec.get("ground_truth")) is not None
-    }
-    return {**row, **changed}
+def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
+    """Prompts as a column. Where some contents are text and others lists of parts, the text becomes a part: the same
+    message, and a column has one type."""
+    try:
+        array = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        values = [[to_parts(message) for message in prompt] for prompt in values]
+        try:
+            array = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise TasksetError(
+                f"prompts that no parquet column can hold: {error}",
+                remedy="give a key of messages one type in all rows",
+            ) from None
+    return conform(array, canonical_type(array.type))
 
 
-def mark_json_truths(table: pa.Table) -> pa.Table:
-    """The ground truths of such rows as Arrow's type for JSON, which `datasets` gives trainers as the values they are:
-    a text for one environment, a mapping for another."""
-    for name in _REWARDS:
-        spec = table[name].combine_chunks() if name in table.column_names else pa.nulls(0)
-        children = children_of(spec) if pa.types.is_struct(spec.type) else {}
-        truths = children.get("ground_truth")
-        if truths is not None and pa.types.is_string(truths.type):
-            children["ground_truth"] = pa.ExtensionArray.from_storage(pa.json_(pa.string()), truths)
-            table = set_column(table, name, struct_of(children, spec))
-    return table
+def to_parts(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def prompt_column(contents: pa.Array, system_prompt: str | None) -> pa.Array:
+    import numpy as np
+
+    count = len(contents)
+    if system_prompt is None:
+        roles, offsets = constant_column("user", count), np.arange(count + 1, dtype=np.int32)
+    else:
+        order = np.zeros(2 * count, dtype=np.int64)
+        order[1::2] = np.arange(1, count + 1)
+        contents = pa.concat_arrays([pa.array([system_prompt], pa.string()), contents]).take(pa.array(order))
+        roles = pa.array(["system", "user"] * count, pa.string())
+        offsets = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
+    messages = pa.StructArray.from_arrays([roles, contents], ["role", "content"])
+    return pa.ListArray.from_arrays(pa.array(offsets), messages)
+
+
+def constant_column(value: str | None, count: int) -> pa.Array:
+    return pa.nulls(count, pa.string()) if value is None else pa.repeat(pa.scalar(value, pa.string()), count)
 
 
 # Tables as a file
@@ -158,43 +202,14 @@ class GrowingParquet:
     def write(self, table: pa.Table) -> None:
         already = frozenset(json_fields_of(table.schema.metadata))
         table = table.replace_schema_metadata(None)
-        schema, json_fields = self.schema, frozenset(self.json_fields)
-        self.json_fields |= already
-        wider = table.schema if schema is None else self.widen(schema, table.schema)
-        self.schema = with_mark(wider) if self.json_fields else wider
-        if schema is not None and (self.schema != schema or self.json_fields != json_fields):
-            self._rewrite(json_fields)
+        schema, json_fields = self.schema, {*self.json_fields, *already}
+        wider = table.schema if schema is None else widen(schema, table.schema, json_fields, exact=self._exact)
+        before, self.json_fields = frozenset(self.json_fields), json_fields
+        self.schema = with_mark(wider) if json_fields else wider
+        if schema is not None and (self.schema != schema or json_fields != before):
+            self._rewrite(before)
         self._put(table, already)
         self.rows += table.num_rows
-
-    def widen(self, known: pa.Schema, new: pa.Schema) -> pa.Schema:
-        """The schema that holds rows of both; notes which fields become JSON text."""
-        return pa.schema(self._unify(known, new))
-
-    def _unify(self, known: Iterable[pa.Field], new: Iterable[pa.Field], under: str = "") -> list[Any]:
-        fields = {field.name: field.type for field in known}
-        for field in new:
-            path, one, other = f"{under}{field.name}", fields.get(field.name), field.type
-            if one is None:
-                fields[field.name] = other
-            elif path in self.json_fields:
-                fields[field.name] = pa.string()
-            elif path in MAPPINGS and pa.types.is_struct(one) and pa.types.is_struct(other):
-                fields[field.name] = pa.struct(self._unify(one, other, f"{path}."))
-            else:
-                fields[field.name] = self._type_of_both(one, other, path)
-        return list(fields.items())
-
-    def _type_of_both(self, one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
-        both = unify_exactly(one, other) if self._exact else unify_types(one, other)
-        if both is not None:
-            return both
-        if self._exact and path in TRUTHS:
-            raise MixedTruths
-        if not self._exact:
-            refuse_mixed_truths(path)
-        self.json_fields.add(path)
-        return pa.string()
 
     def _rewrite(self, json_fields: frozenset[str]) -> None:
         """Write what there is again, under the schema as it is now."""
@@ -227,25 +242,35 @@ class GrowingParquet:
             writer.close()
 
 
-def unify_exactly(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both exactly; None where there is none."""
-    types = pa.types
-    if one == other or types.is_null(other):
-        return one
-    if types.is_null(one):
-        return other
-    if types.is_list(one) and types.is_list(other):
-        inner = unify_exactly(one.value_type, other.value_type)
-        return None if inner is None else pa.list_(inner)
-    if types.is_struct(one) and types.is_struct(other):
-        fields = {field.name: field.type for field in one}
-        for field in other:
-            both = unify_exactly(fields.get(field.name, pa.null()), field.type)
-            if both is None:
-                return None
-            fields[field.name] = both
-        return pa.struct(list(fields.items()))
-    return None
+def widen(known: pa.Schema, new: pa.Schema, json_fields: set[str], *, exact: bool = False) -> pa.Schema:
+    """The schema that holds rows of both; `json_fields` gets the paths that become JSON text."""
+    return pa.schema(_widen(known, new, json_fields, exact))
+
+
+def _widen(
+    known: Iterable[pa.Field], new: Iterable[pa.Field], json_fields: set[str], exact: bool, under: str = ""
+) -> list[tuple[str, pa.DataType]]:
+    fields = {field.name: field.type for field in known}
+    for field in new:
+        path, one, other = f"{under}{field.name}", fields.get(field.name), field.type
+        if one is None:
+            both = other
+        elif path in json_fields:
+            both = pa.string()
+        elif path in MAPPINGS and pa.types.is_struct(one) and pa.types.is_struct(other):
+            both = pa.struct(_widen(one, other, json_fields, exact, f"{path}."))
+        elif (both := unify_types(one, other, exact=exact)) is None:
+            if path in TRUTHS:
+                raise _refuse_truths(path)
+            if path == "prompt" and not exact:
+                raise TasksetError(
+                    "prompts whose contents are text in some rows and lists in others, many rows apart",
+                    remedy='write text contents as [{"type": "text", "text": ...}] throughout',
+                )
+            json_fields.add(path)
+            both = pa.string()
+        fields[field.name] = both
+    return list(fields.items())
 
 
 def _encode_fields(table: pa.Table, paths: set[str]) -> pa.Table:

@@ -86,7 +86,7 @@ def read_tables(sources: Sources, *, columns: Sequence[str] | None = None) -> It
                 yield pa.Table.from_batches([batch])
         else:
             for rows in batches_of(source, columns):
-                yield table_of(rows.rows)
+                yield table_of(rows.rows, truths="text")
 
 
 def read_batches(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[Batch]:

@@ -132,30 +132,27 @@ def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: 
     batches = _batches(tasks)
     with GrowingParquet(path, exact=True) as writer:
         for batch in batches:
-            json_fields = set(writer.json_fields)
             try:
                 _put(writer, batch, format, opening)
             except MixedTruths:
-                writer.json_fields = json_fields  # what the file has, without the batch that it does not have
                 break
         else:
             return _finish(writer, format)
-    # From the beginning. Environments need each its own type, so the column is JSON; elsewhere text among the
-    # ground truths stays text, and the others become text, their original noted.
-    as_json = format.has_environments
+    # From the beginning. Environments need each its own type, so the column is JSON; elsewhere text among the ground
+    # truths stays text, and the others become text, their original noted.
     earlier = path.with_name(f"{path.name}.earlier.parquet")
     done: Iterable[Scored] = ()
     if writer.rows:
         path.rename(earlier)
         done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))
-    if not as_json:
+    if not format.has_environments:
         warnings.warn(
             "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
             stacklevel=4,
         )
     with GrowingParquet(path, exact=True) as writer:
         for some in _batches(chain(done, batch, chain.from_iterable(batches))):
-            _put(writer, some, format, opening, text_truth=not as_json, as_json=as_json)
+            _put(writer, some, format, opening, mixed=True)
     earlier.unlink(missing_ok=True)
     return _finish(writer, format)
 
@@ -166,27 +163,19 @@ def _batches(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
 
 
 def _put(
-    writer: GrowingParquet,
-    tasks: list[Scored],
-    format: Format,
-    opening: Opening | None,
-    *,
-    text_truth: bool = False,
-    as_json: bool = False,
+    writer: GrowingParquet, tasks: list[Scored], format: Format, opening: Opening | None, mixed: bool = False
 ) -> None:
-    from treetune.rows.parquet import mark_json_truths, table_of, with_json_truth
+    """`mixed`: their ground truths are of several types."""
+    from treetune.rows.parquet import table_of
 
-    rows = []
+    rows, as_json = [], mixed and format.has_environments
     for number, (task, scorer) in enumerate(tasks, writer.rows):
         try:
-            row = format.row_of(task, scorer=scorer, text_truth=text_truth)
-            if opening is not None and not task.messages:
-                row = with_opening(row, opening(task))
-            rows.append(with_json_truth(row) if as_json else row)
+            row = format.row_of(task, scorer=scorer, text_truth=mixed and not as_json)
+            rows.append(with_opening(row, opening(task)) if opening is not None and not task.messages else row)
         except TasksetError as error:
             raise _name_task(error, number) from None
-    table = table_of(rows, strict_truths=True)
-    writer.write(mark_json_truths(table) if as_json else table)
+    writer.write(table_of(rows, truths="json" if as_json else "refused"))
 
 
 def _finish(writer: GrowingParquet, format: Format) -> int:
