@@ -18,7 +18,7 @@ from treetune.errors import TreetuneError
 from treetune.plugins import load_object
 from treetune.rows import cache as cache_module
 from treetune.rows.cache import Cache, EntryState, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
-from treetune.rows.sources import local_sources
+from treetune.rows.sources import LoadingParams
 
 KEY = "0123456789abcdef0123_" + "a" * 20
 OTHER = "0123456789abcdef0123_" + "b" * 20
@@ -255,9 +255,9 @@ import sys
 from pathlib import Path
 from treetune.rows.cache import Cache, config_hash, impl_hash
 from treetune.rows.cache import content_hash
-from treetune.rows.sources import local_sources
+from treetune.rows.sources import LoadingParams
 impl_hash(Cache, object, [], 1)
-sources = local_sources(["json"], {{"data_files": sys.argv[2]}})
+sources = LoadingParams(args=["json"], kwargs={{"data_files": sys.argv[2]}}).local_sources()
 config_hash({{"a": 1}}, {{"0": content_hash(sources[0], None)}})
 assert Cache(Path(sys.argv[1])).get_or_build({KEY!r}, None)[1]
 print(*sys.modules)
@@ -546,8 +546,9 @@ def test_the_local_sources_are_what_load_dataset_would_read(data, args, kwargs, 
     def here(value):
         return value.replace("{}", str(data)) if isinstance(value, str) else value
 
-    found = local_sources([here(value) for value in args], {key: here(value) for key, value in kwargs.items()})
-    assert found == [data / name for name in expected]
+    given = {key: here(value) for key, value in kwargs.items()}
+    params = LoadingParams(args=[here(value) for value in args], kwargs=given)
+    assert params.local_sources() == [data / name for name in expected]
 
 
 def test_entries_say_what_there_is_and_leave_foreign_files_alone(built):

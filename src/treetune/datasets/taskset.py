@@ -20,7 +20,7 @@ from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.plugins import file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
-from treetune.rows.sources import check_loading, local_sources
+from treetune.rows.sources import check_loading
 from treetune.task import Task, digest
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         if faults := check_loading(params):
             raise ConfigError(faults)
         try:
-            return {str(path): content_hash(path, memory) for path in local_sources(params.args, params.kwargs)}
+            return {str(path): content_hash(path, memory) for path in params.local_sources()}
         except OSError as error:
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
 

@@ -4,12 +4,15 @@
     for batch in source.batches(): ...
 
 Whatever the size of a dataset, only a batch of it is in memory. The library keeps copies of local files in its own
-cache, as Arrow, and never removes any; `prune_copies` does.
+cache, as Arrow, and never removes any; `prune_copies` does. It hides why a dataset cannot be loaded ("An error occurred
+while generating the dataset"), so `fault_of` looks at the files again; that costs a pass over them only where something
+is wrong already.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -17,16 +20,32 @@ import shutil
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
-from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described
-from treetune.rows.loading_faults import fault_of, fault_of_files, refuse_file_name
-from treetune.rows.sources import LoadingParams, names_hub
+from treetune.errors import (
+    EmptyTasksetError,
+    NetworkError,
+    StorageError,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    described,
+)
+from treetune.rows.sources import (
+    FILE_FORMATS,
+    File,
+    FileKind,
+    LoadingParams,
+    find_misnamed,
+    known_kind,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,18 +56,16 @@ SourceBatch = Union["pa.Table", list[dict[str, Any]]]
 ROWS = 10_000
 """Rows of one batch: enough to be worth vectorising, little enough to stay small."""
 
+TOGETHER = 10
+"""Batches of the library's files, of a thousand rows each, that become one."""
+
 
 class Source:
-    """An opened dataset."""
+    """An opened dataset: that of `params`, or one of the user's own."""
 
-    def __init__(
-        self, dataset: Any, *, params: LoadingParams | None = None, fresh: bool = False, held: CopyLock | None = None
-    ) -> None:
+    def __init__(self, dataset: Any, params: LoadingParams | None = None) -> None:
         self._dataset = dataset
         self._params = params
-        self._held = held  # the copy it reads stays as long as this lives
-        # Straight from load_dataset; one that was transformed may list files it no longer equals.
-        self._fresh = fresh
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
@@ -88,10 +105,12 @@ class Source:
     def batches(self) -> Iterator[SourceBatch]:
         """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
         ones (the library keeps columns of mixed types as JSON)."""
-        if self._decodes:
+        from datasets.features.features import require_decoding
+
+        if any(map(require_decoding, (self._dataset.features or {}).values())):
             return self._explain_faults(self._rows())
         files = self._whole_files()
-        batches = _rechunk(_stream(files)) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
+        batches = _stream(files) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
         return self._explain_faults(batches)
 
     def _explain_faults(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -110,20 +129,16 @@ class Source:
             yield [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
 
     @property
-    def _decodes(self) -> bool:
-        from datasets.features.features import require_decoding
-
-        return any(require_decoding(feature) for feature in (self._dataset.features or {}).values())
-
-    @property
     def _cache_files(self) -> list[str]:
         return [file["filename"] for file in getattr(self._dataset, "cache_files", [])]
 
     def _whole_files(self) -> list[str]:
-        """The library's Arrow files, where the dataset is exactly their rows: reading them as a stream keeps the
-        memory flat, where the library's memory map counts every page it touched."""
-        files = self._cache_files if self._fresh else []
-        return files if files and sum(map(_count, files)) == self._dataset.num_rows else []
+        """The library's Arrow files, where the dataset is exactly their rows: reading them as a stream keeps the memory
+        flat, where the library's memory map counts every page it touched."""
+        # One of the user's own may list files that it no longer equals.
+        splits = (self._dataset.info.splits or {}) if self._params is not None else {}
+        split = splits.get(str(self._dataset.split))
+        return self._cache_files if split is not None and split.num_examples == self.rows else []
 
 
 def wrap_dataset(dataset: Any, whose: str) -> Source:
@@ -149,18 +164,14 @@ def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
     """
     import datasets
 
-    if params.args:
-        refuse_file_name(params)
-    kwargs = dict(params.kwargs)
-    held = None
+    _refuse_file_name(params)
+    kwargs, lock = dict(params.kwargs), None
     if copy is not None and "cache_dir" not in kwargs:
-        kwargs["cache_dir"] = str(copy)
-        held = CopyLock(copy)
+        kwargs["cache_dir"], lock = str(copy), _hold_copy(copy)
     were_disabled = datasets.are_progress_bars_disabled()
-    from_hub = names_hub(params.args, kwargs)
     try:
         datasets.disable_progress_bars()
-        with offline_where_unreachable() if from_hub else nullcontext() as unreachable:
+        with offline_where_unreachable() if params.is_of_hub else nullcontext() as unreachable:
             try:
                 dataset = datasets.load_dataset(*params.args, **kwargs)
             except TreetuneError:
@@ -178,39 +189,22 @@ def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
                 f"{params.args[0]!r} has several splits: {', '.join(dataset)}", remedy="set loading_params.kwargs.split"
             )
         (dataset,) = dataset.values()
-    return Source(dataset, params=params, fresh=True, held=held)
+    source = Source(dataset, params)
+    if lock is not None:
+        weakref.finalize(source, os.close, lock)
+    return source
 
 
-def _stream(files: list[str]) -> Iterator[pa.RecordBatch]:
+def _stream(files: list[str]) -> Iterator[pa.Table]:
     import pyarrow as pa
 
     for name in files:
         with pa.OSFile(name, "rb") as file, pa.ipc.open_stream(file) as reader:
-            yield from reader
+            while batches := list(islice(reader, TOGETHER)):
+                yield pa.Table.from_batches(batches).combine_chunks()
 
 
-def _count(name: str) -> int:
-    import pyarrow as pa
-
-    # Mapped, so that only the few bytes of each batch's header are read.
-    with pa.memory_map(name, "rb") as file, pa.ipc.open_stream(file) as reader:
-        return sum(batch.num_rows for batch in reader)
-
-
-def _rechunk(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    import pyarrow as pa
-
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        if rows >= ROWS:
-            yield pa.Table.from_batches(waiting).combine_chunks()
-            waiting, rows = [], 0
-    if waiting:
-        yield pa.Table.from_batches(waiting).combine_chunks()
-
+# The network
 
 WAIT = 8.0
 """Seconds for an answer, looking up the name included."""
@@ -259,6 +253,128 @@ def _problem(endpoint: str) -> str | None:
     return found[0] if found else f"{endpoint} does not answer"
 
 
+# Faults
+
+_NO_ROWS = "give it rows, or leave it out of data_files"
+_NAMES = {"jsonl": "json", "ndjson": "json", "txt": "text", "": "text"}
+"""What `load_dataset` calls kinds of files, by their endings."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+_NETWORK = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "Timeout")
+"""Parts of the names of errors that the libraries below raise where no server answers."""
+
+
+def fault_of(params: LoadingParams, error: BaseException, unreachable: str | None = None) -> TreetuneError:
+    """The error for the user that stands for what the library raised; `unreachable` says why the hub is."""
+    import datasets
+
+    named, causes = f"{params.args[0]!r} could not be loaded", _causes(error)
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return StorageError(
+                f"the datasets library cannot write to its cache {datasets.config.HF_DATASETS_CACHE}: {cause.strerror}",
+                remedy="make room there (`treetune cache prune --older-than 30`), or set HF_HOME to a folder on "
+                "another disk",
+            )
+    if (of_files := fault_of_files(params)) is not None:
+        return of_files
+    root = causes[-1]
+    of_network = unreachable is not None or any(map(_is_of_network, causes))
+    if of_network and params.is_of_hub:
+        return NetworkError(
+            f"{named}: the hub cannot be reached: {unreachable or described(root)}",
+            remedy="check the network, a proxy (HTTPS_PROXY) and HF_ENDPOINT; or bring the files here and name them: "
+            "args: [json], kwargs: {data_files: ...}",
+        )
+    if of_network:
+        return NetworkError(f"{named}: {described(root)}", remedy="check the network, and the address in data_files")
+    files = ", ".join(params.patterns)
+    return TreetuneError(
+        f"{named}: {described(root).strip()}" + (f" (data_files: {files})" if files else ""),
+        remedy="check loading_params.args and loading_params.kwargs (name, split, data_files)",
+    )
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what led to it, the first cause last."""
+    found = [error]
+    while True:
+        last = found[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or cause in found:
+            return found
+        found.append(cause)
+
+
+def _is_of_network(error: BaseException) -> bool:
+    named = any(part in kind.__name__ for kind in type(error).__mro__ for part in _NETWORK)
+    return named or "LocalEntryNotFoundError" in str(error)  # what the library says of it once it gave up
+
+
+def _refuse_file_name(params: LoadingParams) -> None:
+    """Raises where a file is named in place of a dataset: the library would look for it on the hub first."""
+    kind = params.args[0]
+    suffix = Path(str(kind)).suffix[1:]
+    if kind not in FILE_FORMATS and Path(str(kind)).expanduser().is_file():
+        raise UsageError(
+            f"loading_params.args names the file {kind!r}, and wants a kind of files or a dataset",
+            remedy=f"write args: [{_NAMES.get(suffix, suffix)}], kwargs: {{data_files: {kind}}}",
+        )
+
+
+def fault_of_files(params: LoadingParams) -> TreetuneError | None:
+    """What is wrong with the files that are named, where something is."""
+    if (misnamed := find_misnamed(params)) is not None:
+        return misnamed
+    for place in params.local_sources():
+        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if file.is_file() and (fault := _fault_of_file(file, str(params.args[0]))) is not None:
+                return fault
+    return None
+
+
+def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
+    from treetune.rows.reading import batches_of
+
+    shape = known_kind(file)
+    if kind in ("json", "parquet") and shape is not FileKind.LINES:
+        shape = FileKind(kind)
+    try:
+        with open(file, "rb") as opened:
+            if not opened.read(1 << 16).strip():
+                return EmptyTasksetError(f"{file} is empty", remedy=_NO_ROWS)
+        if shape in (FileKind.JSON, FileKind.LINES, FileKind.PARQUET):
+            if not sum(len(batch.rows) for batch in batches_of(File(file, shape))):
+                return EmptyTasksetError(f"{file} has no rows", remedy=_NO_ROWS)
+        elif kind in ("csv", "text"):
+            return _fault_of_text(file, kind)
+    except TreetuneError as error:
+        return error
+    except OSError as error:
+        return StorageError(f"{file} cannot be read: {error.strerror or error}")
+    return None
+
+
+def _fault_of_text(file: Path, kind: str) -> TreetuneError | None:
+    """Bytes that are no text, or a table of which only the heading is there."""
+    lines = 0
+    with open(file, "rb") as opened:
+        for number, line in enumerate(opened, 1):
+            lines += bool(line.strip())
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return TasksetError(
+                    f"{file}, line {number}: no UTF-8 text: {error.reason}, byte {error.start + 1} of the line",
+                    remedy="convert it (`iconv -f latin1 -t utf-8`), or set loading_params.kwargs.encoding",
+                )
+    if kind == "csv" and lines == 1:
+        return EmptyTasksetError(f"{file} has no rows, only a heading", remedy=_NO_ROWS)
+    return None
+
+
+# Copies
+
+
 class DatasetCopy(msgspec.Struct, frozen=True):
     path: Path
     size: int
@@ -280,27 +396,27 @@ def copies_folder(cache_dir: Path) -> Path:
     return place / "treetune" / whose
 
 
-class CopyLock:
-    """Notes that a copy is used, and keeps it from being removed for as long as this lives."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file: int | None = None
-        # A full or read-only disk is reported by the write that follows.
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            os.utime(folder)
-            self._file = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-            fcntl.flock(self._file, fcntl.LOCK_SH)
-
-    def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+def _hold_copy(folder: Path) -> int | None:
+    """Notes that a copy is used, and keeps it from being removed until the file that it gives is closed."""
+    # A full or read-only disk is reported by the write that follows.
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return lock
+    return None
 
 
 def list_copies(cache_dir: Path) -> list[DatasetCopy]:
     """Everything that is kept, last used first."""
     folder = copies_folder(cache_dir)
-    found = [_measure(path) for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # removed since it was listed
+            if path.is_dir():
+                size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+                found.append(DatasetCopy(path, size, path.stat().st_mtime))
     return sorted(found, key=lambda copy: -copy.last_used)
 
 
@@ -321,12 +437,3 @@ def prune_copies(cache_dir: Path, *, older_than_days: float | None, all: bool) -
 
 def _lock_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
-
-
-def _measure(folder: Path) -> DatasetCopy:
-    size = 0
-    for here, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # removed since it was listed
-                size += os.lstat(os.path.join(here, name)).st_size
-    return DatasetCopy(folder, size, folder.stat().st_mtime)

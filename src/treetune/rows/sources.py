@@ -1,7 +1,7 @@
 """What a user names, as files: paths, folders, globs, `~`; else a dataset of the hub, `name[@config][:split]`.
 
     for source in find(["~/data", "more/*.jsonl.gz", "openai/gsm8k@main:test"]): ...
-    local_sources(["json"], {"data_files": "train.jsonl"})     # what `load_dataset` would read here
+    LoadingParams(args=["json"], kwargs={"data_files": "train.jsonl"}).local_sources()
 
 A file may be compressed as a whole, as in `rows.jsonl.gz` and `rows.json.zst`: `open_plain` opens it as if it were not.
 """
@@ -231,27 +231,65 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
 
+    def argument(self, name: str) -> Any:
+        """What `load_dataset` is given as its `path`, `data_dir` or `data_files`, however it is passed."""
+        return {**dict(zip(("path", "name", "data_dir", "data_files"), self.args, strict=False)), **self.kwargs}.get(
+            name
+        )
 
-def local_sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path]:
-    """The local files and folders that `load_dataset(*args, **kwargs)` would read; none for the hub and for URLs.
+    @property
+    def path(self) -> Path:
+        return Path(str(self.argument("path") or "")).expanduser()
 
-    Where `data_files` names files, the folder is only where they lie and is not read as a whole.
-    """
-    given = _bind_arguments(args, kwargs)
-    path, data_dir, data_files = str(given.get("path") or ""), given.get("data_dir"), given.get("data_files")
-    place = Path(path).expanduser()
-    is_format, base = _is_format(path), _folder(path, data_dir)
-    found: list[Path] = []
-    if data_files is not None:
-        found += [file for pattern in _iter_patterns(data_files) for file in _match_files(pattern, base)]
-    elif base is not None and (data_dir or not is_format):
-        found.append(base)
-    if not is_format and place.is_dir():
-        # A folder that is hashed as a whole covers all of these but the hidden one.
-        found += [place / card for card in _CARDS if place not in found or card.startswith(".")]
-    elif not is_format and place.is_file():
-        found.append(place)
-    return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
+    @property
+    def is_of_hub(self) -> bool:
+        """Whether the hub is asked: the name is neither a format nor here."""
+        name = str(self.argument("path") or "")
+        return bool(name) and name not in FILE_FORMATS and "://" not in name and not self.path.exists()
+
+    @property
+    def is_format(self) -> bool:
+        """Whether a format is named. One that is neither known nor here is of a newer release, or is of the hub and has
+        no files here."""
+        name = str(self.argument("path") or "")
+        return name in FILE_FORMATS or not name or ("/" not in name and not self.path.exists())
+
+    @property
+    def patterns(self) -> list[str]:
+        """The names and globs in `data_files`."""
+        return list(_iter_patterns(self.argument("data_files")))
+
+    def match_files(self, pattern: str) -> list[Path]:
+        """The files here that one of the patterns means."""
+        # `zip://*.csv::archive.zip` reads the archive.
+        pattern, base = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://")), self._base
+        if "://" in pattern or (base is None and not os.path.isabs(pattern)):
+            return []
+        place = (base or Path()) / pattern
+        if place.exists():
+            return [place]
+        return [Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name)]
+
+    def local_sources(self) -> list[Path]:
+        """The local files and folders that are read; none for the hub and for URLs. Where `data_files` names files, the
+        folder is only where they lie and is not read as a whole."""
+        found: list[Path] = [file for pattern in self.patterns for file in self.match_files(pattern)]
+        if self.argument("data_files") is None and self._base and (self.argument("data_dir") or not self.is_format):
+            found.append(self._base)
+        if not self.is_format and self.path.is_dir():
+            # A folder that is hashed as a whole covers all of these but the hidden one.
+            found += [self.path / card for card in _CARDS if self.path not in found or card.startswith(".")]
+        elif not self.is_format and self.path.is_file():
+            found.append(self.path)
+        return sorted({Path(os.path.abspath(source)) for source in found if source.exists()})
+
+    @property
+    def _base(self) -> Path | None:
+        """The folder in which files are looked for; None where it is not here."""
+        inner = self.argument("data_dir") or ""
+        if self.is_format:
+            return Path(inner).expanduser()
+        return self.path / inner if self.path.is_dir() else None
 
 
 def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
@@ -263,48 +301,23 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     if kind in FILE_FORMATS and data_files is None and not params.kwargs.get("data_dir") and len(params.args) < 3:
         return [("loading_params.kwargs", f"{kind!r} needs data_files: which files to read")]
     try:
-        patterns = file_patterns(params.args, params.kwargs)
+        patterns = params.patterns
     except ConfigError as error:
         return error.faults
     return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []
 
 
-def names_hub(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether `load_dataset(*args, **kwargs)` would ask the hub: its name is neither a format nor here."""
-    path = str(args[0] if args else kwargs.get("path") or "")
-    return bool(path) and path not in FILE_FORMATS and "://" not in path and not Path(path).expanduser().exists()
-
-
-def file_patterns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """The names and globs in `data_files`."""
-    data_files = _bind_arguments(args, kwargs).get("data_files")
-    return [] if data_files is None else list(_iter_patterns(data_files))
-
-
-def expand_pattern(pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Path] | None:
-    """The files here that one of the `file_patterns` means; None where it does not lie here."""
-    if "://" in pattern or names_hub(args, kwargs):
-        return None
-    given = _bind_arguments(args, kwargs)
-    return _match_files(pattern, _folder(str(given.get("path") or ""), given.get("data_dir")))
-
-
-def _bind_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `load_dataset` by their names."""
-    return {**dict(zip(("path", "name", "data_dir", "data_files"), args, strict=False)), **kwargs}
-
-
-def _is_format(path: str) -> bool:
-    # A name that is neither known nor here is a format of a newer release, or a hub name that gives nothing.
-    return path in FILE_FORMATS or not path or ("/" not in path and not Path(path).expanduser().exists())
-
-
-def _folder(path: str, data_dir: str | None) -> Path | None:
-    """Where the files lie that `load_dataset` looks for; None where it is not here."""
-    if _is_format(path):
-        return Path(data_dir or "").expanduser()
-    place = Path(path).expanduser()
-    return place / (data_dir or "") if place.is_dir() else None
+def find_misnamed(params: LoadingParams) -> UsageError | None:
+    """What is wrong with a name in `data_files` that should mean files here."""
+    for pattern in params.patterns if not params.is_of_hub else ():
+        found = params.match_files(pattern)
+        if not found and "://" not in pattern:
+            return UsageError(f"no file is called {pattern!r}", remedy=f"paths are taken from {Path.cwd()}")
+        if folders := [path for path in found if path.is_dir()]:
+            return UsageError(
+                f"data_files names the folder {folders[0]}", remedy=f"write {pattern.rstrip('/')}/*, or use data_dir"
+            )
+    return None
 
 
 def _iter_patterns(data_files: Any) -> Iterator[str]:
@@ -317,18 +330,6 @@ def _iter_patterns(data_files: Any) -> Iterator[str]:
     elif isinstance(data_files, Sequence):
         for item in data_files:
             yield from _iter_patterns(item)
-    else:
+    elif data_files is not None:
         shown = f"expected the name of a file, a list or a mapping of them, got {data_files!r}"
         raise ConfigError([("loading_params.kwargs.data_files", shown)])
-
-
-def _match_files(pattern: str, base: Path | None) -> list[Path]:
-    """The files that one name or glob means, relative names below `base`."""
-    # `zip://*.csv::archive.zip` reads the archive.
-    pattern = os.path.expanduser(pattern.rpartition("::")[2].removeprefix("file://"))
-    if "://" in pattern or (base is None and not os.path.isabs(pattern)):
-        return []
-    place = (base or Path()) / pattern
-    if place.exists():
-        return [place]
-    return [Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name)]
