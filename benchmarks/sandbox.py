@@ -23,7 +23,8 @@ from typing import Any
 
 from benchmarks.measure import Cost, show
 from treetune.sandbox import Bubblewrap, SandboxLimits
-from treetune.sandbox.shell import Shell, ShellPool
+from treetune.sandbox.machines import ShellPool
+from treetune.sandbox.shell import Shell
 
 ROUNDS = 30
 

@@ -574,7 +574,7 @@ class TestWithoutASandbox:
             raise SandboxUnavailable("bwrap not installed", remedy="apt-get install bubblewrap")
 
         monkeypatch.setattr("treetune.builtin.code.require", unavailable)
-        monkeypatch.setattr("treetune.sandbox.bubblewrap.require", unavailable)
+        monkeypatch.setattr("treetune.sandbox.one_shot.require", unavailable)
 
     @pytest.mark.parametrize(("name", "truth"), [("lcb", SQUARES), ("searchcode", "42")])
     def test_the_episode_is_refused_before_the_policy_is_asked(self, none, name, truth):

@@ -13,8 +13,8 @@ from treetune.builtin.shell.sample import matches
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import ConfigError, EnvironmentFault
 from treetune.sandbox import probe
-from treetune.sandbox.launcher import Users
-from treetune.sandbox.shell import _pools
+from treetune.sandbox.machines import _pools
+from treetune.sandbox.probe import Users
 
 COUNT = {"check": [None, {"language": "python", "file": "check/integer-match.py"}], "example": "ls /data | wc -l"}
 

@@ -12,8 +12,8 @@ from treetune import Action
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import TreetuneError
 from treetune.sandbox import probe
-from treetune.sandbox.launcher import Users
-from treetune.sandbox.shell import _pools
+from treetune.sandbox.machines import _pools
+from treetune.sandbox.probe import Users
 
 pytestmark = pytest.mark.slow
 SHARED = Path(os.environ.get("TREETUNE_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

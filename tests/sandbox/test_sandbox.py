@@ -36,12 +36,10 @@ from treetune.sandbox import (
     SandboxUnavailable,
     probe,
     require,
-    seccomp,
 )
-from treetune.sandbox import launcher as launcher_module
-from treetune.sandbox.launcher import HeldBy, Interpreter, Launcher, explain
+from treetune.sandbox.bubblewrap import ARCHITECTURES, FAMILIES, REFUSED_CALLS, explain
 from treetune.sandbox.memory import CgroupParent, list_candidates
-from treetune.sandbox.probe import Capability, probe_as
+from treetune.sandbox.probe import FIRST_UID, Capability, HeldBy, Interpreter, Launcher, probe_as
 
 NOBODY = 65534
 DEVICES = {"full", "null", "random", "tty", "urandom", "zero"}
@@ -330,7 +328,7 @@ def test_root_is_another_user_in_each_sandbox(place, marker):
     owners = place.call(_owners, marker)
     if os.geteuid() == 0 and place._executor is None:
         assert len(owners) == 2
-        assert min(owners) >= launcher_module.FIRST_UID
+        assert min(owners) >= FIRST_UID
     assert 0 not in owners
 
 
@@ -389,7 +387,7 @@ def test_servers_of_the_host_cannot_be_reached(place):
 
 def test_kinds_of_sockets_that_no_namespace_separates_are_not_there(place):
     """A vsock reaches the machine that this one runs on, and servers here, from whatever network namespace."""
-    if platform.machine() not in seccomp.ARCHITECTURES:
+    if platform.machine() not in ARCHITECTURES:
         pytest.skip("no filter for this processor")
     code = """
         import socket
@@ -402,7 +400,7 @@ def test_kinds_of_sockets_that_no_namespace_separates_are_not_there(place):
                 print(family)
                 break
     """
-    assert {int(family) for family in place.python(code).text.split()} <= set(map(int, seccomp.FAMILIES))
+    assert {int(family) for family in place.python(code).text.split()} <= set(map(int, FAMILIES))
 
 
 def _address_of_host() -> str:
@@ -598,9 +596,9 @@ def test_calls_that_reach_around_the_limits_are_not_there(place):
             libc.syscall(number, 0, 0, 0, 0, 0)
             print(os.strerror(ctypes.get_errno()))
     """
-    if platform.machine() not in seccomp.ARCHITECTURES:
+    if platform.machine() not in ARCHITECTURES:
         pytest.skip("no filter for this processor")
-    refused = [pair[platform.machine() == "aarch64"] for pair in seccomp.REFUSED.values()]
+    refused = [pair[platform.machine() == "aarch64"] for pair in REFUSED_CALLS.values()]
     result = place.python(code, *map(str, refused))
     assert result.text == "Function not implemented\n" * len(refused)
 
@@ -921,7 +919,7 @@ def test_where_bubblewrap_starts_the_tests_are_not_skipped():
 
 
 def test_without_bubblewrap_nothing_is_run_and_the_remedy_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(launcher_module.shutil, "which", lambda name, path: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
     probe_as.cache_clear()
     try:
         assert not probe().available

@@ -22,10 +22,11 @@ from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.environment import shown_to
 from treetune.errors import ConfigError, EnvironmentFault, StorageError, UsageError
 from treetune.sandbox import SandboxUnavailable, probe
-from treetune.sandbox.launcher import Users
 from treetune.sandbox.limits import SandboxLimits
+from treetune.sandbox.machines import Machine
+from treetune.sandbox.probe import Users
 from treetune.sandbox.rootfs import Recipe, build
-from treetune.sandbox.shell import Machine, Shell
+from treetune.sandbox.shell import Shell
 
 ROWS = [
     {

@@ -17,9 +17,9 @@ from shells import KINDS, places
 
 from treetune.errors import UsageError
 from treetune.sandbox import Ended, SandboxLimits, require
-from treetune.sandbox.carrier import SETUP_MARK, BubblewrapCarrier
-from treetune.sandbox.launcher import Users
-from treetune.sandbox.shell import SandboxGone, Shell, ShellPool
+from treetune.sandbox.machines import ShellPool
+from treetune.sandbox.probe import Users
+from treetune.sandbox.shell import MOUNT_MARK, BubblewrapRuntime, SandboxGone, Shell
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -64,7 +64,7 @@ def test_long_commands_and_any_text_arrive_whole(place):
 
 
 def test_what_it_prints_without_a_last_newline_is_all_there(place):
-    assert place.shell("printf abc")[0].output == b"abc"
+    assert place.shell("printf abc")[0].stdout == b"abc"
 
 
 def test_background_processes_live_on_and_do_not_hold_a_command(place):
@@ -98,8 +98,8 @@ def test_any_bytes_come_back_as_they_are_but_for_the_terminals_own(place):
         "head -c 3000000 /dev/urandom", r"printf '\036\036a\036 1 2\036\0b'", "echo fine", seconds=20
     )
     assert (garbage.ended, garbage.exit_code) == (Ended.COMPLETED, 0)
-    assert len(garbage.output) + garbage.omitted == 3_000_000
-    assert marks.output == b"\x1e\x1ea\x1e 1 2\x1e\0b"
+    assert len(garbage.stdout) + garbage.omitted == 3_000_000
+    assert marks.stdout == b"\x1e\x1ea\x1e 1 2\x1e\0b"
     assert after.text == "fine\n"
 
 
@@ -127,7 +127,7 @@ async def _tried_and_used():
     launcher = await asyncio.to_thread(require, shell=True)
     said = []
     for number in range(3):
-        await (await BubblewrapCarrier.open(launcher, SandboxLimits())).close()
+        await (await BubblewrapRuntime.open(launcher, SandboxLimits())).close()
         async with asyncio.timeout(15), await Shell.open(launcher=launcher) as shell:
             said.append((await shell.execute(f"echo {number}")).text)
     return said
@@ -137,7 +137,7 @@ def test_too_much_output_keeps_its_beginning_and_its_end(place):
     (result,) = place.shell("echo first; seq 1000000; echo last", output_kb=8)
     assert result.text.startswith("first\n1\n")
     assert result.text.endswith("last\n")
-    assert len(result.output) <= 8 << 10
+    assert len(result.stdout) <= 8 << 10
     assert result.omitted > 1_000_000
 
 
@@ -216,7 +216,7 @@ def test_anyone_can_add_files_to_the_system_and_remove_them(place):
 
 def test_a_command_that_never_ends_is_interrupted_and_the_shell_stays(place):
     _, late, after = place.shell("x=1", "echo before; sleep 1000", "echo $x", seconds=1)
-    assert (late.ended, late.exit_code, late.restarted) == (Ended.TIMEOUT, None, False)
+    assert (late.ended, late.exit_code, late.restarted) == (Ended.TIMEOUT, 137, False)
     assert late.text.startswith("before\n")
     assert after.text == "1\n"
 
@@ -574,7 +574,7 @@ async def _busy_until_killed(marker, say):
 def test_garbage_instead_of_an_answer_ends_the_sandbox_and_nothing_else(root):
     async def garbage():
         async with await Shell.open() as shell:
-            shell._carrier.reader.feed_data(b'{"size": 99999999999}\n')
+            shell._runtime.reader.feed_data(b'{"size": 99999999999}\n')
             result = await shell.execute("true")
             return result, shell.alive
 
@@ -609,7 +609,7 @@ def test_a_pool_hands_out_fresh_ones_and_leaves_none(root):
             async with await pool.take() as shell:
                 seen.append((await shell.execute("ls /tmp; touch /tmp/used; x=1")).text)
         await pool.fill()
-        left = list(pool._ready)
+        left = [start.result() for start in pool._starting]
         await pool.close()
         return seen, [shell.alive for shell in left]
 
@@ -620,7 +620,7 @@ def test_a_pool_does_not_hand_out_one_that_died(root):
     async def taken():
         pool = ShellPool(size=1)
         await pool.fill()
-        await pool._ready[0].close()
+        await pool._starting[0].result().close()
         async with await pool.take() as shell:
             text = (await shell.execute("echo fine")).text
         await pool.close()
@@ -637,6 +637,6 @@ def test_closing_a_pool_that_is_starting_leaves_nothing(root):
         await pool.close()
         await asyncio.gather(filling, return_exceptions=True)
 
-    before = _marked(SETUP_MARK)
+    before = _marked(MOUNT_MARK)
     root.play(closed)
-    assert set(_marked(SETUP_MARK)) <= set(before)
+    assert set(_marked(MOUNT_MARK)) <= set(before)

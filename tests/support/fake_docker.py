@@ -16,7 +16,7 @@ import tarfile
 from typing import Any
 
 from treetune.sandbox import SandboxLimits, require
-from treetune.sandbox.carrier import BubblewrapCarrier
+from treetune.sandbox.shell import BubblewrapRuntime
 
 
 class FakeDocker:
@@ -26,7 +26,7 @@ class FakeDocker:
         self.images: list[str] = []
         """Of all containers that were ever asked for."""
         self.files: dict[str, list[str]] = {}
-        self.running: dict[str, BubblewrapCarrier] = {}
+        self.running: dict[str, BubblewrapRuntime] = {}
         self.attached: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self.pumps: set[asyncio.Task[None]] = set()
         self.says_on_start: bytes | None = None
@@ -95,8 +95,8 @@ class FakeDocker:
             writer.close()
             return
         launcher = await asyncio.to_thread(require, shell=True)
-        carrier = self.running[id] = BubblewrapCarrier(launcher, SandboxLimits(), None)
-        inner_reader, inner_writer = await asyncio.open_unix_connection(sock=carrier._socket)
+        runtime = self.running[id] = BubblewrapRuntime(launcher, SandboxLimits(), None)
+        inner_reader, inner_writer = await asyncio.open_unix_connection(sock=runtime._socket)
         for pump in (self._inward(id, reader, inner_writer), self._outward(inner_reader, writer)):
             self.pumps.add(asyncio.create_task(pump))
 
@@ -114,8 +114,8 @@ class FakeDocker:
         writer.close()
 
     def _end(self, id: str) -> None:
-        carrier = self.running.pop(id, None)
-        if carrier is not None:
-            carrier._end()
+        runtime = self.running.pop(id, None)
+        if runtime is not None:
+            runtime.end()
             if self.configs[id]["HostConfig"]["AutoRemove"]:
                 del self.configs[id]

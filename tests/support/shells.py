@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from treetune.sandbox import SandboxLimits, probe
-from treetune.sandbox.shell import Shell, ShellResult
+from treetune.sandbox import Result, SandboxLimits, probe
+from treetune.sandbox.shell import Shell
 
 NOBODY = 65534
 
@@ -31,7 +31,7 @@ class Place:
             return asyncio.run(function(*arguments))
         return self._executor.submit(_play, function, *arguments).result(timeout=120)
 
-    def shell(self, *commands: str, **limits: Any) -> list[ShellResult]:
+    def shell(self, *commands: str, **limits: Any) -> list[Result]:
         """What commands in one shell gave."""
         results = self.play(in_shell, commands, limits)
         assert isinstance(results, list)
@@ -42,7 +42,7 @@ def _play(function: Any, *arguments: Any) -> Any:
     return asyncio.run(function(*arguments))
 
 
-async def in_shell(commands: tuple[str, ...], limits: dict[str, Any]) -> list[ShellResult]:
+async def in_shell(commands: tuple[str, ...], limits: dict[str, Any]) -> list[Result]:
     async with await Shell.open(SandboxLimits(**{"seconds": 20, **limits})) as shell:
         return [await shell.execute(command) for command in commands]
 

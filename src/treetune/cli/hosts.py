@@ -99,8 +99,8 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
 
 def _runs_code(taskset: Taskset[Any, Any]) -> bool:
     """By itself, or by the environment that its config names for all tasks."""
-    if getattr(taskset.config, "sandbox", None) == "docker":
-        return False  # the engine contains it, and says itself where it does not
+    if getattr(taskset.config, "has_images", False):
+        return False  # the engine of its images contains it, and says itself where it does not
     env_class = getattr(taskset.config, "env_class", None)
     contract = contract_of(env_class) if isinstance(env_class, str) else None
     return taskset.NEEDS_CONTAINER or (contract is not None and contract.sandbox)

@@ -61,10 +61,9 @@ def check_command(
 
     Exit code 0: sandboxes start here; 1: they do not.
     """
-    from treetune.sandbox.probe import survey
+    from treetune.sandbox.machines import survey
 
-    parts = asyncio.run(survey(None if rootfs is None else str(rootfs)))
-    good = all(part.works for part in parts if part.name != "docker")
+    good, parts = asyncio.run(survey(None if rootfs is None else str(rootfs)))
     screen = Screen(json)
     for part in parts:
         colour, word = ("green", "yes") if part.works else ("yellow", "no")

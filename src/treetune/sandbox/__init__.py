@@ -7,8 +7,8 @@
 Where no sandbox can start there is no run: `SandboxUnavailable` says why and what to do. `probe()` tells it beforehand.
 """
 
-from treetune.sandbox.bubblewrap import Bubblewrap
 from treetune.sandbox.limits import Ended, Result, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.one_shot import Bubblewrap
 from treetune.sandbox.probe import Capability, probe, require
 
 __all__ = ["Bubblewrap", "Capability", "Ended", "Result", "SandboxLimits", "SandboxUnavailable", "probe", "require"]

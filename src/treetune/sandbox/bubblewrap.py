@@ -1,369 +1,343 @@
-"""One-shot commands in bubblewrap: namespaces and limits of the kernel, without a container engine.
+"""How every sandbox of bubblewrap is separated, limited, started and ended: one-shot commands and shells alike.
 
-    sandbox = Bubblewrap()
-    result = sandbox.run_blocking([sandbox.python, "main.py"], files={"main.py": b"print(input())"}, stdin=b"hi")
-    result.text   # "hi\\n"
+    process = Process(launcher.hold_memory(limits, mounts, all_at_once=True))
+    process.spawn([bwrap, *isolate(...), *process.list_options(), "--", *command], stdin=0, stdout=1, stderr=2)
+    process.find_first()
+    process.end()                           # nothing of it is left
 
-Each run is a fresh sandbox, started in about ten milliseconds, and any number may be made at a time. Only what
-`_list_options` names exists inside: /usr is the host's, read-only; everything else is made for the run, in memory, and
-gone with it. Never seen: /home, /root, /run, /sys, the host's /proc, /etc/shadow, any environment variable.
+Bubblewrap is two processes: a monitor outside, and the first process of the sandbox's own pid namespace. With the
+second one everything inside ends, so that is the one to kill and the one to wait for. Nobody inside can look into it:
+it has a capability that the commands lack, and the kernel refuses `ptrace` of a process that has more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import errno
+import fcntl
+import json
 import os
+import platform
+import re
+import resource
 import select
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from io import FileIO
-from pathlib import PurePosixPath
-from types import MappingProxyType
+from typing import Any, TypeVar
 
 from treetune.errors import UsageError
-from treetune.sandbox.launcher import (
-    FIRST_UID,
-    GUARD,
-    START_SECONDS,
-    Interpreter,
-    Launcher,
-    Process,
-    explain_failures,
-    is_passable,
-    isolate,
-    list_rlimits,
-    mount_devices,
-    wait_readable,
-)
-from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.probe import require
-from treetune.sandbox.rootfs import SYSTEM_FOLDERS
-from treetune.sandbox.seccomp import build_filter
+from treetune.sandbox.limits import SandboxLimits, SandboxUnavailable
+from treetune.sandbox.memory import Memory
 
-NO_FILES: Mapping[str, bytes] = MappingProxyType({})
-WORK = "/tmp/work"
-"""The working folder. Within /tmp, so that one tmpfs limits both."""
-MOUNTS = ("tmp", "dev/shm")
-PAGE, CHUNK = 4096, 1 << 16
-TICK_SECONDS = 0.05
-FROM_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
-OWN_ETC = {
-    "/etc/passwd": b"root:x:0:0:root:/:/bin/sh\nsandbox:x:1000:1000:sandbox:/tmp/work:/bin/sh\n",
-    "/etc/group": b"root:x:0:\nsandbox:x:1000:\n",
-    "/etc/hosts": b"127.0.0.1 localhost sandbox\n::1 localhost\n",
-    "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files\n",
+START_SECONDS = 60.0
+GONE_SECONDS = 60.0
+NAMESPACES = ("ipc", "pid", "net", "uts", "cgroup-try")
+GUARD = "LEASE"
+"""A capability of no use here. The first process has it and commands lack it: see above."""
+CAUSES = {
+    r"Unknown option": (
+        "the installed bubblewrap is too old",
+        "install bubblewrap 0.8 or newer (Debian 12, Ubuntu 24.04)",
+    ),
+    r"max_\*_namespaces": (
+        "this host allows no (more) user namespaces",
+        "on the host: sysctl -w user.max_user_namespaces=15000",
+    ),
+    r"new namespace|unshare user ns": (
+        "user namespaces are forbidden here",
+        "on the host: sysctl -w kernel.unprivileged_userns_clone=1; in a container: start it with "
+        "--security-opt seccomp=unconfined --security-opt systempaths=unconfined",
+    ),
+    r"uid map|gid map|RTM_NEWADDR": (
+        "AppArmor restricts user namespaces",
+        "on the host: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap an AppArmor profile",
+    ),
+    r"mount proc|max_user_namespaces": (
+        "/proc is masked or read-only, as in most containers",
+        "start the container with --security-opt systempaths=unconfined (Kubernetes: procMount: Unmasked)",
+    ),
+    r"mount|slave|pivot_root": (
+        "mounting is forbidden here",
+        "start the container with --security-opt apparmor=unconfined --security-opt seccomp=unconfined",
+    ),
+    r"Function not implemented": ("the kernel is too old", "use Linux 5.14 or newer"),
+    r"Too many open files": (
+        "this process may open no more files",
+        "raise its limit (ulimit -n), or run fewer sandboxes at a time",
+    ),
 }
-FIRST_PROCESS = (
-    "ulimit -c {core} && ulimit -n {nofile} && ulimit -d {data} && ulimit -f {fsize} && "
-    "{{ ulimit -u {nproc} 2>/dev/null || ulimit -p {nproc}; }} && trap : HUP INT QUIT TERM && exec 3>&2 2>/dev/null && "
-    'echo && read -r go && (exec "$@" 2>&3 3>&-); exit $?'
-)
-"""A shell sets the limits, for itself and all that comes (dash says -p where others say -u). It waits to be told, so
-that a sandbox whose owner died while it started runs nothing; then it reaps until the command has ended. What a shell
-says of the command's end ("Killed") is no output of the command."""
-READY, GO = b"\n", b"go\n"
-DROP_CAPABILITIES = ("--ambient-caps=-all", "--inh-caps=-all", "--bounding-set=-all")
-ENTER = 'echo 0 > "$0" && exec "$@"'
-"""Into a cgroup."""
-STAGE = 'mount --bind "$0" /tmp && exec "$@"'
-"""Shows a folder that only root may reach to the user that root becomes; in a mount namespace of its own."""
+"""What bubblewrap or the kernel says, the first that fits: what it means, and what to do about it."""
+Closed = TypeVar("Closed", bound=contextlib.AbstractContextManager[Any])
 
 
-class Bubblewrap:
-    def __init__(self, interpreter: Interpreter | None = None, *, launcher: Launcher | None = None) -> None:
-        self._interpreter, self._launcher = interpreter or Interpreter.find(), launcher
-
-    @property
-    def python(self) -> str:
-        """The Python interpreter inside, for commands that want one."""
-        return self._interpreter.path
-
-    async def run(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        files: Mapping[str, bytes] = NO_FILES,
-        limits: SandboxLimits = DEFAULT_LIMITS,
-    ) -> Result:
-        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
-        with explain_failures():
-            stop = os.eventfd(0)
-        try:
-            run = partial(self.run_blocking, command, stdin=stdin, files=files, limits=limits, stop=stop)
-            outcome = asyncio.wrap_future(_start_thread(run))
-            try:
-                return await asyncio.shield(outcome)
-            except asyncio.CancelledError:
-                os.eventfd_write(stop, 1)
-                while not outcome.done():
-                    # Cancelled again or not: nothing of it may be left when the caller goes on.
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait([outcome])
-                raise
-        finally:
-            os.close(stop)
-
-    def run_blocking(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        files: Mapping[str, bytes] = NO_FILES,
-        limits: SandboxLimits = DEFAULT_LIMITS,
-        stop: int | None = None,
-    ) -> Result:
-        """The same for code without an event loop; the calling thread waits. `stop`: a descriptor that ends it when it
-        is readable."""
-        launcher = self._launcher or require(self._interpreter)
-        if not command or not all(map(is_passable, command)):
-            raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
-        data = {**OWN_ETC, **_place(files, limits)}
-        with explain_failures():
-            run = _Run(Process(launcher.hold_memory(limits, MOUNTS, all_at_once=True)), limits)
-            try:
-                try:
-                    run.start(launcher, command, data)
-                    ended = run.follow(stdin, stop) if run.is_ready() else None
-                finally:
-                    run.process.end()
-                return run.conclude(ended)
-            finally:
-                run.process.close()
+def isolate(capabilities: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Bubblewrap's options that every sandbox has."""
+    # In the monitor's session `kill 0` inside would reach the monitor.
+    given = ["--new-session", "--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    given += ["--clearenv", *(f"--unshare-{name}" for name in NAMESPACES)]
+    for capability in capabilities:
+        given += ["--cap-add", f"CAP_{capability}"]
+    for name, value in environment.items():
+        given += ["--setenv", name, value]
+    return given
 
 
-def _start_thread(function: Callable[[], Result]) -> Future[Result]:
-    """In a thread that lives as long as the run: `--die-with-parent` takes the thread that spawned for the parent."""
-    future: Future[Result] = Future()
-    future.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="treetune-sandbox", daemon=True).start()
-    return future
+def mount_devices(limits: SandboxLimits) -> list[str]:
+    given = ["--proc", "/proc", "--dev", "/dev", "--size", str(limits.disk_mb << 20), "--tmpfs", "/dev/shm"]
+    # A tmpfs without a size that the sandbox's user owns: room for files beyond the limit.
+    return [*given, "--remount-ro", "/dev"]
 
 
-class _Run:
-    """One command, its streams and its clock."""
-
-    def __init__(self, process: Process, limits: SandboxLimits) -> None:
-        self.process, self._limits = process, limits
-        self._began = time.monotonic()
-
-    def start(self, launcher: Launcher, command: Sequence[str], data: Mapping[str, bytes]) -> None:
-        process = self.process
-        user = FIRST_UID + threading.get_native_id() if launcher.becomes_user else None
-        staged = user is not None and launcher.interpreter.private
-        stdin, self._feed = process.make_pipe()
-        out, stdout = process.make_pipe()
-        err, stderr = process.make_pipe()
-        self._outputs = [_Output(out, self._limits.output_kb << 10), _Output(err, self._limits.output_kb << 10)]
-        if user is not None:
-            # Else `> /dev/stderr`, which opens the pipe again, is refused.
-            for end in (stdin, stdout, stderr):
-                os.fchown(end.fileno(), user, user)
-        contents = {path: process.make_file(content) for path, content in data.items()}
-        options = _list_options(launcher.interpreter, self._limits, contents, "/tmp" if staged else None)
-        options += ["--json-status-fd", str(process.report.fileno())]
-        passed = list(contents.values())
-        if calls := build_filter():
-            passed.append(process.make_file(calls))
-            options += ["--seccomp", str(passed[-1].fileno())]
-        # Not on the command line: /proc/1/cmdline is seen inside.
-        arguments = process.make_file(os.fsencode("".join(f"{option}\0" for option in options)))
-        rlimits = list_rlimits(self._limits, own_processes=1)
-        # In the units of `ulimit`.
-        first = FIRST_PROCESS.format(**{**rlimits, "data": rlimits["data"] >> 10, "fsize": rlimits["fsize"] >> 9})
-        inside = [launcher.tools.setpriv, *DROP_CAPABILITIES, "--", *command]
-        process.spawn(
-            [
-                *_become_bubblewrap(launcher, user, staged, process.memory.entrance),
-                *("--args", str(arguments.fileno()), "--", "sh", "-c", first, "sandbox", *inside),
-            ],
-            stdin=stdin.fileno(),
-            stdout=stdout.fileno(),
-            stderr=stderr.fileno(),
-            files=[arguments, *passed],
-        )
-        for end in (stdin, stdout, stderr):
-            end.close()
-
-    def is_ready(self) -> bool:
-        """Wait for the first process, which waits for us; False where it did not start."""
-        out = self._outputs[0].pipe
-        if not wait_readable(out, START_SECONDS) or os.read(out.fileno(), 1) != READY:
-            return False
-        return self.process.find_first()
-
-    def follow(self, stdin: bytes, stop: int | None) -> Ended:
-        """Let the command begin, and wait for its end or the first limit that it passes."""
-        self._began = time.monotonic()
-        deadline = self._began + self._limits.seconds
-        next_look = self._began + TICK_SECONDS
-        poll = select.poll()
-        os.set_blocking(self._feed.fileno(), False)
-        left = memoryview(GO + stdin)
-        poll.register(self._feed, select.POLLOUT)
-        for descriptor in (*(output.pipe for output in self._outputs), self.process.status, stop):
-            if descriptor is not None:
-                poll.register(descriptor, select.POLLIN)
-        while True:
-            wait = min(next_look, deadline) - time.monotonic()
-            ready = {descriptor for descriptor, _ in poll.poll(max(0.0, wait) * 1000)}
-            if not self._feed.closed and self._feed.fileno() in ready:
-                left = _write(self._feed, left)
-                if not left:
-                    poll.unregister(self._feed)
-                    self._feed.close()
-            for output in self._outputs:
-                if output.pipe.fileno() in ready and not output.read():
-                    poll.unregister(output.pipe)
-            if any(output.truncated for output in self._outputs):
-                return Ended.OUTPUT
-            if self.process.status.fileno() in ready and not self.process.read_report():
-                return Ended.COMPLETED
-            if stop in ready:
-                return Ended.KILLED
-            if (now := time.monotonic()) >= deadline:
-                return Ended.TIMEOUT
-            if now >= next_look:
-                next_look = now + TICK_SECONDS
-                if self.process.memory.is_exceeded():
-                    return Ended.MEMORY
-
-    def conclude(self, ended: Ended | None) -> Result:
-        """The result, when everything inside is gone."""
-        seconds = time.monotonic() - self._began
-        out, err = self._outputs
-        for output in self._outputs:
-            while not output.truncated and output.read():
-                pass
-        if ended is None:
-            said = err.content.decode(errors="replace").strip()
-            raise SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said or 'it does not say why'}")
-        code = self.process.read_exit_code()
-        if ended is Ended.COMPLETED:
-            # What happened since the last look.
-            if self.process.memory.is_exceeded():
-                ended = Ended.MEMORY
-            elif out.truncated or err.truncated:
-                ended = Ended.OUTPUT
-            elif code is None:
-                ended = Ended.KILLED
-        return Result(
-            exit_code=code if code is not None and ended is Ended.COMPLETED else KILLED,
-            stdout=bytes(out.content),
-            stderr=bytes(err.content),
-            stdout_truncated=out.truncated,
-            stderr_truncated=err.truncated,
-            ended=ended,
-            seconds=seconds,
-        )
-
-
-class _Output:
-    """Keeps what a command writes up to a limit, and never more than that in memory."""
-
-    def __init__(self, pipe: FileIO, limit: int) -> None:
-        self.pipe, self._limit = pipe, limit
-        self.content = bytearray()
-        self.truncated = False
-
-    def read(self) -> bool:
-        chunk = os.read(self.pipe.fileno(), CHUNK)
-        room = self._limit - len(self.content)
-        self.content += chunk[:room]
-        self.truncated = self.truncated or len(chunk) > room
-        return bool(chunk)
-
-
-def _write(pipe: FileIO, left: memoryview) -> memoryview:
-    """Write what fits; gives the rest."""
-    try:
-        return left[os.write(pipe.fileno(), left[:CHUNK]) :]
-    except BlockingIOError:
-        return left
-    except BrokenPipeError:
-        return left[:0]  # it will read no more
-
-
-def _become_bubblewrap(launcher: Launcher, user: int | None, staged: bool, entrance: str | None) -> list[str]:
-    """What becomes bubblewrap in the end, as the right user and in the cgroup."""
-    chain = [launcher.tools.bwrap]
-    if user is not None:
-        chain = [launcher.tools.setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", *chain]
-    if staged:
-        stage = [launcher.tools.unshare, "--mount", "--", "sh", "-c", STAGE, str(launcher.interpreter.prefix)]
-        chain = [*stage, *chain]
-    return chain if entrance is None else ["sh", "-c", ENTER, entrance, *chain]
-
-
-def _list_options(
-    interpreter: Interpreter, limits: SandboxLimits, contents: Mapping[str, FileIO], prefix_at: str | None
-) -> list[str]:
-    """`contents`: the files to write. `prefix_at`: where the host shows the interpreter's prefix, if elsewhere than
-    inside."""
-    path = "/usr/local/bin:/usr/bin:/bin"
-    environment = {
-        "PATH": path if interpreter.prefix is None else f"{interpreter.prefix}/bin:{path}",
-        "HOME": WORK,
-        "LANG": "C.UTF-8",
-        # Math libraries start a thread per core of the host, which the process limit would refuse.
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
+def list_rlimits(limits: SandboxLimits, own_processes: int) -> dict[str, int]:
+    """What each process inside gets; they are set in the sandbox's user namespace, which makes `nproc` count this
+    sandbox alone. `own_processes` are ours, and not counted against the limit."""
+    wanted = {
+        "nproc": limits.processes + own_processes,
+        # RLIMIT_AS would be stricter, but programs that reserve much and use little (Java) could not start.
+        "data": limits.memory_mb << 20,
+        "fsize": limits.disk_mb << 20,
+        "nofile": 1024,
+        "core": 0,
     }
-    # SETPCAP is there to give up all of them with: the command has none.
-    given = isolate((GUARD, "SETPCAP"), environment)
-    # Without a user namespace root would stay root on the host's books.
-    given += ["--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000", "--ro-bind", "/usr", "/usr"]
-    for folder in (f"/{name}" for name in SYSTEM_FOLDERS):
-        if os.path.islink(folder):
-            given += ["--symlink", os.readlink(folder), folder]
-        elif os.path.isdir(folder):
-            given += ["--ro-bind", folder, folder]
-    given += ["--perms", "0755", "--dir", "/etc"]
-    for path in FROM_ETC:
-        given += ["--ro-bind-try", path, path]
-    given += [*mount_devices(limits), "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
-    given += ["--dir", WORK, "--chdir", WORK]
-    if interpreter.prefix is not None:
-        given += ["--ro-bind", prefix_at or interpreter.prefix, interpreter.prefix]
-    for path, file in contents.items():
-        given += ["--perms", "0644", "--file", str(file.fileno()), path]
-    return [*given, "--remount-ro", "/"]
+    hard = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1] for name in wanted}
+    # A hard limit can only be lowered.
+    return {
+        name: value if hard[name] == resource.RLIM_INFINITY else min(value, hard[name])
+        for name, value in wanted.items()
+    }
 
 
-def _place(files: Mapping[str, bytes], limits: SandboxLimits) -> dict[str, bytes]:
-    """The files of a run by their path inside. A name that leads out of the working folder is refused: bubblewrap
-    writes them while the host is still mounted."""
-    inside: dict[PurePosixPath, bytes] = {}
-    folders: set[PurePosixPath] = set()
-    for name, content in files.items():
-        path = PurePosixPath(name)
-        inside[path] = content
-        folders.update(path.parents)
-        if not _is_file_name(name, path):
-            raise UsageError(f"{name!r} is no name for a file in a sandbox", remedy="use a relative path without '..'")
-    if len(inside) < len(files) or not folders.isdisjoint(inside):
-        raise UsageError("two files for a sandbox have the same place", remedy="give each a path of its own")
-    pages = sum(-(-len(content) // PAGE) for content in inside.values())
-    if pages * PAGE > limits.disk_mb << 20:
-        raise UsageError(
-            f"the files for a sandbox need {pages * PAGE >> 20} MB, its disk has {limits.disk_mb} MB",
-            remedy="raise disk_mb, or pass less",
+class Process:
+    """One sandbox, from its start until the last of its processes is gone."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._held = contextlib.ExitStack()
+        self._held.callback(memory.close)
+        self._monitor: subprocess.Popen[bytes] | None = None
+        self._passed: list[FileIO] = []
+        """What bubblewrap is given beside its streams."""
+        self._first: int | None = None
+        """A pidfd: readable when every process inside is gone."""
+        self._reports = b""
+        """What the monitor reported: JSON, a line each."""
+        try:
+            self.status, writing = self.make_pipe()
+            # Opened for reading too, so that a monitor whose owner died can write and does not leave a start half done.
+            self._report = self.keep(FileIO(os.open(f"/proc/self/fd/{writing.fileno()}", os.O_RDWR), "r+"))
+            writing.close()
+        except OSError:
+            self._held.close()
+            raise
+
+    def keep(self, thing: Closed) -> Closed:
+        """Close it with the process."""
+        self._held.enter_context(thing)
+        return thing
+
+    def make_pipe(self) -> tuple[FileIO, FileIO]:
+        reading, writing = os.pipe()
+        return self.keep(FileIO(reading)), self.keep(FileIO(writing, "w"))
+
+    def make_file(self, content: bytes) -> FileIO:
+        """A file in memory for what is spawned, which can only read it."""
+        file = self.keep(FileIO(os.memfd_create("sandbox", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "w+"))
+        left = memoryview(content)
+        while left:
+            left = left[os.write(file.fileno(), left) :]
+        file.seek(0)
+        os.fchmod(file.fileno(), 0o444)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(file.fileno(), fcntl.F_ADD_SEALS, seals)
+        self._passed.append(file)
+        return file
+
+    def list_options(self) -> list[str]:
+        """Bubblewrap's options by which it reports here and refuses system calls."""
+        self._passed.append(self._report)
+        options = ["--json-status-fd", str(self._report.fileno())]
+        if calls := build_filter():
+            options += ["--seccomp", str(self.make_file(calls).fileno())]
+        return options
+
+    def spawn(self, command: Sequence[str], *, stdin: int, stdout: int, stderr: int) -> None:
+        """Call it from a thread that outlives the sandbox: for `--die-with-parent` that thread is the parent."""
+        self._monitor = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=[file.fileno() for file in self._passed],
+            cwd="/",
+            # Nothing of ours: /proc/1/environ shows it, although bubblewrap clears it for the command.
+            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+            start_new_session=True,
         )
-    return {f"{WORK}/{path}": content for path, content in inside.items()}
+        for file in self._passed:
+            file.close()
+
+    def find_first(self) -> bool:
+        """Take hold of the sandbox's first process and of its memory; False where it came to none."""
+        while b"\n" not in self._reports:
+            if not wait_readable(self.status, START_SECONDS) or not self.read_report():
+                return False
+        pid = json.loads(self._reports.partition(b"\n")[0])["child-pid"]
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            self._first = os.pidfd_open(pid)
+            self._held.callback(os.close, self._first)
+            if self.memory.entrance is None:
+                self.memory.attach(pid)
+        return self._first is not None
+
+    def read_report(self) -> bool:
+        """Read what the monitor reports; False when it has ended."""
+        report = os.read(self.status.fileno(), 4096)
+        self._reports += report
+        return bool(report)
+
+    def read_exit_code(self) -> int | None:
+        """Once it has ended. None: the monitor was killed."""
+        while self.read_report():
+            pass
+        reports = map(json.loads, self._reports.splitlines())
+        return next((report["exit-code"] for report in reports if "exit-code" in report), None)
+
+    def kill(self) -> None:
+        """End everything in it, without waiting."""
+        if self._first is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        elif self._monitor is not None:
+            self._monitor.kill()
+
+    def end(self) -> None:
+        """End everything in it, and wait until it is gone."""
+        if self._monitor is None:
+            return
+        if self._first is None:
+            # Killed in the middle of its start, bubblewrap would leave processes that wait for it for ever.
+            with contextlib.suppress(OSError, ValueError):
+                self.find_first()
+        self.kill()
+        if self._first is not None:
+            # Readable when the kernel has ended and reaped every other process of the pid namespace.
+            if not wait_readable(self._first, GONE_SECONDS):
+                raise SandboxUnavailable(f"a sandbox did not end within {GONE_SECONDS:.0f} seconds of being killed")
+            with contextlib.suppress(OSError):
+                # Only where this process is the init of a container: nobody else would reap it.
+                os.waitid(os.P_PIDFD, self._first, os.WEXITED | os.WNOHANG)
+        self._monitor.wait()
+
+    def close(self) -> None:
+        """Give back its descriptors and its cgroup."""
+        self._held.close()
 
 
-def _is_file_name(name: str, path: PurePosixPath) -> bool:
-    if not is_passable(name) or not path.parts or name.endswith("/") or path.is_absolute() or ".." in path.parts:
+def wait_readable(descriptor: FileIO | int, seconds: float) -> bool:
+    """Wait until there is something to read, or the end of it."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def is_passable(text: str) -> bool:
+    """Whether it can be a name or an argument at all."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
         return False
-    return all(len(os.fsencode(part)) < 256 for part in path.parts)
+
+
+@contextlib.contextmanager
+def explain_failures() -> Iterator[None]:
+    """What keeps a sandbox from starting becomes `SandboxUnavailable` with cause and remedy, where they are known."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise UsageError("the command is too long", remedy="pass long code as a file") from error
+        raise explain(SandboxUnavailable(f"a sandbox could not be set up: {error}")) from error
+    except SandboxUnavailable as error:
+        raise explain(error) from error
+
+
+def explain(error: SandboxUnavailable) -> SandboxUnavailable:
+    if error.remedy is None:
+        for said, (cause, remedy) in CAUSES.items():
+            if re.search(said, error.message):
+                return SandboxUnavailable(f"{cause} ({error.message})", remedy=remedy)
+    return error
+
+
+# The filter of system calls. Some make memory that no limit sees, some reach what no namespace separates, some are
+# where kernels break most often. They answer "not implemented", which programs that try them first are prepared for.
+
+X86_64, AARCH64 = 0xC000003E, 0xC00000B7
+ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
+REFUSED_CALLS = {
+    # name: number on x86_64, on aarch64
+    "shmget": (29, 194),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "perf_event_open": (298, 241),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+}
+SOCKET, PRLIMIT = (41, 198), (302, 261)
+FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
+"""Of sockets. Others, such as vsock, lead out of every namespace; the last is netlink, for addresses."""
+FIRST_PROCESS = 1
+"""Whose limits nobody sets."""
+X32_CALLS = 0x40000000
+"""From here on a second set of numbers for the same calls, on x86_64."""
+LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+NUMBER_AT, ARCHITECTURE_AT, ARGUMENT_AT = 0, 4, 16
+ALLOW, ERROR = 0x7FFF0000, 0x00050000
+Line = tuple[int, int, int, int]
+
+
+@cache
+def build_filter() -> bytes:
+    """For bubblewrap's `--seccomp`; b"" on a processor whose numbers are not listed here."""
+    architecture = ARCHITECTURES.get(platform.machine())
+    if architecture is None:
+        return b""
+    column = architecture == AARCH64
+    tests = [(IF_EQUAL, numbers[column]) for numbers in REFUSED_CALLS.values()]
+    if architecture == X86_64:
+        tests.insert(0, (IF_AT_LEAST, X32_CALLS))
+    lines = [
+        (LOAD, 0, 0, ARCHITECTURE_AT),
+        # Another architecture means other numbers: the calls of 32-bit programs are all refused.
+        (IF_EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, ERROR | errno.ENOSYS),
+        (LOAD, 0, 0, NUMBER_AT),
+        *_if_any(tests, ERROR | errno.ENOSYS),
+        *_by_argument(SOCKET[column], FAMILIES, ALLOW, ERROR | errno.EAFNOSUPPORT),
+        *_by_argument(PRLIMIT[column], (FIRST_PROCESS,), ERROR | errno.EPERM, ALLOW),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+def _if_any(tests: list[tuple[int, int]], result: int) -> list[Line]:
+    """Return the result if one of the tests holds, else go on."""
+    last = len(tests) - 1
+    jumps = [(test, last - place, int(place == last), value) for place, (test, value) in enumerate(tests)]
+    return [*jumps, (RETURN, 0, 0, result)]
+
+
+def _by_argument(number: int, values: tuple[int, ...], result: int, otherwise: int) -> list[Line]:
+    """For one call: a result if its first argument is one of the values, another if not."""
+    chosen = _if_any([(IF_EQUAL, value) for value in values], result)
+    lines = [(LOAD, 0, 0, ARGUMENT_AT), *chosen, (RETURN, 0, 0, otherwise)]
+    return [(IF_EQUAL, 0, len(lines), number), *lines]

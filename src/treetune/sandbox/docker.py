@@ -13,15 +13,13 @@ import asyncio
 import contextlib
 import io
 import os
-import tarfile
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-from treetune.sandbox.carrier import ENVIRONMENT, OUR_PROCESSES, compile_script, receive
-from treetune.sandbox.carrier import RUNNER as SCRIPTS
-from treetune.sandbox.launcher import GUARD, START_SECONDS
+from treetune.sandbox.bubblewrap import GUARD, START_SECONDS
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.shell import Shell
+from treetune.sandbox.shell import ENVIRONMENT, OUR_PROCESSES, Shell, compile_script, receive
+from treetune.sandbox.shell import RUNNER as SCRIPTS
 
 if TYPE_CHECKING:
     from aiodocker import Docker
@@ -38,14 +36,20 @@ ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///p
 
 
 async def open_shell(image: str, limits: SandboxLimits = DEFAULT_LIMITS, *, socket: str | None = None) -> Shell:
-    """A fresh container of an image, or `SandboxUnavailable` with cause and remedy."""
-    return Shell(await DockerCarrier.open(image, limits, socket), limits)
+    """A fresh container of an image, or `SandboxUnavailable` with cause and remedy. `socket` is the engine's."""
+    return Shell(await DockerRuntime.open(image, limits, socket), limits)
+
+
+async def describe_engine() -> str:
+    async with connect() as engine:
+        version = await engine.version()
+    return f"engine {version.get('Version')}, API {version.get('ApiVersion')}"
 
 
 @contextlib.asynccontextmanager
-async def connect(socket: str | None = None) -> AsyncIterator[Docker]:
-    """The engine at a socket, at DOCKER_HOST, or where it usually is."""
-    engine = _make_client(socket)
+async def connect() -> AsyncIterator[Docker]:
+    """The engine at DOCKER_HOST, or where it usually is."""
+    engine = _make_client(None)
     try:
         with _translate_errors():
             yield engine
@@ -68,16 +72,14 @@ def _translate_errors(remedy: str | None = None) -> Iterator[None]:
 
     try:
         yield
-    except aiodocker.DockerError as error:
-        if error.status == UNREACHABLE:
-            raise SandboxUnavailable(f"no Docker engine answers: {error.message}", remedy=ENGINE_REMEDY) from error
-        why = f"the Docker engine refuses ({error.status}): {error.message}"
-        raise SandboxUnavailable(why, remedy=remedy) from error
-    except (OSError, ValueError) as error:
-        raise SandboxUnavailable(f"no Docker engine answers: {error}", remedy=ENGINE_REMEDY) from error
+    except (aiodocker.DockerError, OSError, ValueError) as error:
+        status, said = getattr(error, "status", UNREACHABLE), getattr(error, "message", error)
+        if status == UNREACHABLE:
+            raise SandboxUnavailable(f"no Docker engine answers: {said}", remedy=ENGINE_REMEDY) from error
+        raise SandboxUnavailable(f"the Docker engine refuses ({status}): {said}", remedy=remedy) from error
 
 
-class DockerCarrier:
+class DockerRuntime:
     def __init__(self, engine: Docker, container: DockerContainer) -> None:
         self._engine, self._container = engine, container
         self.reader = asyncio.StreamReader(limit=1 << 20)
@@ -95,28 +97,27 @@ class DockerCarrier:
         except BaseException:
             await asyncio.shield(engine.close())
             raise
-        carrier = cls(engine, container)
+        runtime = cls(engine, container)
         try:
             with _translate_errors():
                 await container.put_archive("/", _pack_runner())  # type: ignore[no-untyped-call]
-                await carrier.stream.__aenter__()
-                carrier._reading = asyncio.create_task(carrier._read())
+                await runtime.stream.__aenter__()
+                runtime._reading = asyncio.create_task(runtime._read())
                 await container.start()
-            await carrier._wait_ready(image)
+            await runtime._wait_ready(image)
         except BaseException:
-            await asyncio.shield(carrier.close())
+            await asyncio.shield(runtime.close())
             raise
-        return carrier
+        return runtime
 
     async def _wait_ready(self, image: str) -> None:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await receive(self.reader)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
+            why = self._errors.decode(errors="replace").strip() or "it does not say why"
             raise SandboxUnavailable(
-                f"no shell starts in a container of {image}: "
-                f"{self._errors.decode(errors='replace').strip() or 'it does not say why'}",
-                remedy="the image needs bash and python3",
+                f"no shell starts in a container of {image}: {why}", remedy="the image needs bash and python3"
             ) from error
 
     async def _read(self) -> None:
@@ -182,6 +183,8 @@ def container_config(image: str, limits: SandboxLimits) -> dict[str, Any]:
 
 
 def _pack_runner() -> bytes:
+    import tarfile
+
     content = compile_script(SCRIPTS, None)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:

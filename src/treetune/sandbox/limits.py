@@ -65,14 +65,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     exit_code: int
     """As in a shell: 128 + n where signal n ended it (137 where a limit did), 127 where there is no such command."""
-    stdout: bytes
-    stderr: bytes
+    stdout: bytes = b""
+    """Of a command in a shell what the terminal showed, errors too."""
+    stderr: bytes = b""
     stdout_truncated: bool = False
     """There was more than `output_kb`."""
     stderr_truncated: bool = False
     omitted: int = 0
     """Bytes that are missing in the middle of `stdout`; in a shell, which keeps the beginning and the end."""
     ended: Ended
+    """In a shell `memory` and `killed` mean that the sandbox has ended with it."""
+    restarted: bool = False
+    """The shell itself ended (`exit`, `exec`, a deadline it would not heed) and was started anew: files and background
+    processes are still there, variables and the current folder are not."""
     seconds: float
     """Wall-clock time of the command, without the sandbox's own start."""
 

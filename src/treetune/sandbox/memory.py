@@ -1,7 +1,7 @@
 """The memory that all processes of one sandbox use together.
 
     parent = CgroupParent.find()                          # None: this process may make no cgroups
-    memory = parent.hold(limit) if parent else Watched(limit)
+    memory = parent.hold(limit) if parent else WatchedMemory(limit, mounts)
     memory.entrance        # a file through which what becomes the sandbox enters; where there is none:
     memory.attach(pid)
     memory.is_exceeded()        # asked while it runs, and once after
@@ -46,7 +46,7 @@ class Memory:
         """Give back what holding it took."""
 
 
-class Watched(Memory):
+class WatchedMemory(Memory):
     """Counted by looking at the sandbox's processes and at the files of its mounts."""
 
     def __init__(self, limit: int, mounts: Sequence[str]) -> None:
@@ -64,33 +64,27 @@ class Watched(Memory):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             # The sandbox's own /proc: its processes and no others, daemons among them.
             processes = [entry for entry in (self._root / "proc").iterdir() if entry.name.isdigit()]
-        files = sum(self._count_files(self._root / mount) for mount in self._mounts) * INODE_BYTES
+        files = 0
+        for mount in self._mounts:
+            with contextlib.suppress(OSError):
+                usage = os.statvfs(self._root / mount)
+                files += (usage.f_files - usage.f_ffree) * INODE_BYTES
         # Resident pages are cheap to ask for but count a shared one in every process; what is exact is asked only then.
         if sum(map(_read_resident, processes)) + files <= self._limit:
             return False
         return sum(map(_read_proportional, processes)) + files > self._limit
 
-    def _count_files(self, mount: Path) -> int:
-        with contextlib.suppress(OSError):
-            usage = os.statvfs(mount)
-            return usage.f_files - usage.f_ffree
-        return 0
-
 
 def _read_resident(process: Path) -> int:
-    try:
-        return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0  # it ended meanwhile
+    fields = _read(process / "statm").split()  # none where it has ended meanwhile
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
 def _read_proportional(process: Path) -> int:
     """Memory of its own and its share of what it shares, without files of the host."""
-    try:
-        text = (process / "smaps_rollup").read_text()
-    except OSError:
-        return _read_resident(process)
-    return sum(int(kilobytes) << 10 for kilobytes in re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", text, re.M))
+    text = _read(process / "smaps_rollup")
+    counted = sum(int(kilobytes) << 10 for kilobytes in re.findall(r"^Pss_(?:Anon|Shmem): *(\d+) kB", text, re.M))
+    return counted if text else _read_resident(process)
 
 
 class CgroupParent(msgspec.Struct, frozen=True):
@@ -152,13 +146,11 @@ class Cgroup(Memory):
                 time.sleep(0.01)
 
     def _write(self, name: str, value: int, *, optional: bool = False) -> None:
-        with contextlib.suppress(FileNotFoundError) if optional else contextlib.nullcontext():
-            # Not write_text: that would make an ordinary file of a missing one.
-            descriptor = os.open(self._path / name, os.O_WRONLY)
-            try:
-                os.write(descriptor, str(value).encode())
-            finally:
-                os.close(descriptor)
+        if optional and not (self._path / name).exists():
+            return
+        # Not for writing alone, which would make an ordinary file of a missing one.
+        with open(self._path / name, "rb+", buffering=0) as file:
+            file.write(b"%d" % value)
 
 
 def _sweep(folder: Path) -> None:
@@ -172,6 +164,10 @@ def _sweep(folder: Path) -> None:
 
 def list_candidates(memberships: str, mounts: str) -> list[CgroupParent]:
     """The cgroups to try, from the contents of /proc/self/cgroup and /proc/self/mountinfo."""
+    own = {}
+    for line in memberships.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update(dict.fromkeys(controllers.split(","), Path(path)))
     found = []
     for line in mounts.splitlines():
         fields, _, rest = line.partition(" - ")
@@ -179,25 +175,16 @@ def list_candidates(memberships: str, mounts: str) -> list[CgroupParent]:
         kind, flags = rest.split()[0], rest.split()[-1].split(",")
         if kind not in ("cgroup", "cgroup2") or (kind == "cgroup" and "memory" not in flags):
             continue
-        own = _find_own(memberships, "" if kind == "cgroup2" else "memory")
-        if own is None or not own.is_relative_to(root):
+        cgroup = own.get("" if kind == "cgroup2" else "memory")
+        if cgroup is None or not cgroup.is_relative_to(root):
             continue
-        place = Path(point) / own.relative_to(root)
+        place = Path(point) / cgroup.relative_to(root)
+        beside = place.parent if place != Path(point) else place
         if kind == "cgroup":
             found.append(CgroupParent(str(place), 1))
-            continue
-        beside = place.parent if place != Path(point) else place
-        if "memory" in _read(beside / "cgroup.subtree_control").split():
+        elif "memory" in _read(beside / "cgroup.subtree_control").split():
             found.append(CgroupParent(str(beside), 2))
     return found
-
-
-def _find_own(memberships: str, controller: str) -> Path | None:
-    for line in memberships.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return Path(path)
-    return None
 
 
 def _read(path: Path | str) -> str:

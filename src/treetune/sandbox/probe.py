@@ -1,30 +1,35 @@
-"""What this machine can do: can a sandbox start, and what enforces its limits.
+"""What this machine can do: can a sandbox of bubblewrap start, and what enforces its limits.
 
     print(probe())                  # for one-shot commands, as text
     print(probe(shell=True))        # for shells
-    require()                       # the same, or SandboxUnavailable with cause and remedy
+    require()                       # the Launcher that works, or SandboxUnavailable with cause and remedy
 
 A real sandbox is started once per process and user, in the configuration that all others get. As root a shell has users
-of its own; where that cannot be done, one user as for ordinary users. `survey` is what `treetune sandbox check` shows.
+of its own; where that cannot be done, one user as for ordinary users.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from treetune.sandbox.carrier import BubblewrapCarrier
-from treetune.sandbox.launcher import FIRST_UID, LAST_THREAD, HeldBy, Interpreter, Launcher, Tools, Users
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.memory import CgroupParent
+from treetune.sandbox.memory import CgroupParent, Memory, WatchedMemory
 
+SYSTEM_PYTHON = "/usr/bin/python3"
+FIRST_UID = 1_900_000_000
+"""Root's one-shot sandboxes run as the user with this number plus that of their thread: one that no other run has."""
+LAST_THREAD = 1 << 22
 TRIAL = """
 import os, signal
 count = 0
@@ -38,6 +43,23 @@ except BlockingIOError:
 print(count)
 """
 """May have two processes, so it can make one."""
+
+
+class HeldBy(StrEnum):
+    """What counts the memory of all processes together."""
+
+    CGROUP = "cgroup"
+    WATCHED = "watched"
+    PROCESS = "process"
+
+
+class Users(StrEnum):
+    RANGE = "range"
+    """A range of users of its own, and root among them."""
+    SINGLE = "single"
+    """One user, who is root to itself."""
+
+
 TOGETHER = {
     HeldBy.CGROUP: "a cgroup for all together",
     HeldBy.WATCHED: "for all together Treetune looks twenty times a second",
@@ -47,6 +69,75 @@ USERS = {
     Users.RANGE: "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed",
     Users.SINGLE: "one user: files in /usr can be added and removed but not changed; no su, no chown to others",
 }
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """Programs of the host; `setpriv` also runs inside."""
+
+    bwrap: str
+    setpriv: str
+    unshare: str
+
+    @classmethod
+    def find(cls) -> Tools:
+        places = "/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin"
+        found = {name: shutil.which(name, path=places) for name in cls.__struct_fields__}
+        missing = [name for name, path in found.items() if path is None]
+        if missing:
+            package = "bubblewrap" if "bwrap" in missing else "util-linux"
+            raise SandboxUnavailable(
+                f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all",
+                remedy=f"apt-get install {package}, or the package of that name of your system",
+            )
+        return msgspec.convert(found, cls)
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """The Python that code inside a sandbox runs on."""
+
+    path: str
+    """The same inside and outside."""
+    prefix: str | None = None
+    """The folder it lives in, to be shown read-only; None: it is part of /usr."""
+
+    @classmethod
+    def find(cls) -> Interpreter:
+        """The system's where there is one, else the Python that runs Treetune."""
+        return cls(SYSTEM_PYTHON) if os.access(SYSTEM_PYTHON, os.X_OK) else cls.own()
+
+    @classmethod
+    def own(cls) -> Interpreter:
+        """The Python that runs this, without the packages of its virtual environment."""
+        prefix = os.path.realpath(sys.base_prefix)
+        path = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+        return cls(path, None if Path(prefix).is_relative_to("/usr") else prefix)
+
+    @property
+    def private(self) -> bool:
+        """Whether a folder above it (/root, say) lets nobody else pass."""
+        if self.prefix is None:
+            return False
+        return not all(os.stat(folder).st_mode & stat.S_IXOTH for folder in Path(self.prefix).parents)
+
+
+class Launcher(msgspec.Struct, frozen=True):
+    """What `probe` found to work here. Root becomes an ordinary user before it starts anything: a process limit never
+    counts for root, and what is inside should not be root outside either."""
+
+    tools: Tools
+    interpreter: Interpreter
+    becomes_user: bool
+    """Treetune is root, and no sandbox should be."""
+    held_by: HeldBy
+    parent: CgroupParent | None = None
+    users: Users | None = None
+    """What users a shell has; None: no shell was tried."""
+
+    def hold_memory(self, limits: SandboxLimits, mounts: Sequence[str], *, all_at_once: bool) -> Memory:
+        """`mounts`: where files are kept in memory, as seen inside."""
+        if self.parent is not None:
+            return self.parent.hold(limits.all_memory, all_at_once=all_at_once)
+        return WatchedMemory(limits.all_memory, mounts) if self.held_by is HeldBy.WATCHED else Memory()
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +240,11 @@ def _may_become_user() -> bool:
     return any(first <= FIRST_UID and first + count > FIRST_UID + LAST_THREAD for first, _, count in ranges)
 
 
+# What is tried asks this module what works, so it is imported where it is used.
+
+
 def _try_command(launcher: Launcher) -> None:
-    from treetune.sandbox.bubblewrap import Bubblewrap  # which asks this module what can be done
+    from treetune.sandbox.one_shot import Bubblewrap
 
     python, limits = launcher.interpreter.path, SandboxLimits(processes=2, seconds=30)
     result = Bubblewrap(launcher=launcher).run_blocking([python, "-I", "-S", "-c", TRIAL], limits=limits)
@@ -171,48 +265,9 @@ def _try_command(launcher: Launcher) -> None:
 
 
 def _try_shell(launcher: Launcher) -> None:
-    async def open_and_close() -> None:
-        await (await BubblewrapCarrier.open(launcher, DEFAULT_LIMITS)).close()
-
-    asyncio.run(open_and_close())
-
-
-class Part(msgspec.Struct, frozen=True):
-    name: str
-    works: bool
-    text: str
-    """What enforces its limits, or why it does not work and what to do."""
-
-
-async def survey(rootfs: str | None = None) -> list[Part]:
-    """What this machine offers. Each part is tried, not guessed; all but `docker` should work."""
-    commands = await asyncio.to_thread(probe)
-    shells = await asyncio.to_thread(probe, shell=True)
-    parts = [Part("commands", commands.available, str(commands)), Part("shells", shells.available, str(shells))]
-    if rootfs is not None:
-        parts.append(await _try_rootfs(rootfs))
-    return [*parts, await _try_docker()]
-
-
-async def _try_rootfs(folder: str) -> Part:
     from treetune.sandbox.shell import Shell
 
-    began = time.perf_counter()
-    try:
-        async with await Shell.open(rootfs=folder) as shell:
-            spent = time.perf_counter() - began
-            system = (await shell.execute(". /etc/os-release && echo $PRETTY_NAME; python3 --version")).text.split("\n")
-    except SandboxUnavailable as error:
-        return Part("rootfs", False, str(error))
-    return Part("rootfs", True, f"{folder}: {', '.join(filter(None, system))}; started in {spent * 1000:.0f} ms")
+    async def open_and_close() -> None:
+        await (await Shell.open(DEFAULT_LIMITS, launcher=launcher)).close()
 
-
-async def _try_docker() -> Part:
-    from treetune.sandbox.docker import connect
-
-    try:
-        async with connect() as engine:
-            version = await engine.version()
-    except SandboxUnavailable as error:
-        return Part("docker", False, f"{error}\nonly tasks with an image of their own need it")
-    return Part("docker", True, f"engine {version.get('Version')}, API {version.get('ApiVersion')}")
+    asyncio.run(open_and_close())

@@ -4,20 +4,20 @@
     Root.of_folder("/srv/bookworm")
     build(Path("bookworm"), Recipe(include=["gcc"]), say=print)      # makes such a folder with Debian's own tools
 
-`setup.py` puts it together, in memory and within the sandbox's own mounts. A folder that is built appears when it is
-complete. What an interrupted build leaves is beside it, and goes with the next one.
+`mount_root.py` puts it together, in memory and within the sandbox's own mounts. A folder that is built appears when it
+is complete. What an interrupted build leaves is beside it, and goes with the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
 import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from functools import cache
@@ -27,8 +27,8 @@ from typing import Annotated
 import msgspec
 
 from treetune.errors import StorageError, UsageError
-from treetune.sandbox.launcher import SYSTEM_PYTHON, Interpreter
 from treetune.sandbox.limits import SandboxUnavailable
+from treetune.sandbox.probe import SYSTEM_PYTHON, Interpreter
 
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 FOLDERS = {
@@ -72,7 +72,6 @@ FILES = {
 NEEDED = ("bash", "python3")
 """What the shell and its runner are made of."""
 USUAL = ("procps", "passwd", "login", "coreutils", "findutils", "grep", "gawk", "sed", "util-linux", "bsdextrautils")
-OWN_FILES = ("/etc/hostname", "/etc/hosts")
 LINES_KEPT = 12
 NAME = r"^[A-Za-z0-9][A-Za-z0-9.+:~-]*$"
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
@@ -176,37 +175,39 @@ Say = Callable[[str], object]
 
 def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
     """Make a folder, or say why not: `UsageError`, or `SandboxUnavailable` where a tool fails."""
-    from filelock import FileLock, Timeout
-
     folder = folder.expanduser().absolute()
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or (folder.exists() and any(folder.iterdir())):
+    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UsageError(f"{folder} is there already", remedy="name another folder, or remove it first")
     tool = _find_tool()
+    place = folder.parent / f".{folder.name}.building"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # A lock that cannot be made would look like one that another process holds.
-        tempfile.TemporaryFile(dir=folder.parent).close()
+        place.mkdir(parents=True, exist_ok=True)
+        lock = os.open(place, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise UsageError(f"{folder} is being built by another process", remedy="wait for it") from error
     except OSError as error:
         remedy = "name another folder"
         raise StorageError(f"nothing can be written to {folder.parent}: {error.strerror}", remedy=remedy) from error
-    place = folder.parent / f".{folder.name}.building"
-    lock = FileLock(f"{place}.lock", blocking=False)
     try:
-        with lock:
-            _remove(place)  # of a build that was interrupted
-            place.mkdir()
-            try:
-                root = _make_root(tool, place, recipe, say)
-                _finish(root)
-                size, files = _measure(root)
-                root.rename(folder)
-            finally:
-                say("cleaning up")
-                _remove(place)
-                Path(lock.lock_file).unlink(missing_ok=True)
-    except Timeout as error:
-        raise UsageError(f"{folder} is being built by another process", remedy="wait for it") from error
-    return Built(folder=str(folder), suite=recipe.suite, size=size, files=files, tool=tool)
+        _clear(place)  # of a build that was interrupted
+        root = _make_root(tool, place, recipe, say)
+        # Nothing of this machine is in it.
+        (root / "etc" / "resolv.conf").unlink(missing_ok=True)
+        for path in ("/etc/hostname", "/etc/hosts"):
+            Path(f"{root}{path}").write_text(FILES[path][0])
+        os.chmod(root, 0o755)
+        Root.of_folder(str(root))  # refuses what no shell could run in
+        files = [path.lstat() for path in root.rglob("*") if path.is_symlink() or not path.is_dir()]
+        root.rename(folder)
+    finally:
+        say("cleaning up")
+        _clear(place)
+        place.rmdir()
+        os.close(lock)
+    size = sum(status.st_blocks * 512 for status in files)
+    return Built(folder=str(folder), suite=recipe.suite, size=size, files=len(files), tool=tool)
 
 
 def _find_tool() -> str:
@@ -246,21 +247,20 @@ def _run(command: list[str], place: Path, say: Say) -> None:
     """A tool, its lines as progress. It and all that it has started end here, also where we are interrupted; its
     temporary files are in our folder, so that they go with it."""
     last: deque[str] = deque(maxlen=LINES_KEPT)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*(["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []), *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
         env={**os.environ, "TMPDIR": str(place), "LC_ALL": "C", "PATH": _extend_path()},
         start_new_session=True,
-    )
-    assert process.stdout is not None
-    with process.stdout:
+    ) as process:
         try:
-            for raw in process.stdout:
-                if line := raw.decode(errors="replace").strip():
-                    last.append(line)
-                    say(line.removeprefix("I: "))
+            for line in map(str.strip, process.stdout or ()):
+                last.append(line)
+                say(line.removeprefix("I: "))
         except BaseException:
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -268,8 +268,6 @@ def _run(command: list[str], place: Path, say: Say) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-        finally:
-            process.wait()
     if process.returncode != 0:
         raise SandboxUnavailable(
             f"{command[0]} ended with {process.returncode}:\n" + "\n".join(last),
@@ -277,38 +275,14 @@ def _run(command: list[str], place: Path, say: Say) -> None:
         )
 
 
-def _finish(root: Path) -> None:
-    """Nothing of this machine is in it."""
-    (root / "etc" / "resolv.conf").unlink(missing_ok=True)
-    for path in OWN_FILES:
-        Path(f"{root}{path}").write_text(FILES[path][0])
-    os.chmod(root, 0o755)
-    Root.of_folder(str(root))  # refuses what no shell could run in
-
-
-def _measure(root: Path) -> tuple[int, int]:
-    size = files = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            size += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            files += 1
-    return size, files
-
-
-def _remove(place: Path) -> None:
-    if not place.exists():
-        return
-    for mounted in reversed(_list_mounts(place)):
-        subprocess.run(["umount", "--lazy", mounted], capture_output=True, check=False)
-    if left := _list_mounts(place):
-        # Else the host's own /dev or /proc would be emptied.
-        raise SandboxUnavailable(f"an interrupted build left {left[0]} mounted", remedy=f"umount {left[0]}")
-    if os.geteuid() != 0:
-        subprocess.run(["chmod", "-R", "u+rwX", str(place)], capture_output=True, check=False)
-    shutil.rmtree(place)
-
-
-def _list_mounts(place: Path) -> list[str]:
+def _clear(place: Path) -> None:
+    """Remove what is in the folder of a build, but nothing through a mount that a tool left in it."""
     with open("/proc/self/mounts") as mounts:
         points = [line.split(" ")[1].encode().decode("unicode_escape") for line in mounts]
-    return [point for point in points if Path(point).is_relative_to(place)]
+    for point in [point for point in reversed(points) if Path(point).is_relative_to(place)]:
+        if subprocess.run(["umount", "--lazy", point], capture_output=True, check=False).returncode != 0:
+            raise SandboxUnavailable(f"an interrupted build left {point} mounted", remedy=f"umount {point}")
+    if os.geteuid() != 0:
+        subprocess.run(["chmod", "-R", "u+rwX", str(place)], capture_output=True, check=False)
+    for path in place.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

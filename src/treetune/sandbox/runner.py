@@ -4,7 +4,7 @@ Any Python from 3.8 on, and of its library only what loads fast (not `json`, `re
 other end. A request is its size, a marshalled mapping, and `size` bytes; an answer a line of JSON and `size` bytes.
 Requests come one at a time. A watched command sends what it writes at once, as `partial` answers before its own.
 
-There is no package to import from inside: `carrier.py` sends `terminal.py` and this as one script.
+There is no package to import from inside: `shell.py` sends `terminal.py` and this as one script.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
         outputs[reading] = Output(request["output_bytes"])
     ends[0], feed = os.pipe()
     os.set_blocking(feed, False)
-    began = time.monotonic()
-    deadline = began + request["seconds"]
+    deadline = time.monotonic() + request["seconds"]
     pid = None
     try:
         environment = {**os.environ, **request["env"]}
@@ -78,15 +77,8 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
         os.close(end)
     children.waited.pop(pid or 0, None)
     out, err = outputs.values()
-    answer = {
-        "exit_code": code,
-        "ended": "completed" if code is not None else "timeout",
-        "stdout": len(out.content),
-        "written": out.written,
-        "error_written": err.written,
-        "seconds": time.monotonic() - began,
-    }
-    return answer, out.content + err.content
+    answer = {"exit_code": code, "restarted": False, "written": out.written, "error_written": err.written}
+    return {**answer, "stdout": len(out.content)}, out.content + err.content
 
 
 def put(request: dict[str, Any], content: bytes) -> None:
@@ -107,40 +99,47 @@ def get(request: dict[str, Any]) -> bytes:
         return file.read(request["limit"])
 
 
-def list_files(patterns: list[str]) -> dict[str, int]:
-    """Every file at or below the paths, and when it was last changed: a time that nobody inside can set."""
-    pending = []
-    for pattern in patterns:
-        folder, name = os.path.split(pattern)
-        if name.endswith("*"):
-            found = os.listdir(folder) if os.path.isdir(folder) else []
-            pending += [os.path.join(folder, other) for other in found if other.startswith(name[:-1])]
-        else:
-            pending.append(pattern)
-    files = {}
-    while pending:
-        path = pending.pop()
-        try:
-            status = os.lstat(path)
-            if stat.S_ISDIR(status.st_mode):
-                pending += [f"{path}/{name}" for name in os.listdir(path) if name != "__pycache__"]
+class FileRecord:
+    """The files at and below some paths, and what has become of them since."""
+
+    def __init__(self, patterns: list[str]) -> None:
+        self.patterns = patterns
+        self.files = self.list_files()
+
+    def list_files(self) -> dict[str, int]:
+        """Each with the time at which it was last changed, which nobody inside can set."""
+        pending = []
+        for pattern in self.patterns:
+            folder, name = os.path.split(pattern)
+            if name.endswith("*"):
+                found = os.listdir(folder) if os.path.isdir(folder) else []
+                pending += [os.path.join(folder, other) for other in found if other.startswith(name[:-1])]
             else:
-                files[path] = status.st_ctime_ns
-        except OSError:
-            continue
-    return files
+                pending.append(pattern)
+        files = {}
+        while pending:
+            path = pending.pop()
+            try:
+                status = os.lstat(path)
+                if stat.S_ISDIR(status.st_mode):
+                    pending += [f"{path}/{name}" for name in os.listdir(path) if name != "__pycache__"]
+                else:
+                    files[path] = status.st_ctime_ns
+            except OSError:
+                continue
+        return files
+
+    def find_tampered(self) -> list[str]:
+        """Files that were changed, removed, or put where something else finds them first. New programs are no fault."""
+        before, now = self.files, self.list_files()
+        programs = {os.path.basename(path) for path in before if is_program(path)}
+        changed = [path for path, when in before.items() if now.get(path) != when]
+        added = [path for path in now if path not in before]
+        return sorted(changed + [path for path in added if not is_program(path) or os.path.basename(path) in programs])
 
 
-def find_tampered(before: dict[str, int], now: dict[str, int]) -> list[str]:
-    """Files that were changed, removed, or put where something else finds them first. New programs are no fault."""
-
-    def is_program(path: str) -> bool:
-        return os.path.dirname(path).endswith("bin")
-
-    programs = {os.path.basename(path) for path in before if is_program(path)}
-    changed = [path for path, when in before.items() if now.get(path) != when]
-    added = [path for path in now if path not in before]
-    return sorted(changed + [path for path in added if not is_program(path) or os.path.basename(path) in programs])
+def is_program(path: str) -> bool:
+    return os.path.dirname(path).endswith("bin")
 
 
 def read_exactly(size: int) -> bytes:
@@ -163,51 +162,40 @@ def main() -> None:
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     children = Children()
     terminal = Terminal(children)
+    record = FileRecord([])
     reply({"ready": True})
-    idle = Output(CHUNK)
-    paths: list[str] = []
-    recorded: dict[str, int] = {}
     while True:
         # A terminal that nobody has open can always be read, and would keep this process busy.
         awaited = [0, children.woken] if terminal.has_ended() else [0, children.woken, terminal.master]
         ready, _, _ = select.select(awaited, [], [])
         if terminal.master in ready or children.woken in ready:
-            # What runs in the background may write, and is shown with the next command.
-            terminal.read(idle, 0)
+            terminal.read(terminal.idle, 0)
         if 0 not in ready:
             continue
         request = marshal.loads(read_exactly(int.from_bytes(read_exactly(4), "big")))
         content = read_exactly(request["size"])
-        kind, result = request["kind"], b""
-        answer: dict[str, Any] = {"error": None}
+        kind, began = request["kind"], time.monotonic()
+        if kind in ("execute", "run"):
+            answer, output = (
+                terminal.execute(request, content) if kind == "execute" else run(children, request, content)
+            )
+            reply({**answer, "seconds": time.monotonic() - began}, output)
+            continue
+        result, failed = b"", False
         try:
-            if kind == "execute":
-                terminal.busy = True
-                answer, output = terminal.execute(
-                    content, request["seconds"], request["output_bytes"], request["watched"]
-                )
-                terminal.busy = False
-                result = (idle.content + output)[: request["output_bytes"]]
-                answer["written"] += len(idle.content)
-                idle = Output(CHUNK)
-            elif kind == "run":
-                answer, result = run(children, request, content)
-            elif kind == "put":
+            if kind == "put":
                 put(request, content)
             elif kind == "get":
                 result = get(request)
             elif kind == "record":
-                paths = request["paths"]
-                recorded = list_files(paths)
+                record = FileRecord(request["paths"])
             elif kind == "tampered":
-                result = os.fsencode("\0".join(find_tampered(recorded, list_files(paths))))[:CHUNK]
+                result = os.fsencode("\0".join(record.find_tampered()))[:CHUNK]
             elif kind == "kill":
                 children.kill_all()
         except OSError as error:
-            if "error" not in answer:
-                raise
-            answer = {"error": f"{request.get('path', kind)}: {error.strerror}"}
-        reply(answer, result)
+            result, failed = os.fsencode(f"{request.get('path', kind)}: {error.strerror}"), True
+        reply({"failed": failed}, result)
 
 
 if __name__ == "__main__":

@@ -5,36 +5,45 @@
         result = await shell.execute("echo $x; pwd")
         result.text, result.exit_code    # "3\\n/var\\n", 0
 
-Whatever commands do is a `ShellResult`. After `close` nothing of the sandbox is left; if this process is killed, its
-sandboxes end too. A shell belongs to the event loop it was opened in. A `Machine` says what system it is on; a
-`ShellPool` starts shells before they are asked for.
+Whatever commands do is a `Result`. After `close` nothing of the sandbox is left; if this process is killed, its
+sandboxes end too. A shell belongs to the event loop it was opened in.
+
+Inside, the first process is `runner.py`. What that runs in is a `Runtime`: here bubblewrap, in `docker.py` a container.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import marshal
 import os
+import secrets
+import socket
+import subprocess
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol, Self, TypeAlias
 
 import msgspec
 
 from treetune.errors import TreetuneError, UsageError
-from treetune.sandbox.carrier import FILE_BYTES, MARSHAL, BubblewrapCarrier, Carrier, receive
-from treetune.sandbox.launcher import START_SECONDS, Interpreter, Launcher, is_passable
+from treetune.sandbox import bubblewrap
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.probe import require
+from treetune.sandbox.mount_root import HOME, RANGE, STAGE
+from treetune.sandbox.probe import FIRST_UID, LAST_THREAD, Launcher, Users, require
 from treetune.sandbox.rootfs import Root
 
+Watch: TypeAlias = Callable[[bytes], object]
 GRACE_SECONDS = 15.0
 """For the runner inside to end a command that does not end; then all of the sandbox ends."""
-Watch: TypeAlias = Callable[[bytes], object]
+LOOK_SECONDS = 0.1
+MARSHAL = 2
+"""A version that every Python reads."""
+FILE_BYTES = 64 << 20
+"""The most that is taken out of a sandbox at once."""
 PROGRAMS = (
     *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     *("/lib", "/lib64", "/usr/lib64", "/usr/lib/lib*", "/usr/lib/ld*", "/usr/lib/x86_64*", "/usr/lib/aarch64*"),
@@ -42,37 +51,56 @@ PROGRAMS = (
 )
 """What shells, the usual tools and Python consist of; a star stands for the rest of a name."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
-POOL_SIZE = 2
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LANG": "C.UTF-8",
+}
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "SETFCAP"),
+    *("NET_BIND_SERVICE", "SYS_CHROOT", "AUDIT_WRITE", bubblewrap.GUARD),
+)
+"""As in a container; they reach no further than the sandbox's own users."""
+OUR_PROCESSES = 3
+"""Bubblewrap, the runner and the shell are not counted against `processes`."""
+FIRST_RANGE, RANGES = FIRST_UID + LAST_THREAD, 32_000
+INODES_PER_MB = 512
+RUNNER = ("terminal.py", "runner.py")
+FUTURE = "from __future__ import annotations\n"
+MOUNT_MARK = "treetune-sandbox-root"
+COMPILE = """
+import marshal, sys
+from _frozen_importlib_external import MAGIC_NUMBER
+code = compile(sys.stdin.buffer.read(), sys.argv[1], "exec", dont_inherit=True)
+sys.stdout.buffer.write(MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
+"""
 
 
 class SandboxGone(TreetuneError):
     """A sandbox that has ended was asked for something."""
 
 
-class ShellResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How one command in the shell ended."""
-
-    exit_code: int | None
-    """As in a shell; None where its time was over."""
-    output: bytes = b""
-    """What the terminal showed; of too much the beginning and the end."""
-    omitted: int = 0
-    """Bytes that were left out in the middle."""
-    ended: Ended
-    """`memory` and `killed`: the sandbox has ended with it."""
-    restarted: bool = False
-    """The shell itself ended (`exit`, `exec`, a deadline it would not heed) and was started anew: files and background
-    processes are still there, variables and the current folder are not."""
-    seconds: float
+class Runtime(Protocol):
+    """What the runner of a shell runs in, and the stream between both."""
 
     @property
-    def text(self) -> str:
-        return self.output.decode(errors="replace")
+    def reader(self) -> asyncio.StreamReader:
+        """What the runner inside answers."""
+
+    async def write(self, content: bytes) -> None:
+        """To the runner inside."""
+
+    def exceeds_memory(self) -> bool:
+        """Whether it ended because its processes used more memory than they may."""
+
+    async def close(self) -> None:
+        """End everything in it, and wait until it is gone."""
 
 
 class Shell:
-    def __init__(self, carrier: Carrier, limits: SandboxLimits) -> None:
-        self._carrier, self.limits = carrier, limits
+    def __init__(self, runtime: Runtime, limits: SandboxLimits) -> None:
+        self._runtime, self.limits = runtime, limits
         self._lock = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
         self._ended: Ended | None = None
@@ -88,32 +116,18 @@ class Shell:
             Root.of_folder(rootfs)  # a folder that is none is told before the machine is looked at
         if launcher is None:
             launcher = await asyncio.to_thread(require, shell=True)
-        return cls(await BubblewrapCarrier.open(launcher, limits, rootfs), limits)
+        return cls(await BubblewrapRuntime.open(launcher, limits, rootfs), limits)
 
     @property
     def alive(self) -> bool:
         return self._ended is None and self._closing is None
 
-    async def execute(self, command: str, *, seconds: float | None = None, watch: Watch | None = None) -> ShellResult:
+    async def execute(self, command: str, *, seconds: float | None = None, watch: Watch | None = None) -> Result:
         """Run a command in the shell, as if it were typed there. `watch` is given what it writes at once, as far as
         `output_kb` goes."""
         _check(command)
-        began = time.monotonic()
-        seconds = seconds or self.limits.seconds
-        limit = self.limits.output_kb << 10
-        request = {"kind": "execute", "seconds": seconds, "output_bytes": limit, "watched": watch is not None}
-        try:
-            header, output = await self._ask(request, os.fsencode(command), seconds, watch)
-        except _SandboxEnded as gone:
-            return ShellResult(exit_code=KILLED, ended=gone.how, seconds=time.monotonic() - began)
-        return ShellResult(
-            exit_code=header["exit_code"],
-            output=output,
-            omitted=max(0, header["written"] - len(output)),
-            ended=Ended(header["ended"]),
-            restarted=header["restarted"],
-            seconds=time.monotonic() - began,
-        )
+        request = {"kind": "execute", "watched": watch is not None}
+        return await self._ask_command(request, os.fsencode(command), seconds, watch)
 
     async def run(
         self,
@@ -128,32 +142,8 @@ class Shell:
         lives on."""
         for text in command:
             _check(text)
-        seconds = seconds or self.limits.seconds
-        began = time.monotonic()
-        limit = self.limits.output_kb << 10
-        request = {
-            "kind": "run",
-            "command": list(command),
-            "cwd": cwd,
-            "env": dict(env),
-            "seconds": seconds,
-            "output_bytes": limit,
-        }
-        try:
-            header, output = await self._ask(request, stdin, seconds)
-        except _SandboxEnded as gone:
-            spent = time.monotonic() - began
-            return Result(exit_code=KILLED, stdout=b"", stderr=b"", ended=gone.how, seconds=spent)
-        code = header["exit_code"]
-        return Result(
-            exit_code=KILLED if code is None else code,
-            stdout=output[: header["stdout"]],
-            stderr=output[header["stdout"] :],
-            stdout_truncated=header["written"] > limit,
-            stderr_truncated=header["error_written"] > limit,
-            omitted=max(0, header["written"] - header["stdout"]),
-            ended=Ended(header["ended"]),
-            seconds=header["seconds"],
+        return await self._ask_command(
+            {"kind": "run", "command": list(command), "cwd": cwd, "env": dict(env)}, stdin, seconds
         )
 
     async def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
@@ -181,7 +171,7 @@ class Shell:
     async def close(self) -> None:
         """End everything in the sandbox and wait until it is gone. May be called again."""
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._carrier.close())
+            self._closing = asyncio.ensure_future(self._runtime.close())
         await asyncio.shield(self._closing)
 
     async def __aenter__(self) -> Self:
@@ -190,13 +180,37 @@ class Shell:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _ask_command(
+        self, request: dict[str, Any], content: bytes, seconds: float | None, watch: Watch | None = None
+    ) -> Result:
+        began, limit = time.monotonic(), self.limits.output_kb << 10
+        seconds = seconds or self.limits.seconds
+        try:
+            request |= {"seconds": seconds, "output_bytes": limit}
+            header, output = await self._ask(request, content, seconds, watch)
+        except _SandboxEnded as gone:
+            return Result(exit_code=KILLED, ended=gone.how, seconds=time.monotonic() - began)
+        code, split = header["exit_code"], header["stdout"]
+        return Result(
+            exit_code=KILLED if code is None else code,
+            stdout=output[:split],
+            stderr=output[split:],
+            stdout_truncated=header["written"] > limit,
+            stderr_truncated=header["error_written"] > limit,
+            omitted=max(0, header["written"] - split),
+            ended=Ended.TIMEOUT if code is None else Ended.COMPLETED,
+            restarted=header["restarted"],
+            seconds=header["seconds"],
+        )
+
     async def _ask_file(self, request: dict[str, Any], content: bytes = b"") -> bytes:
         try:
-            header, read = await self._ask(request, content, START_SECONDS)
+            header, read = await self._ask(request, content, bubblewrap.START_SECONDS)
         except _SandboxEnded:
             raise SandboxGone("the sandbox has ended", remedy="open another") from None
-        if header["error"] is not None:
-            raise UsageError(f"no file can be had in the sandbox: {header['error']}", remedy="look at its path")
+        if header["failed"]:
+            why = read.decode(errors="replace")
+            raise UsageError(f"no file can be had in the sandbox: {why}", remedy="look at its path")
         return read
 
     async def _ask(
@@ -208,14 +222,14 @@ class Shell:
             try:
                 async with asyncio.timeout(seconds + GRACE_SECONDS):
                     packed = marshal.dumps({**request, "size": len(content)}, MARSHAL)
-                    await self._carrier.write(len(packed).to_bytes(4, "big") + packed + content)
-                    while "partial" in (answer := await receive(self._carrier.reader))[0]:
+                    await self._runtime.write(len(packed).to_bytes(4, "big") + packed + content)
+                    while "partial" in (answer := await receive(self._runtime.reader))[0]:
                         if watch is not None:
                             watch(answer[1])
                     return answer
             except (OSError, EOFError, ValueError, TimeoutError):
                 if self._ended is None:
-                    self._ended = Ended.MEMORY if self._carrier.exceeds_memory() else Ended.KILLED
+                    self._ended = Ended.MEMORY if self._runtime.exceeds_memory() else Ended.KILLED
                 await self.close()
                 raise _SandboxEnded(self._ended) from None
             except asyncio.CancelledError:
@@ -231,109 +245,156 @@ class _SandboxEnded(Exception):
 
 
 def _check(text: str) -> None:
-    if not is_passable(text):
+    if not bubblewrap.is_passable(text):
         raise UsageError(f"{text[:80]!r} is no command", remedy="pass text without NUL")
 
 
 def _check_path(path: str) -> str:
-    if not is_passable(path) or not path.startswith("/"):
+    if not bubblewrap.is_passable(path) or not path.startswith("/"):
         raise UsageError(f"{path!r} is no path in a sandbox", remedy="give a path from / on")
     return path
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's own system, unless it says otherwise."""
-
-    rootfs: str | None = None
-    """A folder with a system of its own, in the place of the host's."""
-    image: str | None = None
-    """An image of a Docker engine; then there is no bubblewrap."""
-
-    async def open(self, limits: SandboxLimits) -> Shell:
-        if self.image is not None:
-            from treetune.sandbox.docker import open_shell
-
-            return await open_shell(self.image, limits)
-        return await Shell.open(limits, rootfs=self.rootfs)
-
-    @property
-    def python(self) -> str:
-        """The Python inside, for commands that want one."""
-        return Interpreter.find().path if self.image is None and self.rootfs is None else "python3"
+async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
+    """One answer of the runner. What is inside a sandbox is not trusted: ValueError for anything else."""
+    header = json.loads(await reader.readline() or b"-")
+    if not isinstance(header, dict) or not isinstance(size := header.get("size"), int) or not 0 <= size <= FILE_BYTES:
+        raise ValueError("no answer of the runner")
+    return header, await reader.readexactly(size)
 
 
-HOST = Machine()
+class BubblewrapRuntime:
+    """Unlike in `one_shot.py` the system's folders can be written: `mount_root.py` makes the root, outside and in
+    namespaces of its own, then becomes bubblewrap. What is written is a tmpfs of `disk_mb`, and gone with it."""
 
+    def __init__(self, launcher: Launcher, limits: SandboxLimits, rootfs: str | None) -> None:
+        # With one process that takes too much only that one ends, where the kernel counts.
+        self._process = bubblewrap.Process(launcher.hold_memory(limits, ("",), all_at_once=False))
+        self._writer: asyncio.StreamWriter | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._exceeded_memory = False
+        try:
+            self._spawn(launcher, limits, rootfs)
+        except BaseException:
+            self._process.close()
+            raise
 
-class ShellPool:
-    def __init__(
-        self, limits: SandboxLimits = DEFAULT_LIMITS, machine: Machine = HOST, *, size: int = POOL_SIZE
-    ) -> None:
-        self._limits, self._machine, self._size = limits, machine, size
-        self._ready: deque[Shell] = deque()
-        self._starting: set[asyncio.Task[None]] = set()
-        self._closed = False
-        self.keeper: AsyncGenerator[None, None] | None = None
+    @classmethod
+    async def open(cls, launcher: Launcher, limits: SandboxLimits, rootfs: str | None = None) -> Self:
+        """Call it from a thread that outlives the sandbox, such as that of the event loop."""
+        with bubblewrap.explain_failures():
+            runtime = cls(launcher, limits, rootfs)
+            try:
+                await runtime._begin()
+            except BaseException:
+                await asyncio.shield(runtime.close())
+                raise
+        return runtime
 
-    async def take(self) -> Shell:
-        """A fresh shell; the caller closes it."""
-        shell = None
-        while self._ready and (shell is None or not shell.alive):
-            shell = self._ready.popleft()
-        self._refill()
-        if shell is not None and shell.alive:
-            return shell
-        return await self._machine.open(self._limits)
+    def _spawn(self, launcher: Launcher, limits: SandboxLimits, rootfs: str | None) -> None:
+        process = self._process
+        root = Root.of_host(launcher.interpreter) if rootfs is None else Root.of_folder(rootfs)
+        # The folder's Python may be another than ours.
+        runner = process.make_file(compile_script(RUNNER, root.python if rootfs is None else None))
+        mounter = process.make_file(compile_script(("mount_root.py",), launcher.interpreter.path))
+        plan = {
+            "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if launcher.becomes_user else None,
+            "range": launcher.users is Users.RANGE,
+            "entrance": process.memory.entrance,
+            **msgspec.structs.asdict(root),
+            "tmpfs": f"size={limits.disk_mb << 20},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
+            "rlimits": bubblewrap.list_rlimits(limits, OUR_PROCESSES),
+            "command": [
+                launcher.tools.bwrap,
+                *_list_options(launcher, limits, root),
+                *process.list_options(),
+                *("--", root.python, "-I", "-S", f"/proc/self/fd/{runner.fileno()}"),
+            ],
+        }
+        plan_file = process.make_file(marshal.dumps(plan, MARSHAL))
+        self._errors, complaints = process.make_pipe()
+        ours, theirs = socket.socketpair()
+        self._socket = process.keep(ours)
+        python = [launcher.interpreter.path, "-I", "-S", f"/proc/self/fd/{mounter.fileno()}"]
+        with theirs:
+            process.spawn(
+                [*python, str(plan_file.fileno()), MOUNT_MARK],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=complaints.fileno(),
+            )
+        complaints.close()
 
-    async def fill(self) -> None:
-        """Wait until as many as wanted are ready."""
-        self._refill()
-        while self._starting:
-            await asyncio.gather(*self._starting)
+    async def _begin(self) -> None:
+        self.reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
+        try:
+            async with asyncio.timeout(bubblewrap.START_SECONDS):
+                header, _ = await receive(self.reader)
+            started = "ready" in header and self._process.find_first()
+        except (EOFError, ConnectionError, ValueError, TimeoutError):
+            started = False
+        if not started:
+            self._process.kill()
+            os.set_blocking(self._errors.fileno(), False)
+            why = (self._errors.read(4096) or b"").decode(errors="replace").strip()
+            raise SandboxUnavailable(f"no sandbox with a shell can start: {why or 'it does not say why'}")
+        if not self._process.memory.KERNEL_KILLS:
+            self._watching = asyncio.create_task(self._watch_memory())
+
+    async def _watch_memory(self) -> None:
+        while not self._exceeded_memory:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._exceeded_memory = self._process.memory.is_exceeded()
+        self._process.kill()
+
+    async def write(self, content: bytes) -> None:
+        assert self._writer is not None
+        self._writer.write(content)
+        await self._writer.drain()
+
+    def exceeds_memory(self) -> bool:
+        return self._exceeded_memory or self._process.memory.is_exceeded()
 
     async def close(self) -> None:
-        self._closed = True
-        for starting in list(self._starting):
-            starting.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
-        await asyncio.gather(*(shell.close() for shell in self._ready))
-        self._ready.clear()
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._writer is not None:
+            # Before its socket is closed, or the event loop takes the next one with its number for it.
+            self._writer.transport.abort()
+        await asyncio.get_running_loop().run_in_executor(None, self.end)
 
-    def _refill(self) -> None:
-        while not self._closed and len(self._ready) + len(self._starting) < self._size:
-            task = asyncio.get_running_loop().create_task(self._start())
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
-
-    async def _start(self) -> None:
-        # Where none can start, whoever takes one is told so.
-        with contextlib.suppress(SandboxUnavailable):
-            shell = await self._machine.open(self._limits)
-            if self._closed:
-                await shell.close()
-            else:
-                self._ready.append(shell)
+    def end(self) -> None:
+        self._process.end()
+        self._process.close()
 
 
-_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SandboxLimits, Machine], ShellPool]] = (
-    WeakKeyDictionary()
-)
+def _list_options(launcher: Launcher, limits: SandboxLimits, root: Root) -> list[str]:
+    prefix = launcher.interpreter.prefix if root.whole is None else None
+    path = ENVIRONMENT["PATH"] if prefix is None else f"{ENVIRONMENT['PATH']}:{prefix}/bin"
+    given = bubblewrap.isolate(CAPABILITIES, {**ENVIRONMENT, "PATH": path})
+    if root.whole is None:
+        given += ["--bind", f"{STAGE}/root", "/"]
+    for number, folder in enumerate(root.shown):
+        if folder in root.overlaid:
+            given += ["--bind", f"{STAGE}/merged{number}", "/" if folder == root.whole else folder]
+        else:
+            given += ["--ro-bind", f"{STAGE}/shown{number}", folder]
+    if root.whole is not None and launcher.users is Users.SINGLE:
+        given += ["--bind", HOME, "/root"]
+    return [*given, *bubblewrap.mount_devices(limits), "--chdir", "/root"]
 
 
-def share_pool(limits: SandboxLimits, machine: Machine = HOST) -> ShellPool:
-    """The pool of this event loop for such limits and such a machine; it is closed when the loop ends."""
-    pools = _pools.setdefault(asyncio.get_running_loop(), {})
-    if (pool := pools.get((limits, machine))) is None:
-        pool = pools[limits, machine] = ShellPool(limits, machine)
-        pool.keeper = _close_at_end(pool)
-        with contextlib.suppress(StopIteration):
-            pool.keeper.__anext__().send(None)
-    return pool
-
-
-async def _close_at_end(pool: ShellPool) -> AsyncGenerator[None, None]:
-    """Once begun, it is known to the event loop, which ends such generators at its own end."""
+@cache
+def compile_script(names: tuple[str, ...], python: str | None) -> bytes:
+    """Scripts of this folder as one, in the bytecode of the Python that runs it: compiling takes longer than starting
+    Python. None, or where it cannot be compiled: its source. Python tells the two apart by their first bytes."""
+    texts = [Path(__file__).with_name(name).read_text().replace(FUTURE, "") for name in names]
+    source = (FUTURE + "\n".join(texts)).encode()
+    if python is None:
+        return source
+    command = [python, "-I", "-S", "-c", COMPILE, names[-1]]
     try:
-        yield
-    finally:
-        await pool.close()
+        done = subprocess.run(command, input=source, capture_output=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return source
+    return done.stdout or source

@@ -143,6 +143,8 @@ class Terminal:
         self.busy = False
         """Whether a command runs: then no request comes, and what can be read of the other end is its end."""
         self.number = 0
+        self.idle = Output(CHUNK)
+        """What the background wrote between commands; it is shown with the next."""
         if not self.spawn(START_SECONDS):
             sys.exit("bash does not start in this sandbox")
 
@@ -254,8 +256,10 @@ class Terminal:
             self.buffer = kept
         return bool(chunk)
 
-    def execute(self, command: bytes, seconds: float, limit: int, watched: bool) -> tuple[dict[str, Any], bytes]:
-        output = Output(limit, watched)
+    def execute(self, request: dict[str, Any], command: bytes) -> tuple[dict[str, Any], bytes]:
+        seconds, limit = request["seconds"], request["output_bytes"]
+        output = Output(limit, request["watched"])
+        self.busy = True
         if self.has_ended():
             self.restart()  # something in the background ended it
         deadline = time.monotonic() + seconds
@@ -269,9 +273,12 @@ class Terminal:
         if not lives or self.has_ended():
             self.restart()
             restarted = True
-        ended = "completed" if exit_code is not None else "timeout"
-        answer = {"exit_code": exit_code, "ended": ended, "restarted": restarted, "written": output.written}
-        return answer, output.content
+        self.busy = False
+        content = (self.idle.content + output.content)[:limit]
+        written = len(self.idle.content) + output.written
+        self.idle = Output(CHUNK)
+        answer = {"exit_code": exit_code, "restarted": restarted, "written": written, "error_written": 0}
+        return {**answer, "stdout": len(content)}, content
 
     def has_ended(self) -> bool:
         return self.children.waited[self.pid] is not None
@@ -346,9 +353,6 @@ def reply(header: dict[str, Any], content: bytes = b"") -> None:
         left = left[os.write(1, left) :]
 
 
-def encode_json(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return '"' + "".join(c if c.isalnum() and c.isascii() else f"\\u{min(ord(c), 0xFFFF):04x}" for c in value) + '"'
-    return repr(value)
+def encode_json(value: float | None) -> str:
+    """Of what stands in answers: numbers, true, false and null."""
+    return "null" if value is None else repr(value).lower()

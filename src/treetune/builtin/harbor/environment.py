@@ -24,7 +24,7 @@ from treetune.builtin.shell import OUT_OF_MEMORY, ShellEnvironment, list_blocks
 from treetune.environment import Action, Step
 from treetune.errors import EnvironmentFault, UsageError
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
-from treetune.sandbox.shell import Machine
+from treetune.sandbox.machines import Machine
 from treetune.task import Message, Task
 
 COMMAND_SECONDS = 60.0
@@ -85,7 +85,9 @@ class HarborEnvironment(ShellEnvironment):
         )
         self._env = {**folder.recipe.env, **fill_variables(folder.toml.environment.env)}
         self._seconds_left = folder.toml.agent.timeout_sec
-        self._machine = Machine(rootfs=info.get("rootfs"), image=folder.recipe.base if folder.engine else None)
+        self._machine = Machine.of(info)
+        if folder.engine:
+            self._machine = msgspec.structs.replace(self._machine, image=folder.recipe.base)
         self._shell = await self._machine.open(limits)
         files = pack(folder.recipe.files)
         if len(files) > disk_mb << 20 or await self._unpack(files) == FULL:
@@ -172,7 +174,7 @@ def folder_of(task: Task) -> HarborFolder:
     path = task.extra_info.get("folder")
     if not isinstance(path, str):
         raise EnvironmentFault("the task names no folder", remedy="set extra_info.folder to the folder of the task")
-    return HarborFolder(path, engine=task.extra_info.get("sandbox") == "docker")
+    return HarborFolder(path, engine=Machine.of(task.extra_info).has_images)
 
 
 def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -> list[Message]:

@@ -36,16 +36,17 @@ from treetune.builtin.harbor.folder import HarborFolder
 from treetune.builtin.turns import Positive
 from treetune.config import FileName
 from treetune.errors import ConfigError, StorageError, TasksetError, UnknownNameError
+from treetune.sandbox.machines import MachineConfig
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import digest
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
 
 REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
 GIT_ADDRESS = re.compile(r"(?P<address>(?:\w+://|\w+@[\w.-]+:|/|\.).*?)(?:@(?P<branch>[^@/:]+))?")
 REGISTRY_SECONDS = 60
 
 
-class HarborConfig(TasksetConfig, frozen=True, kw_only=True):
+class HarborConfig(MachineConfig, frozen=True, kw_only=True):
     folder: FileName = ""
     """A folder with a task in each of its folders, or one task."""
     dataset: str = ""
@@ -63,10 +64,6 @@ class HarborConfig(TasksetConfig, frozen=True, kw_only=True):
     """The most time of one command; a task's `agent.timeout_sec` is the most of all together."""
     disk_mb: Positive = DISK_MB
     """Room for the files of an episode. They are kept in memory."""
-    sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
-    """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the task's image."""
-    rootfs: str | None = None
-    """A root file system in a folder (`treetune sandbox build`), in the place of the host's own."""
 
 
 class Harbor(Taskset[HarborTask, HarborConfig]):
@@ -89,7 +86,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
             raise ConfigError([("taskset.folder", f"{root} has no folder with a task.toml that is asked for")])
         if self.config.unsupported == "skip":
             self._skip()
-        self._warned = self.config.sandbox == "docker" or self.config.rootfs is not None
+        self._warned = self.config.has_images or self.config.rootfs is not None
 
     def count(self) -> int:
         return len(self._folders)
@@ -113,8 +110,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
                 "max_turns": config.max_turns,
                 "command_seconds": config.command_seconds,
                 "disk_mb": config.disk_mb,
-                **({"sandbox": "docker"} if config.sandbox == "docker" else {}),
-                **({"rootfs": str(Path(config.rootfs).expanduser().resolve())} if config.rootfs else {}),
+                **config.machine().describe(),
                 **({"refused": folder.refusal} if folder.refusal else {}),
             },
             name=folder.name,
@@ -131,7 +127,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
         return digest([(path.name, self._open(path).digest(whole_bytes=0)) for path in self._folders])
 
     def _open(self, path: Path) -> HarborFolder:
-        return HarborFolder(path, engine=self.config.sandbox == "docker")
+        return HarborFolder(path, engine=self.config.has_images)
 
     def _find(self, root: Path) -> Iterator[Path]:
         if (root / "task.toml").is_file():

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from treetune.builtin.turns import TurnEnvironment
 from treetune.errors import EnvironmentFault
 from treetune.sandbox.limits import Ended, Result
-from treetune.sandbox.shell import Shell, ShellResult
+from treetune.sandbox.shell import Shell
 
 SETUP_SECONDS = 60.0
 OUT_OF_MEMORY = "it took more memory than there is, and ended the machine"
 FENCE = re.compile(r"(`{3,})[ \t]*(?:bash|sh|shell)?[ \t]*")
-R = TypeVar("R", Result, ShellResult)
 
 
 class ShellEnvironment(TurnEnvironment):
@@ -38,7 +37,7 @@ class ShellEnvironment(TurnEnvironment):
         return require_machine(await self.shell.run(command, seconds=seconds, **settings))
 
 
-def require_machine(result: R) -> R:
+def require_machine(result: Result) -> Result:
     """The result, unless the machine was ended from outside, which says nothing of the policy."""
     if result.ended is Ended.KILLED:
         raise EnvironmentFault("the sandbox was ended by something outside", remedy="run the episode again")

@@ -20,9 +20,9 @@ from treetune.builtin.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironmen
 from treetune.builtin.shell.sample import Sample, Script, matches, problem_with_reference
 from treetune.environment import Action, Step, show
 from treetune.errors import EnvironmentFault
-from treetune.sandbox.launcher import is_passable
+from treetune.sandbox.bubblewrap import is_passable
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
-from treetune.sandbox.shell import Machine, ShellResult, share_pool
+from treetune.sandbox.machines import Machine, share_pool
 from treetune.task import Message, Task
 
 COMMAND_SECONDS = 30.0
@@ -76,7 +76,7 @@ class OSInteractionEnvironment(ShellEnvironment):
             disk_mb=DISK_MB,
             output_kb=256,
         )
-        self._machine = Machine(rootfs=info.get("rootfs"), image=info.get("image"))
+        self._machine = Machine.of(info)
         self._reference = ""
         self._made: set[str] = set()
         """Files that were made or changed for the task."""
@@ -193,7 +193,7 @@ def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list
     return [{"role": "system", "content": rules}, {"role": "user", "content": sample.description}]
 
 
-def format_result(result: ShellResult, seconds: float, chars: int) -> str:
+def format_result(result: Result, seconds: float, chars: int) -> str:
     """A result as the policy sees it."""
     text = result.text.strip("\r\n")
     if len(text) > chars:

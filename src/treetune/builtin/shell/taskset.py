@@ -28,14 +28,13 @@ from treetune.builtin.shell.environment import (
 from treetune.builtin.shell.sample import Sample, read_sample
 from treetune.builtin.turns import Positive
 from treetune.errors import ConfigError
-from treetune.sandbox.limits import SandboxUnavailable
-from treetune.sandbox.rootfs import Root
+from treetune.sandbox.machines import MachineConfig
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import digest
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
 
 
-class OSInteractionConfig(TasksetConfig, frozen=True, kw_only=True):
+class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     data: str
     """AgentBench's `data/os_interaction/data` folder, or one JSON file of samples."""
     split: Literal["std", "dev"] = "std"
@@ -52,10 +51,6 @@ class OSInteractionConfig(TasksetConfig, frozen=True, kw_only=True):
     """How much of what a script prints is shown."""
     memory_mb: Annotated[int, msgspec.Meta(ge=64)] = MEMORY_MB
     """What all processes of an episode may use together."""
-    sandbox: Literal["bubblewrap", "docker"] = "bubblewrap"
-    """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the image a sample names."""
-    rootfs: str | None = None
-    """A root file system in a folder (`treetune sandbox build`), in the place of the host's own."""
     image: str = "local-os/default"
     """For samples that name none, with `docker`."""
 
@@ -69,14 +64,10 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         # Absolute, so that runs can be taken up from another folder.
         fixed = {key: str(Path(path).expanduser().resolve()) for key, path in place.items() if path is not None}
         self.config = msgspec.structs.replace(self.config, **fixed)
-        faults = [(f"taskset.{key}", f"there is no {path}") for key, path in fixed.items() if not Path(path).exists()]
-        if self.config.sandbox == "docker" and self.config.rootfs is not None:
-            faults.append(("taskset.rootfs", "is for bubblewrap; with docker it is `image`"))
-        if "rootfs" in fixed and not faults:
-            try:
-                Root.of_folder(fixed["rootfs"])
-            except SandboxUnavailable as error:
-                faults.append(("taskset.rootfs", str(error)))
+        absent = [key for key in ("data", "scripts_root") if key in fixed and not Path(fixed[key]).exists()]
+        faults = [(f"taskset.{key}", f"there is no {fixed[key]}") for key in absent]
+        if (fault := self.config.find_fault()) is not None:
+            faults.append(("taskset.rootfs", fault))
         if faults:
             raise ConfigError(faults)
         self._samples = [(name, sample) for name, sample in self._read_samples() if self._is_wanted(sample)]
@@ -99,15 +90,10 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                 "command_seconds": config.command_seconds,
                 "output_chars": config.output_chars,
                 "memory_mb": config.memory_mb,
-                **self._describe_machine(sample),
+                **config.machine(sample.image or config.image).describe(),
             },
             sample=sample,
         )
-
-    def _describe_machine(self, sample: Sample) -> dict[str, str]:
-        if self.config.sandbox == "docker":
-            return {"image": sample.image or self.config.image}
-        return {} if self.config.rootfs is None else {"rootfs": self.config.rootfs}
 
     async def gold(self, task: OSTask) -> list[str] | None:
         """What the sample's example says and does, tried on a machine of its own."""
@@ -145,7 +131,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             for number, row in enumerate(content if isinstance(content, list) else [content]):
                 if not isinstance(row, dict) or "description" not in row:
                     raise ConfigError([("taskset.data", f"{path}: sample {number} has no description")])
-                yield f"{name}:{number}", read_sample(row, scripts, containers=self.config.sandbox == "docker")
+                yield f"{name}:{number}", read_sample(row, scripts, containers=self.config.has_images)
 
     def _find_files(self, data: Path) -> list[Path]:
         if data.is_file():

@@ -1,0 +1,215 @@
+"""The kinds of sandboxes that the machine of an episode can be, in one table; and warm shells on them.
+
+    class MyConfig(MachineConfig, frozen=True, kw_only=True): ...        # has the keys `sandbox` and `rootfs`
+    async with await Machine.of(task.extra_info).open(SandboxLimits()) as shell: ...
+    await share_pool(SandboxLimits(), Machine()).take()                  # one that was started before
+
+Another kind is a module with what opens it (as `docker.py`), an entry in `KINDS` and its name in `KindName`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from treetune.sandbox import docker
+from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.probe import Interpreter, probe
+from treetune.sandbox.rootfs import Root
+from treetune.sandbox.shell import Shell
+from treetune.taskset import TasksetConfig
+
+KindName = Literal["bubblewrap", "docker"]
+POOL_SIZE = 2
+
+
+class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
+    """Of tasksets whose episodes have a machine."""
+
+    sandbox: KindName = "bubblewrap"
+    """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the task's image."""
+    rootfs: str | None = None
+    """A root file system in a folder (`treetune sandbox build`), in the place of the host's own."""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a machine is made of an image; else the host's system, or a folder, stands in for it."""
+        return KINDS[self.sandbox].has_images
+
+    def machine(self, image: str | None = None) -> Machine:
+        """That of one task; an image counts where the kind has images."""
+        rootfs = None if self.rootfs is None else str(Path(self.rootfs).expanduser().resolve())
+        return Machine(sandbox=self.sandbox, rootfs=rootfs, image=image if self.has_images else None)
+
+    def find_fault(self) -> str | None:
+        """What is wrong with `rootfs`."""
+        if self.rootfs is None:
+            return None
+        if self.has_images:
+            return f"is for bubblewrap; with {self.sandbox} it is `image`"
+        try:
+            Root.of_folder(self.rootfs)
+        except SandboxUnavailable as error:
+            return str(error)
+        return None
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's own system in bubblewrap, unless it says otherwise. A task has it in its `extra_info`."""
+
+    sandbox: KindName = "bubblewrap"
+    rootfs: str | None = None
+    """A folder with a system of its own, in the place of the host's."""
+    image: str | None = None
+    """For kinds that have images."""
+
+    @classmethod
+    def of(cls, extra_info: Mapping[str, Any]) -> Machine:
+        given = {name: extra_info[name] for name in cls.__struct_fields__ if name in extra_info}
+        # Tasks of earlier versions name an image alone.
+        return msgspec.convert({"sandbox": "docker", **given} if "image" in given else given, cls)
+
+    def describe(self) -> dict[str, str]:
+        """What a task says of it; nothing of the host's own system."""
+        usual = msgspec.structs.asdict(Machine())
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value != usual[name]}
+
+    async def open(self, limits: SandboxLimits) -> Shell:
+        return await KINDS[self.sandbox].open(self, limits)
+
+    @property
+    def has_images(self) -> bool:
+        return KINDS[self.sandbox].has_images
+
+    @property
+    def python(self) -> str:
+        """The Python inside, for commands that want one."""
+        return "python3" if self.has_images or self.rootfs is not None else Interpreter.find().path
+
+
+class Kind(msgspec.Struct, frozen=True):
+    open: Callable[[Machine, SandboxLimits], Awaitable[Shell]]
+    has_images: bool = False
+    describe: Callable[[], Awaitable[str]] | None = None
+    """What `treetune sandbox check` says of it; raises `SandboxUnavailable`."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "bubblewrap": Kind(lambda machine, limits: Shell.open(limits, rootfs=machine.rootfs)),
+    "docker": Kind(
+        lambda machine, limits: docker.open_shell(machine.image or "", limits),
+        has_images=True,
+        describe=docker.describe_engine,
+    ),
+}
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Something that this machine may offer."""
+
+    name: str
+    works: bool
+    text: str
+    """What enforces its limits, or why it does not work and what to do."""
+
+
+async def survey(rootfs: str | None = None) -> tuple[bool, list[Part]]:
+    """Whether sandboxes start here, and what there is. Each part is tried, not guessed."""
+    parts = []
+    for name, shell in (("commands", False), ("shells", True)):
+        found = await asyncio.to_thread(probe, shell=shell)
+        parts.append(Part(name, found.available, str(found)))
+    if rootfs is not None:
+        parts.append(await _try("rootfs", _describe_rootfs(rootfs)))
+    good = all(part.works for part in parts)
+    for name, kind in KINDS.items():
+        if kind.describe is not None:
+            parts.append(await _try(name, kind.describe(), "\nonly tasks with an image of their own need it"))
+    return good, parts
+
+
+async def _try(name: str, trial: Awaitable[str], note: str = "") -> Part:
+    try:
+        return Part(name, True, await trial)
+    except SandboxUnavailable as error:
+        return Part(name, False, f"{error}{note}")
+
+
+async def _describe_rootfs(folder: str) -> str:
+    began = time.perf_counter()
+    async with await Shell.open(rootfs=folder) as shell:
+        spent = time.perf_counter() - began
+        system = (await shell.execute(". /etc/os-release && echo $PRETTY_NAME; python3 --version")).text.split("\n")
+    return f"{folder}: {', '.join(filter(None, system))}; started in {spent * 1000:.0f} ms"
+
+
+class ShellPool:
+    """Starts shells before they are asked for. Each is used once."""
+
+    def __init__(
+        self, limits: SandboxLimits = DEFAULT_LIMITS, machine: Machine | None = None, *, size: int = POOL_SIZE
+    ) -> None:
+        self._limits, self._machine, self._size = limits, machine or Machine(), size
+        self._starting: deque[asyncio.Task[Shell]] = deque()
+        """Those that have started among them."""
+        self.keeper: AsyncGenerator[None, None] | None = None
+
+    async def take(self) -> Shell:
+        """A fresh shell; the caller closes it."""
+        self._refill()
+        if self._starting:
+            started = self._starting.popleft()
+            self._refill()
+            # Where that one could not start, or has died since, another may.
+            with contextlib.suppress(SandboxUnavailable):
+                if (shell := await started).alive:
+                    return shell
+        return await self._machine.open(self._limits)
+
+    async def fill(self) -> None:
+        """Wait until as many as wanted are ready."""
+        self._refill()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+
+    async def close(self) -> None:
+        starting, self._starting, self._size = self._starting, deque(), 0
+        for start in starting:
+            start.cancel()
+        shells = await asyncio.gather(*starting, return_exceptions=True)
+        await asyncio.gather(*(shell.close() for shell in shells if isinstance(shell, Shell)))
+
+    def _refill(self) -> None:
+        while len(self._starting) < self._size:
+            self._starting.append(asyncio.ensure_future(self._machine.open(self._limits)))
+
+
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SandboxLimits, Machine], ShellPool]] = (
+    WeakKeyDictionary()
+)
+
+
+def share_pool(limits: SandboxLimits, machine: Machine) -> ShellPool:
+    """The pool of this event loop for such limits and such a machine; it is closed when the loop ends."""
+    pools = _pools.setdefault(asyncio.get_running_loop(), {})
+    if (pool := pools.get((limits, machine))) is None:
+        pool = pools[limits, machine] = ShellPool(limits, machine)
+        pool.keeper = _close_at_end(pool)
+        with contextlib.suppress(StopIteration):
+            pool.keeper.__anext__().send(None)
+    return pool
+
+
+async def _close_at_end(pool: ShellPool) -> AsyncGenerator[None, None]:
+    """Once begun, it is known to the event loop, which ends such generators at its own end."""
+    try:
+        yield
+    finally:
+        await pool.close()

@@ -1,0 +1,340 @@
+"""One-shot commands in bubblewrap: namespaces and limits of the kernel, without a container engine.
+
+    sandbox = Bubblewrap()
+    result = sandbox.run_blocking([sandbox.python, "main.py"], files={"main.py": b"print(input())"}, stdin=b"hi")
+    result.text   # "hi\\n"
+
+Each run is a fresh sandbox, started in about ten milliseconds, and any number may be made at a time. Only what
+`_list_options` names exists inside: /usr is the host's, read-only; everything else is made for the run, in memory, and
+gone with it. Never seen: /home, /root, /run, /sys, the host's /proc, /etc/shadow, any environment variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from io import FileIO
+from pathlib import PurePosixPath
+from types import MappingProxyType
+
+from treetune.errors import UsageError
+from treetune.sandbox import bubblewrap
+from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.probe import FIRST_UID, Interpreter, Launcher, require
+from treetune.sandbox.rootfs import SYSTEM_FOLDERS
+
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+WORK = "/tmp/work"
+"""The working folder. Within /tmp, so that one tmpfs limits both."""
+MOUNTS = ("tmp", "dev/shm")
+PAGE, CHUNK = 4096, 1 << 16
+TICK_SECONDS = 0.05
+FROM_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
+OWN_ETC = {
+    "/etc/passwd": b"root:x:0:0:root:/:/bin/sh\nsandbox:x:1000:1000:sandbox:/tmp/work:/bin/sh\n",
+    "/etc/group": b"root:x:0:\nsandbox:x:1000:\n",
+    "/etc/hosts": b"127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files\n",
+}
+FIRST_PROCESS = (
+    "ulimit -c {core} && ulimit -n {nofile} && ulimit -d {data} && ulimit -f {fsize} && "
+    "{{ ulimit -u {nproc} 2>/dev/null || ulimit -p {nproc}; }} && trap : HUP INT QUIT TERM && exec 3>&2 2>/dev/null && "
+    'echo && read -r go && (exec "$@" 2>&3 3>&-); exit $?'
+)
+"""A shell sets the limits, for itself and all that comes (dash says -p where others say -u). It waits to be told, so
+that a sandbox whose owner died while it started runs nothing; then it reaps until the command has ended. What a shell
+says of the command's end ("Killed") is no output of the command."""
+READY, GO = b"\n", b"go\n"
+DROP_CAPABILITIES = ("--ambient-caps=-all", "--inh-caps=-all", "--bounding-set=-all")
+ENTER = 'echo 0 > "$0" && exec "$@"'
+"""Into a cgroup."""
+STAGE = 'mount --bind "$0" /tmp && exec "$@"'
+"""Shows a folder that only root may reach to the user that root becomes; in a mount namespace of its own."""
+
+
+class Bubblewrap:
+    def __init__(self, interpreter: Interpreter | None = None, *, launcher: Launcher | None = None) -> None:
+        self._interpreter, self._launcher = interpreter or Interpreter.find(), launcher
+
+    @property
+    def python(self) -> str:
+        """The Python interpreter inside, for commands that want one."""
+        return self._interpreter.path
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        files: Mapping[str, bytes] = NO_FILES,
+        limits: SandboxLimits = DEFAULT_LIMITS,
+    ) -> Result:
+        """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
+        with bubblewrap.explain_failures():
+            stop = os.eventfd(0)
+        try:
+            run = partial(self.run_blocking, command, stdin=stdin, files=files, limits=limits, stop=stop)
+            outcome = asyncio.wrap_future(_start_thread(run))
+            try:
+                return await asyncio.shield(outcome)
+            except asyncio.CancelledError:
+                os.eventfd_write(stop, 1)
+                while not outcome.done():
+                    # Cancelled again or not: nothing of it may be left when the caller goes on.
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([outcome])
+                raise
+        finally:
+            os.close(stop)
+
+    def run_blocking(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        files: Mapping[str, bytes] = NO_FILES,
+        limits: SandboxLimits = DEFAULT_LIMITS,
+        stop: int | None = None,
+    ) -> Result:
+        """The same for code without an event loop; the calling thread waits. `stop`: a descriptor that ends it when it
+        is readable."""
+        launcher = self._launcher or require(self._interpreter)
+        if not command or not all(map(bubblewrap.is_passable, command)):
+            raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
+        data = {**OWN_ETC, **_place(files, limits)}
+        with bubblewrap.explain_failures():
+            run = _Run(launcher, limits)
+            try:
+                try:
+                    run.start(launcher, command, data)
+                    ended = run.follow(stdin, stop) if run.is_ready() else None
+                finally:
+                    run.end()
+                return run.conclude(ended)
+            finally:
+                run.close()
+
+
+def _start_thread(function: Callable[[], Result]) -> Future[Result]:
+    """In a thread that lives as long as the run: `--die-with-parent` takes the thread that spawned for the parent."""
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="treetune-sandbox", daemon=True).start()
+    return future
+
+
+class _Run(bubblewrap.Process):
+    """One command, its streams and its clock."""
+
+    def __init__(self, launcher: Launcher, limits: SandboxLimits) -> None:
+        super().__init__(launcher.hold_memory(limits, MOUNTS, all_at_once=True))
+        self._limits, self._began = limits, time.monotonic()
+
+    def start(self, launcher: Launcher, command: Sequence[str], data: Mapping[str, bytes]) -> None:
+        user = FIRST_UID + threading.get_native_id() if launcher.becomes_user else None
+        staged = user is not None and launcher.interpreter.private
+        stdin, self._feed = self.make_pipe()
+        out, stdout = self.make_pipe()
+        err, stderr = self.make_pipe()
+        self._outputs = [_Output(pipe, self._limits.output_kb << 10) for pipe in (out, err)]
+        if user is not None:
+            # Else `> /dev/stderr`, which opens the pipe again, is refused.
+            for end in (stdin, stdout, stderr):
+                os.fchown(end.fileno(), user, user)
+        contents = {path: self.make_file(content) for path, content in data.items()}
+        options = _list_options(launcher.interpreter, self._limits, contents, "/tmp" if staged else None)
+        # Not on the command line: /proc/1/cmdline is seen inside.
+        arguments = self.make_file(os.fsencode("".join(f"{option}\0" for option in [*options, *self.list_options()])))
+        rlimits = bubblewrap.list_rlimits(self._limits, own_processes=1)
+        # In the units of `ulimit`.
+        first = FIRST_PROCESS.format(**{**rlimits, "data": rlimits["data"] >> 10, "fsize": rlimits["fsize"] >> 9})
+        inside = [launcher.tools.setpriv, *DROP_CAPABILITIES, "--", *command]
+        chain = _become_bubblewrap(launcher, user, staged, self.memory.entrance)
+        self.spawn(
+            [*chain, "--args", str(arguments.fileno()), "--", "sh", "-c", first, "sandbox", *inside],
+            stdin=stdin.fileno(),
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+        )
+        for end in (stdin, stdout, stderr):
+            end.close()
+
+    def is_ready(self) -> bool:
+        """Wait for the first process, which waits for us; False where it did not start."""
+        out = self._outputs[0].pipe
+        if not bubblewrap.wait_readable(out, bubblewrap.START_SECONDS) or os.read(out.fileno(), 1) != READY:
+            return False
+        return self.find_first()
+
+    def follow(self, stdin: bytes, stop: int | None) -> Ended:
+        """Let the command begin, and wait for its end or the first limit that it passes."""
+        self._began = time.monotonic()
+        deadline = self._began + self._limits.seconds
+        next_look = self._began + TICK_SECONDS
+        poll = select.poll()
+        os.set_blocking(self._feed.fileno(), False)
+        left = memoryview(GO + stdin)
+        poll.register(self._feed, select.POLLOUT)
+        for descriptor in (*(output.pipe for output in self._outputs), self.status, stop):
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
+        while True:
+            wait = min(next_look, deadline) - time.monotonic()
+            ready = {descriptor for descriptor, _ in poll.poll(max(0.0, wait) * 1000)}
+            if not self._feed.closed and self._feed.fileno() in ready:
+                left = _write(self._feed, left)
+                if not left:
+                    poll.unregister(self._feed)
+                    self._feed.close()
+            for output in self._outputs:
+                if output.pipe.fileno() in ready and not output.read():
+                    poll.unregister(output.pipe)
+            if any(output.truncated for output in self._outputs):
+                return Ended.OUTPUT
+            if self.status.fileno() in ready and not self.read_report():
+                return Ended.COMPLETED
+            if stop in ready:
+                return Ended.KILLED
+            if (now := time.monotonic()) >= deadline:
+                return Ended.TIMEOUT
+            if now >= next_look:
+                next_look = now + TICK_SECONDS
+                if self.memory.is_exceeded():
+                    return Ended.MEMORY
+
+    def conclude(self, ended: Ended | None) -> Result:
+        """The result, when everything inside is gone."""
+        seconds = time.monotonic() - self._began
+        out, err = self._outputs
+        for output in self._outputs:
+            while not output.truncated and output.read():
+                pass
+        if ended is None:
+            said = err.content.decode(errors="replace").strip()
+            raise SandboxUnavailable(f"bubblewrap cannot start a sandbox: {said or 'it does not say why'}")
+        code = self.read_exit_code()
+        if ended is Ended.COMPLETED:
+            # What happened since the last look.
+            if self.memory.is_exceeded():
+                ended = Ended.MEMORY
+            elif out.truncated or err.truncated:
+                ended = Ended.OUTPUT
+            elif code is None:
+                ended = Ended.KILLED
+        return Result(
+            exit_code=code if code is not None and ended is Ended.COMPLETED else KILLED,
+            stdout=bytes(out.content),
+            stderr=bytes(err.content),
+            stdout_truncated=out.truncated,
+            stderr_truncated=err.truncated,
+            ended=ended,
+            seconds=seconds,
+        )
+
+
+class _Output:
+    """Keeps what a command writes up to a limit, and never more than that in memory."""
+
+    def __init__(self, pipe: FileIO, limit: int) -> None:
+        self.pipe, self._limit = pipe, limit
+        self.content = bytearray()
+        self.truncated = False
+
+    def read(self) -> bool:
+        chunk = os.read(self.pipe.fileno(), CHUNK)
+        room = self._limit - len(self.content)
+        self.content += chunk[:room]
+        self.truncated = self.truncated or len(chunk) > room
+        return bool(chunk)
+
+
+def _write(pipe: FileIO, left: memoryview) -> memoryview:
+    """Write what fits; gives the rest."""
+    try:
+        return left[os.write(pipe.fileno(), left[:CHUNK]) :]
+    except BlockingIOError:
+        return left
+    except BrokenPipeError:
+        return left[:0]  # it will read no more
+
+
+def _become_bubblewrap(launcher: Launcher, user: int | None, staged: bool, entrance: str | None) -> list[str]:
+    """What becomes bubblewrap in the end, as the right user and in the cgroup."""
+    chain = [launcher.tools.bwrap]
+    if user is not None:
+        chain = [launcher.tools.setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", *chain]
+    if staged:
+        stage = [launcher.tools.unshare, "--mount", "--", "sh", "-c", STAGE, str(launcher.interpreter.prefix)]
+        chain = [*stage, *chain]
+    return chain if entrance is None else ["sh", "-c", ENTER, entrance, *chain]
+
+
+def _list_options(
+    interpreter: Interpreter, limits: SandboxLimits, contents: Mapping[str, FileIO], prefix_at: str | None
+) -> list[str]:
+    """`contents`: the files to write. `prefix_at`: where the host shows the interpreter's prefix, if elsewhere than
+    inside."""
+    path = "/usr/local/bin:/usr/bin:/bin"
+    environment = {
+        "PATH": path if interpreter.prefix is None else f"{interpreter.prefix}/bin:{path}",
+        "HOME": WORK,
+        "LANG": "C.UTF-8",
+        # Math libraries start a thread per core of the host, which the process limit would refuse.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    # SETPCAP is there to give up all of them with: the command has none.
+    given = bubblewrap.isolate((bubblewrap.GUARD, "SETPCAP"), environment)
+    # Without a user namespace root would stay root on the host's books.
+    given += ["--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000", "--ro-bind", "/usr", "/usr"]
+    for folder in (f"/{name}" for name in SYSTEM_FOLDERS):
+        if os.path.islink(folder):
+            given += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            given += ["--ro-bind", folder, folder]
+    given += ["--perms", "0755", "--dir", "/etc"]
+    for path in FROM_ETC:
+        given += ["--ro-bind-try", path, path]
+    given += [*bubblewrap.mount_devices(limits), "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
+    given += ["--dir", WORK, "--chdir", WORK]
+    if interpreter.prefix is not None:
+        given += ["--ro-bind", prefix_at or interpreter.prefix, interpreter.prefix]
+    for path, file in contents.items():
+        given += ["--perms", "0644", "--file", str(file.fileno()), path]
+    return [*given, "--remount-ro", "/"]
+
+
+def _place(files: Mapping[str, bytes], limits: SandboxLimits) -> dict[str, bytes]:
+    """The files of a run by their path inside. A name that leads out of the working folder is refused: bubblewrap
+    writes them while the host is still mounted."""
+    placed: dict[str, bytes] = {}
+    for name, content in files.items():
+        path = PurePosixPath(name)
+        named = bubblewrap.is_passable(name) and path.parts and not name.endswith("/")
+        if not named or path.is_absolute() or any(part == ".." or len(os.fsencode(part)) > 255 for part in path.parts):
+            raise UsageError(f"{name!r} is no name for a file in a sandbox", remedy="use a relative path without '..'")
+        placed[f"{WORK}/{path}"] = content
+    folders = {str(folder) for path in placed for folder in PurePosixPath(path).parents}
+    if len(placed) < len(files) or not folders.isdisjoint(placed):
+        raise UsageError("two files for a sandbox have the same place", remedy="give each a path of its own")
+    pages = sum(-(-len(content) // PAGE) for content in placed.values())
+    if pages * PAGE > limits.disk_mb << 20:
+        raise UsageError(
+            f"the files for a sandbox need {pages * PAGE >> 20} MB, its disk has {limits.disk_mb} MB",
+            remedy="raise disk_mb, or pass less",
+        )
+    return placed
