@@ -202,16 +202,15 @@ def calls_tools(messages: list[Any]) -> str:
 
 @pytest.mark.parametrize("before", ["", "I look."])
 @pytest.mark.parametrize("as_text", [True, False])
-@pytest.mark.parametrize("told", [True, False])
-def test_tool_calls_keep_the_tokens_that_they_were_sampled_as(before, as_text, told):
-    (sequence,) = chats.play_calls(Letters(calls_tools), before, as_text, told).sequences
+def test_tool_calls_keep_the_tokens_that_they_were_sampled_as(before, as_text):
+    (sequence,) = chats.play_calls(Letters(calls_tools), before, as_text).sequences
     text = Letters(plain).decode(sequence.ids)
     assert [text.count(spelling) for spelling in chats.SPELLINGS] == [2, 1, 1, 1]
     assert sequence.realigned == (4 if before else 3)  # one is as the template writes it
 
 
 def test_tool_calls_that_are_not_the_ones_that_were_sampled_begin_a_new_sequence():
-    tokens = chats.play_calls(Letters(calls_tools), "", as_text=True, told=False, changed=True)
+    tokens = chats.play_calls(Letters(calls_tools), "", as_text=True, changed=True)
     assert len(tokens.sequences) == 5
 
 

@@ -59,22 +59,17 @@ class LocalHome:
         await self._episode.close()
 
 
-class Terms:
+class Terms(msgspec.Struct, eq=False):
     """How a door keeps its episodes: for how long, and which form of a step it replies with."""
 
-    def __init__(
-        self,
-        idle_seconds: float = EPISODE_IDLE_SECONDS,
-        deadline_seconds: float = math.inf,
-        render: Callable[[Step], Any] = lambda step: step,
-        kept_bytes: int = 0,
-    ) -> None:
-        """`kept_bytes` bounds the replies that are kept of a live episode; the latest always is."""
-        self.idle_seconds, self.deadline_seconds = idle_seconds, deadline_seconds
-        self.render, self.kept_bytes = render, kept_bytes
-        self.live = 0
-        """How many live on these terms."""
-        self.on_end: Callable[[], object] = lambda: None
+    idle_seconds: float = EPISODE_IDLE_SECONDS
+    deadline_seconds: float = math.inf
+    render: Callable[[Step], Any] = lambda step: step
+    kept_bytes: int = 0
+    """Bounds the replies that are kept of a live episode; the latest always is."""
+    on_end: Callable[[], object] = lambda: None
+    live: int = 0
+    """How many live on these terms."""
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
@@ -162,7 +157,7 @@ class EpisodeBook:
 
     # How episodes begin
 
-    def add(self, id: str, home: Home, terms: Terms, name: Hashable | None = None) -> LiveEpisode:
+    def add(self, id: str, home: Home, terms: Terms, name: Hashable | None = None) -> None:
         """`name` is that of the request which started it."""
         episode = self.live[id] = LiveEpisode(id, home, terms, name)
         terms.live += 1
@@ -170,7 +165,6 @@ class EpisodeBook:
             self._names[name] = episode
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
-        return episode
 
     async def start_once(self, name: str, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The same name gets the same episode: the reply to the first may have been lost."""
@@ -313,20 +307,24 @@ class EndedEpisodes:
 
     def __init__(self, most: int = _MOST_ENDED, most_bytes: int = _MOST_REPLY_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._ids, self._names = _Ring(most), _Ring(most)
+        self._why: OrderedDict[int, Ending] = OrderedDict()
+        """By the hashes of ids and names: the texts lie among all that the episodes used, and would keep that memory
+        from being given back."""
         self._replies: OrderedDict[str, tuple[int, Terms | None, Any]] = OrderedDict()
         self._bytes = 0
 
     def add(self, id: str, why: Ending, name: Hashable | None = None) -> None:
-        self._ids.add(id, why)
+        self._why[hash(id)] = why
         if name is not None:
-            self._names.add(name, why)
+            self._why[hash(("name", name))] = why
+        while len(self._why) > 2 * self._most:
+            self._why.popitem(last=False)
 
     def why(self, id: str) -> Ending | None:
-        return self._ids.get(id)
+        return self._why.get(hash(id))
 
     def why_named(self, name: Hashable) -> Ending | None:
-        return self._names.get(name)
+        return self._why.get(hash(("name", name)))
 
     def keep_reply(self, id: str, turn: int, reply: Any, terms: Terms | None = None) -> None:
         """The reply to the step that ended an episode."""
@@ -344,34 +342,6 @@ class EndedEpisodes:
         return kept[2]
 
 
-class _Ring:
-    """The latest keys with what is known of each, as hashes in one piece of memory: thousands of small objects would
-    lie among all that the episodes used, and keep it from being given back."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._hashes = bytearray()
-        self._known: list[Ending] = []
-        self._next = 0
-
-    def add(self, key: Hashable, why: Ending) -> None:
-        at = self._next
-        self._hashes[8 * at : 8 * at + 8] = _hash(key)
-        self._known[at : at + 1] = [why]
-        self._next = (at + 1) % self._most
-
-    def get(self, key: Hashable) -> Ending | None:
-        wanted = _hash(key)
-        at = self._hashes.find(wanted)
-        while at >= 0 and at % 8:  # across two of them
-            at = self._hashes.find(wanted, at + 1)
-        return self._known[at // 8] if at >= 0 else None
-
-
-def _hash(key: Hashable) -> bytes:
-    return hash(key).to_bytes(8, "big", signed=True)
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, TreetuneError):
         return error.message
@@ -385,16 +355,7 @@ def _size(reply: Any) -> int:
 def trim_memory() -> None:
     """Gives freed memory back to the system, which glibc keeps where it was many small things: ten thousand episodes of
     30 KB that expired would stay 300 MB of the process. 70 ms where that much is free."""
-    if (trim := _find_malloc_trim()) is not None:
-        trim(0)
-
-
-@functools.cache
-def _find_malloc_trim() -> Callable[[int], int] | None:
     import ctypes
 
-    try:
-        found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except (OSError, TypeError):
-        return None
-    return found
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)

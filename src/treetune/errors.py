@@ -60,10 +60,6 @@ class PluginError(UsageError):
     """A file or module that was to give a class and did not."""
 
 
-class InfiniteTasksetError(UsageError):
-    """An unbounded draw from a taskset that never ends."""
-
-
 class ResumeError(UsageError):
     """A run folder that this run cannot go on with."""
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
@@ -23,7 +23,7 @@ from treetune import streams
 from treetune.environment import Observation, Step
 from treetune.episode import Episode, Limits, Started
 from treetune.episode_book import EpisodeBook, Home, LocalHome, Terms
-from treetune.errors import InfiniteTasksetError, TreetuneError, UsageError
+from treetune.errors import TreetuneError, UsageError
 from treetune.policy import Policy, Sampling
 from treetune.rollout import run_rollout, score_together
 from treetune.streams import Draw, State, Streams, StreamState
@@ -78,17 +78,18 @@ class PlayOptions(TypedDict, total=False):
     sampling: Sampling | None
     limits: Limits | None
     occurrence: int
-    request: str | None
-    """A name by which `cancel` can stop it."""
 
 
 class RolloutOptions(PlayOptions, total=False):
     rollout: int
+    request: str | None
+    """A name by which `cancel` can stop it."""
 
 
 class GroupOptions(PlayOptions, total=False):
     rollouts: Sequence[int] | None
     """The numbers of its rollouts."""
+    request: str | None
 
 
 class Host(Protocol):
@@ -135,9 +136,7 @@ class LocalHost:
         return cls(await streams.load(taskset), policy_of, limits)
 
     async def info(self) -> Info:
-        info = info_of(self.streams)
-        info.capacity = self._capacity
-        return info
+        return msgspec.structs.replace(info_of(self.streams), capacity=self._capacity)
 
     async def health(self) -> Health:
         return Health(in_flight=len(self._requests) + len(self.episodes.live))
@@ -157,67 +156,52 @@ class LocalHost:
         return streams.draw_tasks(self.taskset, num_tasks)
 
     async def run_rollout(
-        self,
-        task: Task,
-        *,
-        model: str | None = None,
-        endpoint: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
-        occurrence: int = 0,
-        rollout: int = 0,
-        request: str | None = None,
+        self, task: Task, *, rollout: int = 0, request: str | None = None, **options: Unpack[PlayOptions]
     ) -> Trace:
         if self.taskset.scores_group_of(task):
             raise UsageError(
                 f"task {task.idx} of {self.taskset.name} is scored together with its group",
                 remedy="call run_group(task, n) instead of run_rollout(task)",
             )
-        policy = self._policy_of(model, endpoint)
-        run = self._rollout(task, policy, sampling, self._narrow(limits), occurrence, rollout)
-        return await self._run_named(request, run)
-
-    async def _rollout(
-        self,
-        task: Task,
-        policy: Policy,
-        sampling: Sampling | None,
-        limits: Limits,
-        occurrence: int,
-        rollout: int,
-    ) -> Trace:
-        async with self._free:
-            return await run_rollout(
-                self.taskset, task, policy, sampling=sampling, limits=limits, occurrence=occurrence, rollout=rollout
-            )
+        play = self._player(task, options)
+        return await self._run_named(request, play(rollout))
 
     async def run_group(
         self,
         task: Task,
         n: int,
         *,
-        model: str | None = None,
-        endpoint: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
-        occurrence: int = 0,
         rollouts: Sequence[int] | None = None,
         request: str | None = None,
+        **options: Unpack[PlayOptions],
     ) -> list[Trace]:
         """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
         numbers = list(rollouts) if rollouts is not None else list(range(n))
         if not 1 <= n <= MOST_IN_GROUP or len(numbers) != n:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, each with a number; got {n}")
-        policy, limits = self._policy_of(model, endpoint), self._narrow(limits)
+        play = self._player(task, options)
 
         async def run() -> list[Trace]:
-            play = [self._rollout(task, policy, sampling, limits, occurrence, number) for number in numbers]
-            traces = list(await asyncio.gather(*play))
+            traces = list(await asyncio.gather(*map(play, numbers)))
             if self.taskset.scores_group_of(task):
-                await score_together(self.taskset, task, traces, limits)
+                await score_together(self.taskset, task, traces, self._narrow(options.get("limits")))
             return traces
 
         return await self._run_named(request, run())
+
+    def _player(self, task: Task, options: PlayOptions) -> Callable[[int], Coroutine[Any, Any, Trace]]:
+        """What plays the rollouts of a task, given the number of each."""
+        policy = self._policy_of(options.get("model"), options.get("endpoint"))
+        limits, sampling = self._narrow(options.get("limits")), options.get("sampling")
+        occurrence = options.get("occurrence", 0)
+
+        async def play(rollout: int) -> Trace:
+            async with self._free:
+                return await run_rollout(
+                    self.taskset, task, policy, sampling=sampling, limits=limits, occurrence=occurrence, rollout=rollout
+                )
+
+        return play
 
     async def start(self, task: Task, *, terms: Terms | None = None, name: Hashable | None = None) -> Started:
         """A door of a server has terms of its own; `name` is that of its request."""
@@ -302,19 +286,17 @@ async def draw_by_index(host: Host, num_tasks: int | None) -> AsyncIterator[tupl
     """`draw` of a host that is elsewhere: tasks are asked for by index, a few ahead. A finite order never begins
     again."""
     info = await host.info()
-    known = [number for number in (num_tasks, info.num_tasks) if number is not None]
-    if not known:
-        raise InfiniteTasksetError(
-            f"{info.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)"
-        )
+    wanted = _least(num_tasks, info.num_tasks)
+    if wanted is None:
+        raise UsageError(f"{info.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)")
     # A generator has no task at an index of our choice, but a fresh stream begins at its first.
     stream = None if info.by_index else f"eval-{secrets.token_hex(8)}"
     waiting: deque[asyncio.Task[Task]] = deque()
     seen: Counter[str] = Counter()
     asked = 0
     try:
-        while asked < min(known) or waiting:
-            while asked < min(known) and len(waiting) < (_AHEAD if stream is None else 1):
+        while asked < wanted or waiting:
+            while asked < wanted and len(waiting) < (_AHEAD if stream is None else 1):
                 ask = host.sample(asked) if stream is None else host.sample(stream=stream)
                 waiting.append(asyncio.ensure_future(ask))
                 asked += 1
@@ -332,5 +314,4 @@ async def draw_by_index(host: Host, num_tasks: int | None) -> AsyncIterator[tupl
 
 
 def _least(own: Any, asked: Any) -> Any:
-    known = [value for value in (own, asked) if value is not None]
-    return min(known) if known else None
+    return min((value for value in (own, asked) if value is not None), default=None)

@@ -29,7 +29,6 @@ from typing_extensions import TypeVar
 from treetune import order
 from treetune.errors import (
     EmptyTasksetError,
-    InfiniteTasksetError,
     TasksetError,
     TreetuneError,
     UsageError,
@@ -270,12 +269,9 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The first `num_tasks` of the order, each at most once; only what is taken is built."""
         if num_tasks is not None and num_tasks < 1:
             raise UsageError(f"the number of tasks must be at least 1, got {num_tasks}")
-        if self.INFINITE:
-            if num_tasks is None:
-                raise InfiniteTasksetError(
-                    f"{self.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)"
-                )
-            self._warn_of_unread_seed()
+        if self.INFINITE and num_tasks is None:
+            raise UsageError(f"{self.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)")
+        self._warn_of_unread_seed()
         if self.in_load_order:
             return self._first(num_tasks)
         count = self._size() or 0

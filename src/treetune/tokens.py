@@ -10,7 +10,6 @@ that does not begins a new sequence, marked `breaks_history`. `treetune.tokens` 
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -138,81 +137,73 @@ class ChatTokens:
 
     def prompt(self, messages: Sequence[Message], *, continues: bool = False) -> Prompt:
         """A conversation that begins. With `continues` its last message is the beginning of the answer."""
-        messages = self._spelled(messages)
+        messages = self._as_taken(messages)
         if self._goes_in_two_steps(messages[:-1] if continues and len(messages) > 1 else messages):
-            return self._shown(messages, continues)
-        return Prompt(self._applied(messages, continues), prefix=_content(messages[-1]) if continues else "")
+            return self._show(messages, continues)
+        return Prompt(self._apply_whole(messages, continues), prefix=_content(messages[-1]) if continues else "")
 
     def next_prompt(self, messages: Sequence[Message], tokens: Tokens, *, continues: bool = False) -> Prompt:
-        """A conversation that goes on from `tokens`; one that begins where there are none yet."""
+        """A conversation that goes on from `tokens`; one that begins where there are none yet, or no text of them."""
         last = tokens.last
-        if last is None:
+        if last is None or last.prompt.text is None or not _has_answer(messages, last):
             return self.prompt(messages, continues=continues)
-        messages = self._spelled(messages)
-        answer = _position(messages, last)
-        if answer is None or not self._goes_in_two_steps(messages[:answer]):
-            return self.prompt(messages, continues=continues)
-        prompt = self._shown(messages, continues, encode=False)
-        now, given = str(prompt.text), self._given(last)
+        messages = self._as_taken(messages)
+        prompt = self._show(messages, continues, encode=False)
+        now, given = str(prompt.text), last.prompt.text
         so_far = tokens.sequences[-1]
-        sampled = self._decoded_apart(last.sampled)
+        sampled = self._decode_apart(last.sampled)
         # The text of what was given, and not a rendering of the messages that are said to have been: they may differ.
         same_text = now.startswith(given) and now.startswith(sampled, len(given))
         if same_text:
             added: str | None = now[len(given) + len(sampled) :]
         else:
-            added = self._added_after(messages, answer, given, now, last, continues)
+            added = self._find_added(messages, now, last, continues)
         if added is None:
-            return prompt._replace(ids=self._encoded(now))
-        ids, exact = self._encoded_apart(added)
+            return prompt._replace(ids=self._encode(now))
+        ids, exact = self._encode_apart(added)
         return prompt._replace(ids=so_far.ids + ids, realigned=bool(so_far.realigned) or not (same_text and exact))
 
-    def _shown(self, messages: Sequence[Message], continues: bool, encode: bool = True) -> Prompt:
-        text = self._continued(messages) if continues else self._rendered(messages)
+    def _show(self, messages: Sequence[Message], continues: bool, encode: bool = True) -> Prompt:
+        text = self._render_begun(messages) if continues else self._render(messages)
         return Prompt(
-            self._encoded(text) if encode else [],
+            self._encode(text) if encode else [],
             text=text,
             shown=len(messages) - continues,
             prefix=_content(messages[-1]) if continues else "",
         )
 
-    def _given(self, last: LastTurn) -> str:
-        return last.prompt.text if last.prompt.text is not None else self._decoded(last.prompt.ids)
-
     def _goes_in_two_steps(self, messages: Sequence[Message]) -> bool:
         """Whether there is a text between messages and tokens: some tokenizers (mistral-common) have none."""
         if self._in_two_steps is None:
-            self._in_two_steps = self._encoded(self._rendered(messages)) == self._applied(messages)
+            self._in_two_steps = self._encode(self._render(messages)) == self._apply_whole(messages)
         return self._in_two_steps
 
-    def _added_after(
-        self, messages: Sequence[Message], answer: int, given: str, now: str, last: LastTurn, continues: bool
-    ) -> str | None:
+    def _find_added(self, messages: Sequence[Message], now: str, last: LastTurn, continues: bool) -> str | None:
         """What the template adds after an answer that it writes otherwise than it was sampled. None where the
         conversation is another one, or the model shall see the template's own text."""
-        message, prefix = messages[answer], last.prompt.prefix
-        said = (prefix + self._decoded(last.sampled, skip_special_tokens=True)).strip()
-        if not (last.message is not None and same(message, last.message)) and not is_said_by(message, said):
+        answer, given, prefix = last.prompt.shown, str(last.prompt.text), last.prompt.prefix
+        said = (prefix + self._decode(last.sampled, skip_special_tokens=True)).strip()
+        if not _is_answer(messages[answer], last, said):
             return None
         begun = [*messages[:answer], {"role": "assistant", "content": prefix}]
         try:
-            before = self._continued(begun) if prefix else self._rendered(messages[:answer])
+            before = self._render_begun(begun) if prefix else self._render(messages[:answer])
         except UsageError:
             return None
         if before != given:
             return None
         opened = given[: len(given) - len(prefix.lstrip())].rstrip()
         end = self._end_text(last.sampled)
-        added = self._added_after_mark(messages, answer, opened, now, said, end, continues)
-        return added if added is not None else self._added_after_end(messages, answer, opened, now, end)
+        added = self._find_by_mark(messages, answer, opened, now, said, end, continues)
+        return added if added is not None else self._find_by_end(messages, answer, opened, now, end)
 
-    def _added_after_mark(
+    def _find_by_mark(
         self, messages: Sequence[Message], answer: int, opened: str, now: str, said: str, end: str, continues: bool
     ) -> str | None:
-        """Found with a mark in the answer's place."""
+        """With a mark in the answer's place."""
         marked = [*messages[:answer], {"role": "assistant", "content": self._mark}, *messages[answer + 1 :]]
         try:
-            head, *tails = (self._continued(marked) if continues else self._rendered(marked)).split(self._mark)
+            head, *tails = (self._render_begun(marked) if continues else self._render(marked)).split(self._mark)
         except UsageError:
             return None
         if len(tails) != 1:
@@ -226,10 +217,10 @@ class ChatTokens:
                 return None
         return tail.lstrip()[len(end) :] if end and tail.lstrip().startswith(end) else tail
 
-    def _added_after_end(self, messages: Sequence[Message], answer: int, opened: str, now: str, end: str) -> str | None:
-        """Found by the end of the answer: where a template writes a tool call otherwise than any text."""
+    def _find_by_end(self, messages: Sequence[Message], answer: int, opened: str, now: str, end: str) -> str | None:
+        """By the end of the answer: where a template writes a tool call otherwise than any text."""
         try:
-            upto = self._rendered(messages[: answer + 1], add_generation_prompt=False)
+            upto = self._render(messages[: answer + 1], add_generation_prompt=False)
         except UsageError:
             return None
         if not end or not upto.startswith(opened) or not now.startswith(upto):
@@ -240,11 +231,11 @@ class ChatTokens:
     def _end_text(self, sampled_ids: list[int]) -> str:
         """The end token of an answer as text; nothing where it was cut off before one."""
         special = sampled_ids and sampled_ids[-1] in self._tokenizer.all_special_ids
-        return self._decoded(sampled_ids[-1:]) if special else ""
+        return self._decode(sampled_ids[-1:]) if special else ""
 
     # Messages, as the template takes them
 
-    def _spelled(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def _as_taken(self, messages: Sequence[Message]) -> Sequence[Message]:
         if all(isinstance(message.get("content"), str) and "tool_calls" not in message for message in messages):
             return messages
         if any(isinstance(message.get("content"), list) for message in messages) and self._takes_parts is None:
@@ -253,33 +244,31 @@ class ChatTokens:
             messages = [flatten(message) for message in messages]
         if any(message.get("tool_calls") for message in messages):
             if self._arguments_as is None:
-                self._arguments_as = self._kind_of_arguments(messages)
+                # Most templates write the arguments of a call as JSON, some only know text.
+                as_dicts = [with_arguments(message, dict) for message in messages]
+                self._arguments_as = dict if self._takes(as_dicts) else str
             messages = [with_arguments(message, self._arguments_as) for message in messages]
         return messages
 
-    def _kind_of_arguments(self, messages: Sequence[Message]) -> type:
-        """As what the template takes the arguments of tool calls: most write an object as JSON, some only know text."""
+    def _takes(self, messages: Sequence[Message]) -> bool:
         try:
-            self._rendered([with_arguments(message, dict) for message in messages])
+            self._render(messages)
         except UsageError:
-            return str
-        return dict
+            return False
+        return True
 
     def _shows_parts(self) -> bool:
         """Whether the template writes parts of text as it writes the text itself; most know only texts."""
-        forms: list[Any] = [self._mark, [{"type": "text", "text": self._mark}]]
-        try:
-            text, parts = (self._rendered([{"role": "user", "content": form}]) for form in forms)
-        except UsageError:
-            return False
-        return text == parts
+        text = [{"role": "user", "content": self._mark}]
+        parts = [{"role": "user", "content": [{"type": "text", "text": self._mark}]}]
+        return self._takes(parts) and self._render(parts) == self._render(text)
 
-    def _continued(self, messages: Sequence[Message]) -> str:
+    def _render_begun(self, messages: Sequence[Message]) -> str:
         """The text of a conversation up to the end of its last message, which is still being written."""
         *others, last = messages
         content = _content(last)
         marked = [*others, {**last, "content": content + self._mark}]
-        text, *tails = self._rendered(marked, add_generation_prompt=False).split(self._mark)
+        text, *tails = self._render(marked, add_generation_prompt=False).split(self._mark)
         if len(tails) != 1 or not text.endswith(content.lstrip()):
             raise UsageError(
                 f"the chat template does not write the beginning of an answer as it is: {content!r:.80}",
@@ -287,10 +276,10 @@ class ChatTokens:
             )
         return text
 
-    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
+    def _render(self, messages: Sequence[Message], **options: Any) -> str:
         return str(self._apply(messages, tokenize=False, **options))
 
-    def _applied(self, messages: Sequence[Message], continues: bool = False) -> list[int]:
+    def _apply_whole(self, messages: Sequence[Message], continues: bool = False) -> list[int]:
         options = {"add_generation_prompt": False, "continue_final_message": True} if continues else {}
         return list(map(int, self._apply(messages, tokenize=True, return_dict=False, **options)))
 
@@ -307,38 +296,44 @@ class ChatTokens:
 
     # Texts and tokens
 
-    def _encoded_apart(self, text: str) -> tuple[list[int], bool]:
+    def _encode_apart(self, text: str) -> tuple[list[int], bool]:
         """The tokens of a text that follows others, and whether they are what they would be there."""
-        ids = self._encoded(text)
-        if self._decoded_apart(ids) == text:
+        ids = self._encode(text)
+        if self._decode_apart(ids) == text:
             return ids, True
         # Some tokenizers put a space before the first word of a text: so this one must not be the first.
         anchor = self._tokenizer.all_special_tokens[0]
-        first, both = self._encoded(anchor), self._encoded(anchor + text)
+        first, both = self._encode(anchor), self._encode(anchor + text)
         follows = both[: len(first)] == first
         return (both[len(first) :] if follows else ids), follows
 
-    def _decoded_apart(self, ids: list[int]) -> str:
+    def _decode_apart(self, ids: list[int]) -> str:
         """The text of tokens that follow others; some tokenizers drop the space that a text begins with."""
         anchor: list[int] = self._tokenizer.all_special_ids[:1]
-        return self._decoded(anchor + ids)[len(self._decoded(anchor)) :]
+        return self._decode(anchor + ids)[len(self._decode(anchor)) :]
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def _decoded(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+    def _decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return str(
             self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         )
 
 
-def _position(messages: Sequence[Message], last: LastTurn) -> int | None:
-    """Where in the conversation the last answer is; None where it has none there."""
+def _has_answer(messages: Sequence[Message], last: LastTurn) -> bool:
+    """Whether the last answer is where it belongs in the conversation."""
     at = last.prompt.shown
-    if last.prompt.text is None:  # only its tokens are known: it is the last one of the assistant's
-        at = max((at for at, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
-    return at if 0 <= at < len(messages) and messages[at].get("role") == "assistant" else None
+    return at < len(messages) and messages[at].get("role") == "assistant"
+
+
+def _is_answer(message: Message, last: LastTurn, said: str) -> bool:
+    """Whether a message is the last answer: the one that was made of it, or its text and nothing else."""
+    if last.message is not None and is_same(message, last.message):
+        return True
+    more = message.get("tool_calls") or reasoning_of(message)
+    return not more and (text_of(message.get("content")) or "").strip() == said
 
 
 def _content(message: Message) -> str:
@@ -348,7 +343,6 @@ def _content(message: Message) -> str:
     return text
 
 
-_TAG = re.compile(r"</?[a-z_|][^<>\n]{0,60}>|\s", re.I)
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -384,7 +378,7 @@ def _call_with_arguments(call: Any, kind: type) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def same(one: Message, other: Message) -> bool:
+def is_same(one: Message, other: Message) -> bool:
     """Whether two messages are the same, in whatever form."""
     forms = [with_arguments(flatten(message), dict) for message in (one, other)]
     try:
@@ -393,49 +387,14 @@ def same(one: Message, other: Message) -> bool:
         return forms[0] == forms[1]
 
 
-def is_said_by(message: Message, said: str) -> bool:
-    """Whether a message is what a text says: its reasoning, its content and its tool calls, and nothing else."""
-    parts = [reasoning_of(message), text_of(message.get("content")) or ""]
-    calls = calls_of(message)
-    if not calls and not parts[0]:
-        return parts[1].strip() == said.strip()
-    rest, values = _values_in(said) if calls else (said, [])
-    if [canonical(value) for value in values] != [canonical(call) for call in calls]:
-        return False
-    return _TAG.sub("", rest) == _TAG.sub("", "".join(parts))
-
-
 def is_shown_by(message: Message, shown: str) -> bool:
     """Whether a text holds all of a message, be its tool calls spelled as they may."""
-    content, calls = (text_of(message.get("content")) or "").strip(), calls_of(message)
+    content, calls = (text_of(message.get("content")) or "").strip(), message.get("tool_calls") or []
     if not calls and not reasoning_of(message):
         return content == shown
-    return all(part.strip() in shown for part in (reasoning_of(message), content, *(call["name"] for call in calls)))
+    names = [str(call.get("function", call).get("name")) for call in calls]
+    return all(part.strip() in shown for part in (reasoning_of(message), content, *names))
 
 
 def reasoning_of(message: Message) -> str:
     return next((value for key in _REASONING if isinstance(value := message.get(key), str)), "")
-
-
-def calls_of(message: Message) -> list[dict[str, Any]]:
-    """The name and the arguments of each tool call."""
-    calls = with_arguments(message, dict).get("tool_calls")
-    functions = [call.get("function", call) for call in calls if isinstance(call, dict)] if calls else []
-    return [{"name": str(function.get("name")), "arguments": function.get("arguments")} for function in functions]
-
-
-def _values_in(text: str) -> tuple[str, list[Any]]:
-    """The JSON objects in a text, calls among them with `parameters` for `arguments`; and the text around them."""
-    decoder, rest, values, at = json.JSONDecoder(), [], [], 0
-    while (start := text.find("{", at)) >= 0:
-        rest.append(text[at:start])
-        try:
-            value, at = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            rest.append("{")
-            at = start + 1
-            continue
-        if value.keys() == {"name", "parameters"}:
-            value = {"name": value["name"], "arguments": value["parameters"]}
-        values.append(value)
-    return "".join([*rest, text[at:]]), values

@@ -219,7 +219,7 @@ SPELLINGS = [
 """Ways to write one tool call; a template writes it in a way of its own."""
 
 
-def play_calls(tokenizer: Any, before: str, as_text: bool, told: bool, changed: bool = False) -> Tokens:
+def play_calls(tokenizer: Any, before: str, as_text: bool, changed: bool = False) -> Tokens:
     """A conversation of tool calls, each as a model spells it; a parser has made messages of them."""
     chat, tokens = ChatTokens(tokenizer), Tokens()
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where?"}]
@@ -229,7 +229,7 @@ def play_calls(tokenizer: Any, before: str, as_text: bool, told: bool, changed: 
         arguments: Any = {"what": "tea" if changed else "café", "most": 3}
         function = {"name": "find", "arguments": json.dumps(arguments) if as_text else arguments}
         said = {"role": "assistant", "content": before, "tool_calls": [{"type": "function", "function": function}]}
-        tokens.add_turn(prompt, completion, message=said if told else None)
+        tokens.add_turn(prompt, completion, message=None if changed else said)
         messages += [said, {"role": "tool", "content": "There."}]
     return tokens
 
@@ -247,8 +247,8 @@ if __name__ == "__main__":
                 report[key] = check(tokenizer, rewrites, arguments, examples)
                 if name.startswith("qwen") and not arguments:
                     played = [
-                        play_calls(tokenizer, before, as_text, told)
-                        for before in ("", "I look.") for as_text in (True, False) for told in (True, False)
+                        play_calls(tokenizer, before, as_text)
+                        for before in ("", "I look.") for as_text in (True, False)
                     ]  # fmt: skip
                     report[key]["calls split"] = sum(len(tokens.sequences) - 1 for tokens in played)
     print(json.dumps(report))
