@@ -14,6 +14,7 @@ import copy
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Protocol
 
@@ -85,14 +86,12 @@ class Streams:
         """Only a generator: its tasks can be read forward, one reader a stream."""
         self.cheap = not self.sequential
         self.count: int | None = None
-        self._cursors: dict[str, int] = {}
-        self._curricula: dict[str, Curriculum] = {}
-        self._adapts = hasattr(taskset, "curriculum")
-        self._readers: dict[str, Reader] = {}
+        self.identity: Identity
+        self._streams: dict[str, _Stream] = {}
+        self._slow = 0
+        """Tasks of late that took long to make, less those that did not."""
         self._is_read = False
         """Whether a reader has the taskset itself; others get copies."""
-        self._slow = 0
-        self.identity: Identity
 
     def load(self) -> None:
         """Whatever the first draw would wait for: data, the count, a few tasks to know them and their cost by."""
@@ -114,46 +113,51 @@ class Streams:
 
     # The cursors
 
+    def open(self, name: str) -> _Stream:
+        """A stream, which is a new one where there is none yet."""
+        if name not in self._streams:
+            if len(name) > 128:
+                raise UsageError("the name of a stream can have 128 characters")
+            if len(self._streams) >= MOST_STREAMS:
+                raise UsageError(f"there are {MOST_STREAMS} streams already", remedy="use one of them")
+            self._streams[name] = _Stream(self.taskset)
+        return self._streams[name]
+
     def advance(self, stream: str = "") -> Draw:
         """The next draw of a stream; the only place where a cursor moves on."""
-        index = self._cursors.get(stream)
-        if index is None:
-            index = self.open(stream)
+        current = self._streams.get(stream) or self.open(stream)
         position = None
-        if self._adapts:
+        if current.curriculum is not None:
             with user_code(f"{self.taskset.name}.curriculum().draw()"):
-                position = self._chosen(self._curriculum(stream).draw(index))
-        self._cursors[stream] = index + 1
-        return Draw(stream, index, position)
+                position = self._check_position(current.curriculum.draw(current.index))
+        draw = Draw(stream, current.index, position)
+        current.index += 1
+        return draw
 
     def cursor(self, stream: str = "") -> int:
-        return self._cursors.get(stream, 0)
+        return self._streams[stream].index if stream in self._streams else 0
 
     @property
-    def cursors(self) -> Mapping[str, int]:
-        return self._cursors
+    def cursors(self) -> dict[str, int]:
+        return {name: stream.index for name, stream in self._streams.items()}
 
-    def observe(self, task: Task, reward: float, stream: str = "") -> bool:
-        """Tells the stream's curriculum; says whether there is one."""
-        if not self._adapts:
-            return False
-        self.open(stream)
-        self._curriculum(stream).observe(task, finite(reward, "an observed reward"))
-        return True
+    def observe(self, task: Task, reward: float, stream: str = "") -> None:
+        """Tells the stream's curriculum, where there is one."""
+        if (curriculum := self.open(stream).curriculum) is not None:
+            curriculum.observe(task, finite(reward, "an observed reward"))
 
     def state(self, stream: str | None = None) -> State:
         """Of all streams, or of one. The one without a name is always among them, so a first state goes back too."""
-        names = [stream] if stream is not None else dict.fromkeys(["", *self._cursors])
+        names = [stream] if stream is not None else dict.fromkeys(["", *self._streams])
         return State({name: self.stream_state(name) for name in names}, self.identity)
 
-    def stream_state(self, stream: str) -> StreamState:
-        if not self._adapts:
-            return StreamState(self.cursor(stream))
+    def stream_state(self, name: str) -> StreamState:
+        stream = self._streams.get(name) or _Stream(self.taskset)  # asking opens none
+        if stream.curriculum is None:
+            return StreamState(stream.index)
         with user_code(f"{self.taskset.name}.curriculum().state()"):
-            # Asking makes no stream. Plain values only: anything else could not be kept, nor travel.
-            curriculum = self._curriculum(stream) if stream in self._cursors else self._new_curriculum()
-            learnt = msgspec.to_builtins(curriculum.state(), builtin_types=(bytes,))
-        return StreamState(self.cursor(stream), learnt)
+            # Plain values only: anything else could not be kept, nor travel.
+            return StreamState(stream.index, msgspec.to_builtins(stream.curriculum.state(), builtin_types=(bytes,)))
 
     def restore(self, state: State) -> None:
         """Puts the streams of `state` where they were; others stay."""
@@ -169,18 +173,13 @@ class Streams:
             raise UsageError(f"the cursor of a stream is a number from 0 to 2**62; wrong are {wrong}")
         for name, entry in streams.items():
             if entry.index == 0 and entry.curriculum is None:
-                self._forget(name)
+                self._streams.pop(name, None)  # a stream at its very beginning is one that never was
                 continue
-            self.open(name)
-            if self._adapts and entry.curriculum is not None:
+            stream = self.open(name)
+            if stream.curriculum is not None and entry.curriculum is not None:
                 with user_code(f"{self.taskset.name}.curriculum().restore()"):
-                    self._curriculum(name).restore(entry.curriculum)
-            self._cursors[name] = entry.index
-
-    def _forget(self, stream: str) -> None:
-        """A stream at its very beginning is one that never was."""
-        for known in (self._cursors, self._curricula, self._readers):
-            known.pop(stream, None)
+                    stream.curriculum.restore(entry.curriculum)
+            stream.index = entry.index
 
     # The tasks
 
@@ -191,11 +190,9 @@ class Streams:
         if position is None:  # what `taskset.at` does, with the count known
             position = self.taskset.position_at(draw.index, self.count)
         task: Task = self.taskset[position]
-        if time.perf_counter() - began > CHEAP_SECONDS * 2:
-            self._slow += 1
-            self.cheap = self.cheap and self._slow < 8
-        else:
-            self._slow = max(0, self._slow - 1)
+        slow = time.perf_counter() - began > CHEAP_SECONDS * 2
+        self._slow = self._slow + 1 if slow else max(0, self._slow - 1)
+        self.cheap = self.cheap and self._slow < 8
         return task
 
     async def fetch(self, draw: Draw) -> Task:
@@ -221,46 +218,35 @@ class Streams:
                 remedy="sample without an index, or write task_at(index)",
             )
 
-    def _chosen(self, position: Any) -> int:
+    def _check_position(self, position: Any) -> int:
         """What a curriculum drew, where there is such a task."""
         last = LAST if self.count is None else self.count
-        if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < last:
+        if type(position) is not int or not 0 <= position < last:
             raise TasksetError(
                 f"{self.taskset.name}.curriculum().draw() gave {position!r:.60}",
                 remedy="return the position of a task: a number from 0 on, below count()",
             )
         return position
 
-    def _reader(self, stream: str) -> Reader:
-        if stream not in self._readers:
+    def _reader(self, name: str) -> Reader:
+        stream = self.open(name)
+        if stream.reader is None:
             # Each stream reads at its own pace, so each needs a generator of its own.
-            own = _copied(self.taskset) if self._is_read else self.taskset
+            stream.reader = Reader(_copy(self.taskset) if self._is_read else self.taskset)
             self._is_read = True
-            self._readers[stream] = Reader(own)
-        return self._readers[stream]
-
-    def _curriculum(self, stream: str) -> Curriculum:
-        if stream not in self._curricula:
-            self._curricula[stream] = self._new_curriculum()
-        return self._curricula[stream]
-
-    def _new_curriculum(self) -> Curriculum:
-        curriculum = curriculum_of(self.taskset)
-        assert curriculum is not None
-        return curriculum
-
-    def open(self, stream: str) -> int:
-        """The cursor of a stream, which is a new one where it has none yet."""
-        if stream not in self._cursors:
-            if len(stream) > 128:
-                raise UsageError("the name of a stream can have 128 characters")
-            if len(self._cursors) >= MOST_STREAMS:
-                raise UsageError(f"there are {MOST_STREAMS} streams already", remedy="use one of them")
-            self._cursors[stream] = 0
-        return self._cursors[stream]
+        return stream.reader
 
 
-def _copied(taskset: Taskset[Any, Any]) -> Taskset[Any, Any]:
+class _Stream:
+    """A cursor, with its own curriculum where the taskset has them, and its own reader where that is a generator."""
+
+    def __init__(self, taskset: Taskset[Any, Any]) -> None:
+        self.index = 0
+        self.curriculum = curriculum_of(taskset)
+        self.reader: Reader | None = None
+
+
+def _copy(taskset: Taskset[Any, Any]) -> Taskset[Any, Any]:
     try:
         return copy.deepcopy(taskset)
     except Exception as error:
@@ -307,6 +293,8 @@ _SECONDS = 0.05
 
 
 class Reader:
+    """Reads a generator forward, a few tasks ahead, and keeps the latest to give them again."""
+
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self._taskset = taskset
         self._first = 0
@@ -320,28 +308,24 @@ class Reader:
         return self._first + len(self._tasks)
 
     async def task(self, index: int) -> Task:
-        while index >= self._next or index < self._first:
+        while not self._first <= index < self._next:
             await self._read(index)
         if index + AHEAD // 2 >= self._next and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_ahead(index + AHEAD))
         return self._tasks[index - self._first]
 
     async def _read_ahead(self, index: int) -> None:
-        try:
+        with suppress(TasksetError):  # whoever asks for that task gets it
             await self._read(index)
-        except TasksetError:
-            return  # whoever asks for that task is told
 
     async def _read(self, index: int) -> None:
         async with self._lock:
-            if index < self._first:
-                # A restored cursor: reading begins anew, which is all a generator allows.
+            if index < self._first:  # a restored cursor: reading begins anew, which is all a generator allows
                 self._first, self._tasks, self._failure = max(0, index - KEPT // 2), deque(), None
+            elif index - KEPT > self._next:
+                self._first, self._tasks = index - KEPT // 2, deque()
             if index >= self._next:
-                if index - KEPT > self._next:
-                    self._first, self._tasks = index - KEPT // 2, deque()
-                tasks = await call_apart(self._take, self._next, index)
-                self._tasks.extend(tasks)
+                self._tasks.extend(await call_apart(self._take, self._next, index))
                 while len(self._tasks) > KEPT + AHEAD:
                     self._tasks.popleft()
                     self._first += 1
@@ -350,18 +334,17 @@ class Reader:
         """The tasks from `start` to at least one more; up to `index`, and a few ahead, while there is time."""
         tasks: list[Task] = []
         until = time.monotonic() + _SECONDS
-        for position in range(start, index + AHEAD):
-            try:
+        try:
+            for position in range(start, index + AHEAD):
                 if self._failure is not None:
                     raise self._failure
                 tasks.append(self._taskset.at(position))
-            except Exception as error:
-                self._failure = error  # a generator that has failed gives nothing more
-                if not tasks:
-                    raise
-                break
-            if time.monotonic() > until:
-                break
+                if time.monotonic() > until:
+                    break
+        except Exception as error:
+            self._failure = error  # a generator that has failed gives nothing more
+            if not tasks:
+                raise
         return tasks
 
 
@@ -386,11 +369,10 @@ def curriculum_of(taskset: Taskset[Any, Any]) -> Curriculum | None:
     make = getattr(taskset, "curriculum", None)
     if make is None:
         return None
-    curriculum = make()
+    curriculum: Curriculum = make()
     if missing := [name for name in ("draw", "observe", "state", "restore") if not hasattr(curriculum, name)]:
         raise TasksetError(
             f"{taskset.name}.curriculum() gave a {type(curriculum).__name__} without {', '.join(missing)}",
             remedy="return an object with draw, observe, state and restore",
         )
-    found: Curriculum = curriculum
-    return found
+    return curriculum
