@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout
+from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout, threads
 from treetune.policies import load_policy
 from treetune.policies.local import LocalPolicy
 from treetune.policy import Completion, Request, Sampling
 from treetune.rollout import score_together
-from treetune.threads import _DaemonThreads, call
+from treetune.threads import call
 
 
 class Stuck(Taskset):
@@ -59,8 +59,8 @@ def test_any_number_of_stuck_calls_leaves_room_for_others():
     assert asyncio.run(many()) == ({Outcome.TIMEOUT}, Outcome.COMPLETED)
 
 
-def test_calls_beyond_the_limit_wait_and_are_all_done():
-    threads = _DaemonThreads(most=2)
+def test_calls_beyond_the_limit_wait_and_are_all_done(monkeypatch):
+    monkeypatch.setattr(threads, "MOST_CALLS", 2)
     begun: list[int] = []
 
     def work(number):
@@ -69,15 +69,17 @@ def test_calls_beyond_the_limit_wait_and_are_all_done():
             released.wait(30)
         return number
 
-    jobs = [threads.submit(work, (number,)) for number in range(6)]
-    while len(begun) < 2:
-        time.sleep(0.001)
-    threads.abandon(jobs[5], None)
-    assert begun == [0, 1]
-    threads.abandon(jobs[0], None)
-    assert [job.result(10) for job in jobs[2:5]] == [2, 3, 4]
-    assert jobs[5].cancelled()
-    assert threads.submit(work, (7,)).result(10) == 7
+    async def run():
+        jobs = [asyncio.create_task(call(work, number)) for number in range(6)]
+        await asyncio.sleep(0.1)
+        jobs[5].cancel()
+        await asyncio.sleep(0)
+        waiting = list(begun)
+        jobs[0].cancel()
+        return waiting, await asyncio.gather(*jobs[2:5]), await call(work, 7), jobs[5].cancelled()
+
+    assert asyncio.run(run()) == ([0, 1], [2, 3, 4], 7, True)
+    assert 5 not in begun
 
 
 def test_a_gold_answer_that_never_comes_is_a_timeout_and_blocks_nobody():

@@ -59,36 +59,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Action": "environment",
-    "Environment": "environment",
-    "Observation": "environment",
-    "Step": "environment",
-    "make": "environment",
-    "register": "environment",
-    "TreetuneError": "errors",
-    "Mixture": "mixture",
-    "Union": "mixture",
-    "Completion": "policy",
-    "Policy": "policy",
-    "Request": "policy",
-    "Sampling": "policy",
-    "Limits": "episode",
-    "run_rollout": "rollout",
-    "Score": "score",
-    "UNCHECKED": "score",
-    "VALID": "score",
-    "Verdict": "score",
-    "invalid": "score",
-    "build_taskset": "target",
-    "load_taskset": "target",
-    "Message": "task",
-    "Task": "task",
-    "ShuffleConfig": "taskset",
-    "Taskset": "taskset",
-    "TasksetConfig": "taskset",
-    "Outcome": "trace",
-    "Trace": "trace",
-    "Turn": "trace",
+    name: module
+    for module, names in {
+        "environment": "Action Environment Observation Step make register",
+        "episode": "Limits",
+        "errors": "TreetuneError",
+        "mixture": "Mixture Union",
+        "policy": "Completion Policy Request Sampling",
+        "rollout": "run_rollout",
+        "score": "UNCHECKED VALID Score Verdict invalid",
+        "target": "build_taskset load_taskset",
+        "task": "Message Task",
+        "taskset": "ShuffleConfig Taskset TasksetConfig",
+        "trace": "Outcome Trace Turn",
+    }.items()
+    for name in names.split()
 }
 
 

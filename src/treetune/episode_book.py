@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from treetune.environment import Action, Sink, Step, shown_to
-from treetune.episode import DeadlinePassed, Episode
+from treetune.environment import Action, Sink, Step
+from treetune.episode import DeadlinePassed
 from treetune.errors import TreetuneError, UsageError, described
 
 EPISODE_IDLE_SECONDS = 900.0
@@ -37,26 +37,11 @@ T = TypeVar("T")
 
 
 class Home(Protocol):
-    """Where the environment of an episode lives. It closes itself after a step that failed or was the last."""
+    """Where the environment of an episode lives: an `Episode` in this process, or a worker. It closes itself after a
+    step that failed or was the last."""
 
-    async def step(self, action: Action, show: Sink) -> Step: ...
+    async def play(self, action: Action, show: Sink) -> Step: ...
     async def close(self) -> None: ...
-
-
-class LocalHome:
-    """In this process."""
-
-    __slots__ = ("_episode",)
-
-    def __init__(self, episode: Episode) -> None:
-        self._episode = episode
-
-    async def step(self, action: Action, show: Sink) -> Step:
-        with shown_to(show):
-            return self._episode.with_ending(await self._episode.step(action))
-
-    async def close(self) -> None:
-        await self._episode.close()
 
 
 class Terms(msgspec.Struct, eq=False):
@@ -207,7 +192,7 @@ class EpisodeBook:
         playing = episode.playing = asyncio.current_task()
         assert playing is not None
         try:
-            step = await episode.home.step(action, episode.show)
+            step = await episode.home.play(action, episode.show)
             reply = episode.terms.render(step)
         except asyncio.CancelledError:
             if episode.id in self.live:  # its caller gave it up

@@ -22,7 +22,7 @@ import msgspec
 from treetune import streams
 from treetune.environment import Observation, Step
 from treetune.episode import Episode, Limits, Started
-from treetune.episode_book import EpisodeBook, Home, LocalHome, Terms
+from treetune.episode_book import EpisodeBook, Home, Terms
 from treetune.errors import TreetuneError, UsageError
 from treetune.policy import Policy, Sampling
 from treetune.rollout import run_rollout, score_together
@@ -217,7 +217,7 @@ class LocalHost:
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
         """Starts the environment of a task."""
         episode = await Episode.start(self.taskset, task, self._limits)
-        return LocalHome(episode), episode.observation
+        return episode, episode.observation
 
     async def step(self, episode: str, action: Any, turn: int | None = None, *, terms: Terms | None = None) -> Any:
         """A `Step`, or what the terms make of it."""

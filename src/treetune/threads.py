@@ -16,23 +16,33 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import cache, lru_cache
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakKeyDictionary
+
+MOST_CALLS = 256
+"""Calls of one event loop that are under way in threads at once; others wait."""
 
 Late = Callable[[Any], None]
-"""Given the result of a call whose caller has gone, in the thread that ran it."""
+"""Given the result of a call whose caller has gone."""
 
 
 async def call(function: Callable[..., Any], *args: Any, late: Late | None = None) -> Any:
     try:
         if _is_async(function):
             return await function(*args)
-        result = await _outcome(_threads, function, args, late)
+        async with _limit():
+            result = await _run_in_thread(function, args, late)
         return await result if inspect.isawaitable(result) else result
     except SystemExit as error:
         # The exit of a scorer is its failure, not the end of the program.
         raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
+
+
+async def call_apart(function: Callable[..., Any], *args: Any) -> Any:
+    """Like `call` for a plain function that never waits for others."""
+    return await _run_in_thread(function, args)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -42,114 +52,64 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 _is_async_method = lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
+_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-async def call_apart(function: Callable[..., Any], *args: Any) -> Any:
-    """Like `call` for a plain function, in a thread of its own: it never waits for a free one."""
-    return await _outcome(_DaemonThreads(most=1, stay=False), function, args, None)
+def _limit() -> asyncio.Semaphore:
+    return _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MOST_CALLS))
 
 
-async def _outcome(threads: _DaemonThreads, function: Callable[..., Any], args: tuple[Any, ...], late: Any) -> Any:
-    work = threads.submit(function, args)
-    try:
-        return await asyncio.wrap_future(work)
-    except asyncio.CancelledError:
-        threads.abandon(work, late)
-        raise
+async def _run_in_thread(function: Callable[..., Any], args: tuple[Any, ...], late: Late | None = None) -> Any:
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
 
-
-class _Work(Future[Any]):
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        super().__init__()
-        self.function, self.args = function, args
-        self.context = contextvars.copy_context()
-        self.abandoned = False
-        self.late: Late | None = None
-
-    def run(self) -> None:
+    def work() -> None:
+        result = None
+        error: BaseException | None = None
         try:
-            result = self.context.run(self.function, *self.args)
-        except (StopIteration, asyncio.CancelledError) as error:
+            result = context.run(function, *args)
+        except (StopIteration, asyncio.CancelledError) as raised:
             # asyncio cannot carry the first, and would take the second for a cancellation of whoever waits.
-            self.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
-        except BaseException as error:
-            self.set_exception(error)
-        else:
-            self.set_result(result)
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        except BaseException as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # the loop is closed
+            settle(result, error)
+        error = None  # its traceback holds this frame
 
-    def tell_late(self) -> None:
-        if self.late is not None and self.exception() is None:
-            self.late(self.result())
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not outcome.cancelled():
+            outcome.set_exception(error) if error is not None else outcome.set_result(result)
+        elif late is not None and error is None:
+            late(result)
+
+    _threads.submit(work)
+    return await outcome
 
 
 class _DaemonThreads:
-    """Threads that end with the process. Those of `ThreadPoolExecutor` are joined at exit, so one environment
-    stuck in a step would keep the program from ever ending."""
+    """Threads that end with the process. `ThreadPoolExecutor` joins its own at exit: one environment that is stuck in a
+    step would keep the program from ever ending."""
 
-    def __init__(self, most: int, stay: bool = True) -> None:
-        self._most = most
-        self._stay = stay
-        self.forget()
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
 
-    def forget(self) -> None:
-        """Begins with no thread."""
-        self._work: SimpleQueue[_Work] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._counted = 0
-        """Threads that are idle, or at work that somebody waits for."""
-        self._idle = 0
-        """Idle threads less the work that waits for one."""
-
-    def submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Work:
-        work = _Work(function, args)
-        with self._lock:
-            self._idle -= 1
-            if self._idle < 0:
-                self._add_thread()
+    def submit(self, work: Callable[[], None]) -> None:
         self._work.put(work)
-        return work
-
-    def abandon(self, work: _Work, late: Late | None) -> None:
-        """Nobody waits for it any more: it is dropped where it has not begun, and replaced where it has."""
-        with self._lock:
-            if work.cancel():
-                return
-            work.late = late
-            if work.running():
-                work.abandoned = True
-                self._counted -= 1
-                if self._idle < 0:
-                    self._add_thread()
-                return
-        work.tell_late()
-
-    def _add_thread(self) -> None:
-        if self._counted < self._most:
+        if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._run, name="treetune", daemon=True).start()
-            self._counted += 1
-            self._idle += 1
 
     def _run(self) -> None:
         while True:
-            work = self._work.get()
-            if work.set_running_or_notify_cancel():
-                work.run()
-            with self._lock:
-                if not work.abandoned:
-                    self._idle += 1
-            if work.abandoned:
-                work.tell_late()
-            if work.abandoned or not self._stay:
-                return
-            del work
+            self._work.get()()
+            self._idle.release()
 
 
-_threads = _DaemonThreads(most=256)
-
-# A forked child has no threads, also where its parent had idle ones.
-os.register_at_fork(after_in_child=_threads.forget)
-
-
+_threads = _DaemonThreads()
 BACKGROUND = "treetune-background"
 
 
@@ -165,30 +125,27 @@ def run_in_background(work: Coroutine[Any, Any, Any]) -> Any:
 
 def submit_in_background(work: Coroutine[Any, Any, Any]) -> Future[Any]:
     """A coroutine under way."""
-    return asyncio.run_coroutine_threadsafe(work, _loop.get())
+    with _starting:
+        loop = _background_loop()
+    return asyncio.run_coroutine_threadsafe(work, loop)
 
 
-class _Loop:
-    """Made when it is first asked for, once, however many threads ask."""
-
-    _running: asyncio.AbstractEventLoop | None = None
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        self._lock, self._running = threading.Lock(), None
-
-    def get(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._running is None:
-                self._running = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._running.run_forever, name=BACKGROUND, daemon=True)
-                thread.start()
-            return self._running
+@cache
+def _background_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name=BACKGROUND, daemon=True).start()
+    return loop
 
 
-_loop = _Loop()
+_starting = threading.Lock()
 
-# A forked child has no threads: it begins with a loop of its own.
-os.register_at_fork(after_in_child=_loop.forget)
+
+def _forget_threads() -> None:
+    """A forked child has none."""
+    global _threads
+    _threads = _DaemonThreads()
+    _background_loop.cache_clear()
+    _starting.release()
+
+
+os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_forget_threads)

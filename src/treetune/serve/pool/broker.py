@@ -79,7 +79,7 @@ class _HomeInWorker:
     def __init__(self, workers: Workers, member: Member, id: str) -> None:
         self._workers, self._member, self._id = workers, member, id
 
-    async def step(self, action: Action, show: Sink) -> Step:
+    async def play(self, action: Action, show: Sink) -> Step:
         payload, over = pack(StepPayload(self._id, action)), True
         try:
             data = await self._workers.call(Call("step", payload, member=self._member, pinned=True, show=show))
