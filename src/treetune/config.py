@@ -52,9 +52,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    file = Path(path).expanduser()
     try:
-        loaded = OmegaConf.load(file)
+        loaded = OmegaConf.load(Path(path).expanduser())
     except OSError as error:
         raise ConfigError([("", f"cannot read {path}: {error.strerror or error}")], source=str(path)) from None
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
@@ -122,21 +121,19 @@ def convert(
 
 
 def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: Faults) -> Any:
-    """Like `convert`, but adds to `faults` instead of raising; the result is None where there were any.
-
-    `raw` holds the text of overrides by path, so that `--model.name 7` can still be the string "7".
-    """
-    if data is None:
-        data = {}
+    """Like `convert`, but adds to `faults`, and gives None where there were any. `raw` holds the text of overrides by
+    path, so that `--model.name 7` can still be the string "7"."""
+    data = {} if data is None else data
     if not isinstance(data, Mapping):
-        faults.append((path, f"expected keys and values, got {_shown(data)}"))
+        faults.append((path, f"expected keys and values, got {data!r:.60}"))
         return None
     hints = get_type_hints(struct, include_extras=True)
     known = {field.name: field for field in msgspec.structs.fields(cast(Any, struct))}
     values: dict[str, Any] = {}
     before = len(faults)
+    inside = f"{path}." if path else ""
     for key, value in data.items():
-        here = f"{path}.{key}" if path else str(key)
+        here = f"{inside}{key}"
         if key not in known:
             hint = did_you_mean(str(key), known) or f"; known: {', '.join(known)}"
             faults.append((here, f"unknown key{hint}"))
@@ -149,9 +146,9 @@ def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: 
             values[key] = _value(value, hints[key], raw.get(here))
         except msgspec.ValidationError as error:
             faults.append((here, _plainly(str(error), value, hints[key])))
-    for name, field in known.items():
-        if field.required and name not in data:
-            faults.append((f"{path}.{name}" if path else name, "is required"))
+    faults += [
+        (f"{inside}{name}", "is required") for name, field in known.items() if field.required and name not in data
+    ]
     if len(faults) > before:
         return None
     try:
@@ -170,8 +167,7 @@ def collect_config(
     *,
     any_key: bool = True,
 ) -> Any:
-    """The typed config of a class from the keys of a node. With `any_key`, a class that declares no config type of its
-    own takes further keys."""
+    """The typed config of a class from the keys of a node; further ones with `any_key`, where the class takes any."""
     inside = f"{path}." if path else ""
     keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
     if "extra" in keys:
@@ -266,8 +262,8 @@ def _struct_in(hint: Any) -> type | None:
 def _plainly(problem: str, value: Any, hint: Any) -> str:
     if problem.startswith("Invalid enum value") and (choices := _choices(hint)):
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
-        return f"expected one of {', '.join(map(str, choices))}, got {_shown(value)}{near}"
-    return f"{problem[0].lower()}{problem[1:].replace('`', '')} ({_shown(value)})"
+        return f"expected one of {', '.join(map(str, choices))}, got {value!r:.60}{near}"
+    return f"{problem[0].lower()}{problem[1:].replace('`', '')} ({value!r:.60})"
 
 
 def _choices(hint: Any) -> list[Any]:
@@ -277,8 +273,3 @@ def _choices(hint: Any) -> list[Any]:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return [member.value for member in hint]
     return [choice for part in get_args(hint) for choice in _choices(part)]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -33,14 +33,21 @@ ContentType = Literal["text", "json", "messages", "image"]
 _CONTENT_TYPES: tuple[Any, ...] = get_args(ContentType)
 
 
-class Observation(msgspec.Struct, frozen=True):
-    """What the environment shows: text, JSON, chat messages or an image (a URL or data URL)."""
-
+class _Content(msgspec.Struct, frozen=True):
     type: ContentType = "text"
     content: Any = ""
 
     def __post_init__(self) -> None:
-        _check_type(self)
+        if self.type not in _CONTENT_TYPES:  # it comes first, and is easily forgotten
+            name = type(self).__name__
+            raise UsageError(
+                f"{name}({self.type!r:.60}): the first argument is the type, one of {', '.join(_CONTENT_TYPES)}",
+                remedy=f"write {name}.of(...), or {name}(content=...)",
+            )
+
+
+class Observation(_Content, frozen=True):
+    """What the environment shows: text, JSON, chat messages or an image (a URL or data URL)."""
 
     @classmethod
     def of(cls, value: Any) -> Observation:
@@ -53,10 +60,8 @@ class Observation(msgspec.Struct, frozen=True):
             return cls("messages", value)
         if isinstance(value, dict | list | int | float):
             return cls("json", value)
-        raise EnvironmentFault(
-            f"an observation cannot be a {type(value).__name__}",
-            remedy="return text, chat messages, JSON or an Observation",
-        )
+        remedy = "return text, chat messages, JSON or an Observation"
+        raise EnvironmentFault(f"an observation cannot be a {type(value).__name__}", remedy=remedy)
 
     def messages(self) -> list[Message]:
         """How a chat model is shown it."""
@@ -68,14 +73,8 @@ class Observation(msgspec.Struct, frozen=True):
         return [{"role": "user", "content": text}] if text else []
 
 
-class Action(msgspec.Struct, frozen=True):
+class Action(_Content, frozen=True):
     """What the policy does: its text, or something structured for environments that take it."""
-
-    type: ContentType = "text"
-    content: Any = ""
-
-    def __post_init__(self) -> None:
-        _check_type(self)
 
     @classmethod
     def of(cls, value: Any) -> Action:
@@ -89,16 +88,6 @@ class Action(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         return self.content if isinstance(self.content, str) else msgspec.json.encode(self.content).decode()
-
-
-def _check_type(value: Observation | Action) -> None:
-    """The type comes first, and is easily forgotten."""
-    if value.type not in _CONTENT_TYPES:
-        name = type(value).__name__
-        raise UsageError(
-            f"{name}({value.type!r:.60}): the first argument is the type, one of {', '.join(_CONTENT_TYPES)}",
-            remedy=f"write {name}.of(...), or {name}(content=...)",
-        )
 
 
 class Step(msgspec.Struct):
@@ -284,10 +273,8 @@ def kind_of(truth: Any) -> Kind | None:
 
 
 def contract_of(env_class: str | None) -> Contract | None:
-    """The contract of an environment that is known by an id; None where there is none.
-
-    A file or module that a row names is never loaded for it: reading and writing data must not run code the data names.
-    """
+    """The contract of an environment that is known by an id; None where there is none. A file or module is never loaded
+    for it: reading and writing data must not run code that the data names."""
     if env_class is None or ":" in env_class:
         return None
     try:

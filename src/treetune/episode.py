@@ -33,8 +33,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The most answers of one episode; absent: the environment decides."""
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """The most seconds of one rollout, of scoring a group, and of each call where an episode is stepped from outside;
-    absent: no limit."""
+    """The most seconds of one rollout, of scoring a group, and of each call of an episode that others step."""
 
     def overdue(self) -> str:
         """What a failure says of a deadline that passed."""
@@ -97,8 +96,7 @@ class Episode:
         self._limits = limits or Limits()
         self._until = until
         self._environment: Environment | None = None
-        """None before it is made and once it is closed: what it holds is let go, though the last answer may still be
-        asked for."""
+        """None before it is made and once it is closed: what it holds is let go."""
         self._lock = asyncio.Lock()
         self._turn = 0
         self.observation = Observation()
@@ -139,9 +137,8 @@ class Episode:
             self._environment = await call(taskset.environment, task, late=lambda made: _close_late(made, loop))
         if not isinstance(self._environment, Environment):
             made, self._environment = self._environment, None
-            raise EnvironmentFault(
-                f"{taskset.name}.environment() gave a {type(made).__name__}", remedy="return a treetune.Environment"
-            )
+            problem = f"{taskset.name}.environment() gave a {type(made).__name__}"
+            raise EnvironmentFault(problem, remedy="return a treetune.Environment")
         start = self._environment.start
         # Where no author wrote it, there is nothing that could block.
         return Observation.of(await call(start) if _is_own(start) else start())

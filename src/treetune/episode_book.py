@@ -37,8 +37,7 @@ T = TypeVar("T")
 
 
 class Home(Protocol):
-    """Where the environment of an episode lives: an `Episode` in this process, or a worker. It closes itself after a
-    step that failed or was the last."""
+    """Where an environment lives: an `Episode`, or a worker. A step that failed or was the last closes it."""
 
     async def play(self, action: Action, show: Sink) -> Step: ...
     async def close(self) -> None: ...
@@ -293,8 +292,7 @@ class EndedEpisodes:
     def __init__(self, most: int = _MOST_ENDED, most_bytes: int = _MOST_REPLY_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._why: OrderedDict[int, Ending] = OrderedDict()
-        """By the hashes of ids and names: the texts lie among all that the episodes used, and would keep that memory
-        from being given back."""
+        """By hashes: texts lie among all that the episodes used, and would keep that memory from being given back."""
         self._replies: OrderedDict[str, tuple[int, Terms | None, Any]] = OrderedDict()
         self._bytes = 0
 
@@ -338,8 +336,7 @@ def _size(reply: Any) -> int:
 
 
 def trim_memory() -> None:
-    """Gives freed memory back to the system, which glibc keeps where it was many small things: ten thousand episodes of
-    30 KB that expired would stay 300 MB of the process. 70 ms where that much is free."""
+    """Gives freed memory back to the system: glibc would keep 300 MB of ten thousand episodes that have expired."""
     import ctypes
 
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:

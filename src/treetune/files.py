@@ -66,8 +66,7 @@ class _FileLoader(SourceFileLoader):
 
 
 def own_files(cls: type) -> list[Path]:
-    """The files that a class is made of: its own and those of its bases that are no library's, and what they import
-    from beside them."""
+    """The files of a class and its bases that are no library's, and what they import from beside them."""
     found: list[Path] = []
     for base in cls.__mro__:
         file = getattr(sys.modules.get(base.__module__), "__file__", None)
@@ -85,8 +84,7 @@ def code_hash(classes: Iterable[type]) -> str | None:
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """Over the bytes of files, and of what they import from beside them. Names stay out: those of loaded files differ
-    between processes."""
+    """Over the bytes of files and of what they import from beside them; names differ between processes."""
     contents = dict.fromkeys(part.read_bytes() for file in files for part in with_imports(file))
     return hashlib.sha256(b"\x00".join(contents)).hexdigest()[:32]
 

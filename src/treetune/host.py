@@ -159,12 +159,9 @@ class LocalHost:
         self, task: Task, *, rollout: int = 0, request: str | None = None, **options: Unpack[PlayOptions]
     ) -> Trace:
         if self.taskset.scores_group_of(task):
-            raise UsageError(
-                f"task {task.idx} of {self.taskset.name} is scored together with its group",
-                remedy="call run_group(task, n) instead of run_rollout(task)",
-            )
-        play = self._player(task, options)
-        return await self._run_named(request, play(rollout))
+            remedy = "call run_group(task, n) instead of run_rollout(task)"
+            raise UsageError(f"task {task.idx} of {self.taskset.name} is scored with its group", remedy=remedy)
+        return await self._run_named(request, self._player(task, options)(rollout))
 
     async def run_group(
         self,
@@ -283,8 +280,7 @@ def info_of(streams: Streams) -> Info:
 
 
 async def draw_by_index(host: Host, num_tasks: int | None) -> AsyncIterator[tuple[Task, int]]:
-    """`draw` of a host that is elsewhere: tasks are asked for by index, a few ahead. A finite order never begins
-    again."""
+    """`draw` of a host that is elsewhere: tasks are asked for by index, a few ahead."""
     info = await host.info()
     wanted = _least(num_tasks, info.num_tasks)
     if wanted is None:

@@ -103,25 +103,23 @@ class Mixture(_Sources[MixtureConfig]):
         super().__init__(config or MixtureConfig())
         nodes = [dict(node) for node in self.config.sources]
         weights = [_weight(node.pop("weight", None), number) for number, node in enumerate(nodes)]
-        if self.config.shuffle is not None:
-            nodes = [_shuffled(node, number, self.config.shuffle.seed) for number, node in enumerate(nodes)]
-        self._combine(_build_sources(nodes), weights)
+        shuffle = self.config.shuffle
+        if shuffle is not None:
+            nodes = [_shuffle_source(node, number, shuffle.seed) for number, node in enumerate(nodes)]
+        self._combine(_build_sources(nodes), weights, None if shuffle is None else self.seed)
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> Self:
         """A mixture of tasksets that exist already, each with its own config."""
+        if len(sources) != len(weights):
+            raise UsageError(f"{len(sources)} sources but {len(weights)} weights")
         mixture = cls.__new__(cls)
         Taskset.__init__(mixture, MixtureConfig())
         mixture._combine(sources, weights, seed)
         return mixture
 
-    def _combine(self, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> None:
-        if len(sources) != len(weights):
-            raise UsageError(f"{len(sources)} sources but {len(weights)} weights")
-        if seed is None and self.config.shuffle is not None:
-            seed = self.seed
-        self.sources = sources
-        self.weights = list(weights)
+    def _combine(self, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None) -> None:
+        self.sources, self.weights = sources, list(weights)
         self._interleave = Interleave(self.weights, seed)
 
     def place(self, index: int) -> tuple[int, int]:
@@ -183,7 +181,7 @@ class Union(_Sources[UnionConfig]):
         return self._ends[number - 1] if number else 0
 
 
-def _shuffled(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
+def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
     """The node with a shuffle of its own. Two sources never share a seed: they might be the same taskset."""
     from treetune.target import taskset_class
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.errors import PluginError, UnknownNameError, did_you_mean
+from treetune.errors import PluginError, UnknownNameError, described, did_you_mean
 from treetune.files import module_name
 
 if TYPE_CHECKING:
@@ -92,11 +92,10 @@ def _import(name: str, shown: str) -> Any:
     except PluginError:
         raise
     except ModuleNotFoundError as error:
-        raise PluginError(
-            f"{shown} could not be imported: {error}", remedy="install what it needs, or correct the name"
-        ) from error
+        remedy = "install what it needs, or correct the name"
+        raise PluginError(f"{shown} could not be imported: {error}", remedy=remedy) from error
     except Exception as error:
-        raise PluginError(f"{shown} could not be imported: {type(error).__name__}: {error}") from error
+        raise PluginError(f"{shown} could not be imported: {described(error)}") from error
 
 
 def builtin(table: str) -> Any:
@@ -130,21 +129,18 @@ class Registry:
         return found
 
     def _find(self, name: str) -> type:
-        if name in self._registered:
-            entry = self._registered[name]
-            return entry if isinstance(entry, type) else self._load(entry)
-        if name in self._builtin:
-            return self._class(load_object(self._builtin[name]), name)
-        if ":" in name:
-            return self._load(name)
-        if name in self._installed:
-            return self._class(self._installed[name].load(), name)
-        raise UnknownNameError.of(
-            self.kind,
-            name,
-            self.names(),
-            remedy="`treetune list` shows what there is; a class of your own is file.py:Name or module:Name",
-        )
+        found: Any = self._registered.get(name) or self._builtin.get(name) or (name if ":" in name else None)
+        if isinstance(found, str):
+            prefix, _, rest = found.partition(":")
+            found = load_object(self.foreign[prefix])(rest) if prefix in self.foreign else load_object(found)
+        elif found is None and name in self._installed:
+            found = self._installed[name].load()
+        if isinstance(found, type):
+            return found
+        if found is not None:
+            raise PluginError(f"{name} is a {type(found).__name__}, not a class")
+        remedy = "`treetune list` shows what there is; a class of your own is file.py:Name or module:Name"
+        raise UnknownNameError.of(self.kind, name, self.names(), remedy=remedy)
 
     def names(self) -> dict[str, str]:
         """Every known id and where it comes from."""
@@ -153,16 +149,6 @@ class Registry:
             **dict.fromkeys(self._builtin, "built in"),
             **dict.fromkeys(self._registered, "registered"),
         }
-
-    def _load(self, spec: str) -> type:
-        prefix, _, rest = spec.partition(":")
-        found = load_object(self.foreign[prefix])(rest) if prefix in self.foreign else load_object(spec)
-        return self._class(found, spec)
-
-    def _class(self, value: Any, name: str) -> type:
-        if not isinstance(value, type):
-            raise PluginError(f"{name} is a {type(value).__name__}, not a class")
-        return value
 
     @property
     def foreign(self) -> dict[str, str]:

@@ -51,8 +51,8 @@ class Request(msgspec.Struct):
     tokens: Tokens | None = None
     """The tokens of the rollout so far, where the policy gave any: a prompt of its own making goes on from them."""
     continues: bool = False
-    """The last message is the beginning of the answer, written by the task. A policy goes on with it, and gives the
-    whole message, beginning and all; one that cannot raises `cannot_continue`."""
+    """The last message is the beginning of the answer. A policy goes on with it and gives the whole message; one that
+    cannot raises `cannot_continue`."""
 
     @property
     def prefix(self) -> str:

@@ -71,10 +71,8 @@ class Verdict(msgspec.Struct, frozen=True):
             return UNCHECKED
         if isinstance(value, bool):
             return VALID if value else invalid("validate() returned False")
-        raise TasksetError(
-            f"validate() returned {value!r}",
-            remedy="return VALID, UNCHECKED, invalid('why'), True, False or None",
-        )
+        remedy = "return VALID, UNCHECKED, invalid('why'), True, False or None"
+        raise TasksetError(f"validate() returned {value!r}", remedy=remedy)
 
 
 VALID = Verdict(Validity.VALID)

@@ -213,19 +213,15 @@ class Streams:
         """Refuses an index that no task can be made for."""
         checked_index(index)
         if self.sequential:
-            raise UsageError(
-                f"{self.taskset.name} is only a generator: it has no task at an index of your choice",
-                remedy="sample without an index, or write task_at(index)",
-            )
+            problem = f"{self.taskset.name} is only a generator: it has no task at an index of your choice"
+            raise UsageError(problem, remedy="sample without an index, or write task_at(index)")
 
     def _check_position(self, position: Any) -> int:
         """What a curriculum drew, where there is such a task."""
         last = LAST if self.count is None else self.count
         if type(position) is not int or not 0 <= position < last:
-            raise TasksetError(
-                f"{self.taskset.name}.curriculum().draw() gave {position!r:.60}",
-                remedy="return the position of a task: a number from 0 on, below count()",
-            )
+            problem = f"{self.taskset.name}.curriculum().draw() gave {position!r:.60}"
+            raise TasksetError(problem, remedy="return the position of a task: a number from 0 on, below count()")
         return position
 
     def _reader(self, name: str) -> Reader:
@@ -250,10 +246,8 @@ def _copy(taskset: Taskset[Any, Any]) -> Taskset[Any, Any]:
     try:
         return copy.deepcopy(taskset)
     except Exception as error:
-        raise TasksetError(
-            f"{taskset.name} is only a generator and cannot be copied for a second stream: {error}",
-            remedy="use one stream, or write task_at(index)",
-        ) from error
+        problem = f"{taskset.name} is only a generator and cannot be copied for a second stream: {error}"
+        raise TasksetError(problem, remedy="use one stream, or write task_at(index)") from error
 
 
 async def load(taskset: Taskset[Any, Any]) -> Streams:
@@ -264,8 +258,7 @@ async def load(taskset: Taskset[Any, Any]) -> Streams:
 
 
 async def draw_tasks(taskset: Taskset[Any, Any], num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
-    """The first tasks of the order with their occurrence, without a cursor. They are made off the loop in small
-    batches, since making one may take long."""
+    """The first tasks of the order with their occurrence, without a cursor; made off the loop in small batches."""
     tasks = taskset.draw(num_tasks)
     seen: Counter[str] = Counter()
     while batch := await call_apart(_take, tasks):
@@ -371,8 +364,6 @@ def curriculum_of(taskset: Taskset[Any, Any]) -> Curriculum | None:
         return None
     curriculum: Curriculum = make()
     if missing := [name for name in ("draw", "observe", "state", "restore") if not hasattr(curriculum, name)]:
-        raise TasksetError(
-            f"{taskset.name}.curriculum() gave a {type(curriculum).__name__} without {', '.join(missing)}",
-            remedy="return an object with draw, observe, state and restore",
-        )
+        problem = f"{taskset.name}.curriculum() gave a {type(curriculum).__name__} without {', '.join(missing)}"
+        raise TasksetError(problem, remedy="return an object with draw, observe, state and restore")
     return curriculum

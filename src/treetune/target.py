@@ -56,8 +56,7 @@ def read_target(
     """The config a target stands for, with the overrides in it: a mapping with a `taskset` node.
 
     Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; without it the `usual` one is
-    taken, or the only one. Several entries form a mixture by their weights, or a union where none has one. Files that
-    a YAML file names are looked for beside it first.
+    taken, or the only one. Files that a YAML file names are looked for beside it first.
     """
     overrides = overrides or {}
     of_lists = {key: raw for key, raw in overrides.items() if _LIST.match(key)}
@@ -128,8 +127,7 @@ def collect_taskset(
     cls: type[Taskset[Any, Any]] | None = None,
     **options: Any,
 ) -> Taskset[Any, Any] | None:
-    """Like `build_taskset`, but adds to `faults` and gives None. `cls` is the class where it is known already; the
-    `options` are its own."""
+    """Like `build_taskset`, but adds to `faults` and gives None. `cls` is the class, where it is known already."""
     if isinstance(node, str):
         node = {"id": node}
     if not isinstance(node, Mapping):
@@ -148,10 +146,8 @@ def collect_taskset(
     with user_code(f"making {cls.__name__}"):
         taskset = cls.from_config(config, **options)
     if not hasattr(taskset, "config"):
-        raise TasksetError(
-            f"{cls.__name__} was made without its config",
-            remedy="call super().__init__ in its __init__, with what it was given",
-        )
+        remedy = "call super().__init__ in its __init__, with what it was given"
+        raise TasksetError(f"{cls.__name__} was made without its config", remedy=remedy)
     if taskset.name == cls.__name__ and ":" not in str(node.get("id", ":")):
         taskset.name = str(node["id"])
     return taskset
@@ -274,8 +270,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     class_name: str
     code: str | None
-    """A hash of the source files of the class and its bases, and of the code that its config names; None where there is
-    no file."""
+    """A hash of the files of the class and its bases, and of the code that its config names; None without a file."""
     config: dict[str, Any]
     source: str | None
     """What identifies the data, where the taskset says so."""

@@ -102,14 +102,12 @@ def own_values(task: Task) -> dict[str, Any]:
 
 
 _SIZE = 16
-"""Bytes of the hash. Built files hold uids: a change of what one is made of raises `BUILDER_VERSION` in
-`datasets/taskset.py`."""
+"""Bytes of the hash. Built files hold uids: a change of what one is made of raises `BUILDER_VERSION`."""
 UID_LENGTH = 2 * _SIZE
 
 
 def uid_of(problem: Mapping[str, Any]) -> str:
-    """A hash of what makes a problem: `prompt` (its messages), `env_class`, `reward_spec` and a subclass's own
-    fields."""
+    """A hash of what makes a problem: `prompt` (messages), `env_class`, `reward_spec` and a subclass's own fields."""
     known = {key: value for key, value in problem.items() if value is not None}
     return hashlib.blake2b(canonical(known), digest_size=_SIZE).hexdigest()
 

@@ -132,8 +132,7 @@ class Taskset(Generic[TaskT, ConfigT]):
         return None if self.INFINITE else len(self._loaded)
 
     def check_source(self) -> None:
-        """Raises what is wrong with where the tasks come from. A union and a mixture ask all of their sources before
-        the first task is drawn."""
+        """Raises what is wrong with where the tasks come from; asked before the first one is drawn."""
 
     def validate(self, task: TaskT) -> Any:
         """Is the task well-formed and solvable? `VALID`, `invalid("why")`, or `UNCHECKED`. May be async."""
@@ -141,14 +140,12 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def reward(self, task: TaskT, answer: str) -> Any:
         """The reward of a single answer, a number or a `Score`. May be async."""
-        raise TasksetError(
-            f"{self.name} cannot score its task {task.idx}",
-            remedy="write reward(task, answer), or give the task an env_class",
-        )
+        remedy = "write reward(task, answer), or give the task an env_class"
+        raise TasksetError(f"{self.name} cannot score its task {task.idx}", remedy=remedy)
 
     def gold(self, task: TaskT) -> Any:
-        """The right answer, a list of actions, or None where it is not known. May be async. Unless overridden, what
-        the task's environment says."""
+        """The right answer, a list of actions, or None where it is not known: what the environment says. May be
+        async."""
         from treetune.plugins import environments
 
         if task.env_class is None:
@@ -167,8 +164,7 @@ class Taskset(Generic[TaskT, ConfigT]):
         return SingleTurn(task, self) if task.env_class is None else make(self.environment_spec(task.env_class), task)
 
     def environment_spec(self, env_class: str) -> str:
-        """The name of an environment, where `file.py:Name` is meant as its author wrote it: beside the taskset's own
-        file."""
+        """The name of an environment; `file.py:Name` is looked for beside the taskset's own file."""
         from treetune.plugins import absolute_spec, folders_of
 
         return absolute_spec(env_class, folders_of(type(self)))
@@ -297,10 +293,8 @@ class Taskset(Generic[TaskT, ConfigT]):
             return gold
         if isinstance(gold, list | tuple) and all(isinstance(action, str) for action in gold):
             return list(gold)
-        raise TasksetError(
-            f"{self.name}.gold() gave a {type(gold).__name__} for task {task.idx}: {gold!r:.80}",
-            remedy="return the answer as text, a list of texts for several turns, or None",
-        )
+        problem = f"{self.name}.gold() gave a {type(gold).__name__} for task {task.idx}: {gold!r:.80}"
+        raise TasksetError(problem, remedy="return the answer as text, a list of texts for several turns, or None")
 
     async def check(self, task: TaskT) -> Verdict:
         """`validate`, off the event loop where it is synchronous."""
@@ -352,19 +346,16 @@ class Taskset(Generic[TaskT, ConfigT]):
         if type(task) is not self.task_type:
             kind = type(task).__name__
             declare = f"declare it: class {type(self).__name__}(Taskset[{kind}, ...])"
-            raise TasksetError(
-                f"{self.name} declares tasks of type {self.task_type.__name__}, but gave a {kind}",
-                remedy=declare if isinstance(task, Task) else "give Task(prompt=...) objects",
-            )
+            problem = f"{self.name} declares tasks of type {self.task_type.__name__}, but gave a {kind}"
+            raise TasksetError(problem, remedy=declare if isinstance(task, Task) else "give Task(prompt=...) objects")
         try:
             # A struct does not check its fields when it is made. From here on it holds what its record holds, wherever
             # it is played: a date in `extra_info` is its text.
             task = _decoder(self.task_type).decode(_encoder.encode(task))  # type: ignore[assignment]
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-            raise TasksetError(
-                f"{self.name}: task {position} cannot be saved as JSON and read back: {error}",
-                remedy="give its fields values of their declared types: text, numbers, lists, dicts",
-            ) from None
+            problem = f"{self.name}: task {position} cannot be saved as JSON and read back: {error}"
+            remedy = "give its fields values of their declared types: text, numbers, lists, dicts"
+            raise TasksetError(problem, remedy=remedy) from None
         return msgspec.structs.replace(task, idx=position, data_source=task.data_source or self.name)
 
     def _missing(self, position: int, problem: str) -> TreetuneError:
@@ -410,10 +401,8 @@ def _decoder(task_type: type[Task]) -> msgspec.json.Decoder[Task]:
 
 
 class ByEnvironment(Taskset[Task, TasksetConfig]):
-    """The taskset of tasks that come from elsewhere: each is played by the environment that it names.
-
-    `environment` names or is the environment of all of them instead.
-    """
+    """The taskset of tasks that come from elsewhere: each is played by the environment that it names, or by the one
+    that is given for all of them."""
 
     def __init__(self, environment: str | type[Environment] | None = None, name: str = "rows") -> None:
         super().__init__()

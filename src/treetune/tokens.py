@@ -76,8 +76,7 @@ class Tokens(msgspec.Struct, dict=True):
         versions: Sequence[int] | None = None,
         message: Message | None = None,
     ) -> None:
-        """Notes what the model was given (a `Prompt`, or its tokens alone), what it sampled, and the message that was
-        made of it."""
+        """Notes what the model was given (a `Prompt`, or its tokens), what it sampled, and the message made of that."""
         if not isinstance(prompt, Prompt):
             prompt = Prompt(prompt if isinstance(prompt, list) else list(prompt))
         prompt_ids = prompt.ids
@@ -270,10 +269,9 @@ class ChatTokens:
         marked = [*others, {**last, "content": content + self._mark}]
         text, *tails = self._render(marked, add_generation_prompt=False).split(self._mark)
         if len(tails) != 1 or not text.endswith(content.lstrip()):
-            raise UsageError(
-                f"the chat template does not write the beginning of an answer as it is: {content!r:.80}",
-                remedy="leave out the assistant's message at the end of the prompt, or set tokenizer.chat_template",
-            )
+            problem = f"the chat template does not write the beginning of an answer as it is: {content!r:.80}"
+            remedy = "leave out the assistant's message at the end of the prompt, or set tokenizer.chat_template"
+            raise UsageError(problem, remedy=remedy)
         return text
 
     def _render(self, messages: Sequence[Message], **options: Any) -> str:

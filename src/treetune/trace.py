@@ -57,8 +57,7 @@ class Turn(msgspec.Struct):
     observed: list[Message] = []
     """The messages that were new to the policy."""
     message: Message | None = None
-    """What it answered, the whole message where the task had written its beginning; None in a turn that ended before
-    it did."""
+    """What it answered, with a beginning that the task had written; None in a turn that ended before it did."""
     reward: float = 0.0
     info: dict[str, Any] = {}
     finish_reason: str | None = None
@@ -121,8 +120,7 @@ class Trace(msgspec.Struct, kw_only=True):
         return conversation + self.final
 
     def passed(self, threshold: float = 1.0) -> bool:
-        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold. A failure
-        never does."""
+        """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
         if self.reward is None:
             return False
         return self.success if self.success is not None else self.reward >= threshold
