@@ -25,11 +25,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from treetune.serve.http import server
+from treetune.serve.http.door import HttpDoor
 from treetune.serve.http.wire import HttpError, StartBody, StepBody, read_body
 
-def make_app(env_server, episodes, ours=server.EpisodeApp):
-    app, most = ours(env_server, episodes), episodes.config.max_bytes
+def make_app(episodes, ours=HttpDoor.make_app):
+    env_server = episodes.server
+    app, most = ours(episodes), episodes.config.max_bytes
     async def read(request: Request) -> bytes:
         body = b""
         async for piece in request.stream():
@@ -54,7 +55,7 @@ def make_app(env_server, episodes, ours=server.EpisodeApp):
     paths = {"/api/episode/step": step, "/api/episode/start": start}
     return Starlette(routes=[Route(path, found, methods=["POST"]) for path, found in paths.items()])
 
-server.EpisodeApp = make_app
+HttpDoor.make_app = make_app
 from treetune.cli import main
 sys.exit(main())
 """

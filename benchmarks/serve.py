@@ -19,8 +19,8 @@ from typing import Any
 import zmq
 
 from benchmarks.measure import Cost, children_of, cpu_of, memory_of, read_ready, show
+from treetune.serve.messages import pack
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.wire import pack
 
 CALLS = 40_000
 CONCURRENT = 32

@@ -18,8 +18,8 @@ from treetune.host import LocalHost, always
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.serve.errors import Misused, ServeError
-from treetune.serve.http.episodes import HttpConfig
-from treetune.serve.http.server import HttpServer
+from treetune.serve.http import HttpConfig
+from treetune.serve.http.door import HttpDoor
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import EnvClient
 from treetune.trace import decode_trace, encode_trace
@@ -88,17 +88,15 @@ async def by_a_server(workers):
 
 
 async def by_http(workers=0):
-    async with serving(Watched(), workers=workers, address="") as server:
-        door = HttpServer(server, HttpConfig(address=":0"))
-        await door.start()
-        try:
-            async with aiohttp.ClientSession(f"{door.url}/api/episode/") as session:
-                async with session.post("start", json={}) as reply:
-                    started = await reply.json()
-                async with session.post("step", json={"episode_id": started["episode_id"], "action": "end"}) as reply:
-                    step = await reply.json()
-        finally:
-            await door.close()
+    doors = [HttpDoor(HttpConfig(address=":0"))]
+    async with (
+        serving(Watched(), workers=workers, doors=doors) as server,
+        aiohttp.ClientSession(f"{server.address}/api/episode/") as session,
+    ):
+        async with session.post("start", json={}) as reply:
+            started = await reply.json()
+        async with session.post("step", json={"episode_id": started["episode_id"], "action": "end"}) as reply:
+            step = await reply.json()
     return [started["observation"]["content"], step["observation"]["content"]]
 
 

@@ -382,7 +382,8 @@ def test_programs_that_were_changed_are_named(tmp_path):
 @sandboxed
 def test_programs_in_the_background_run_on_and_end_before_the_tests(tmp_path):
     test = "pgrep sleep || echo 1 > /logs/verifier/reward.txt"
-    steps = play(write_task(tmp_path, test=test), block("sleep 1000 &"), block("pgrep -c sleep"), "DONE")
+    begun = "for _ in $(seq 1000); do pgrep sleep > /dev/null && break; done; pgrep -c sleep"
+    steps = play(write_task(tmp_path, test=test), block("sleep 1000 &"), block(begun), "DONE")
     assert steps[1].observation.content == "1\n(exit code 0)"
     assert steps[2].reward == 1.0
 

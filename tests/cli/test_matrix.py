@@ -13,12 +13,13 @@ from kinds import KINDS, TARGETS, write_targets
 
 from conftest import ROOT
 from treetune.cli.listing import TargetKind, TaskKind, as_text, cells
+from treetune.serve.host import ModelsConfig
+from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.http.episodes import HttpConfig
-from treetune.serve.http.server import HttpServer
-from treetune.serve.models import ModelsConfig
-from treetune.serve.server import EnvServer, ServerConfig
+from treetune.serve.http.door import HttpDoor
+from treetune.serve.server import EnvServer
 from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
 VERBS = {"show", "validate", "eval", "build verl", "build skyrl", "build trl", "convert"}
@@ -76,17 +77,13 @@ def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
 @asynccontextmanager
 async def served(target: str):
     """A server with both doors."""
-    server = EnvServer(
-        load_taskset(target), ServerConfig(address="tcp://127.0.0.1:0"), ModelsConfig(model="scripted:gold")
-    )
+    pull, http = ZmqDoor("tcp://127.0.0.1:0"), HttpDoor(HttpConfig(address="127.0.0.1:0"))
+    server = EnvServer(load_taskset(target), models=ModelsConfig(model="scripted:gold"), doors=[pull, http])
     await server.start()
-    http = HttpServer(server, HttpConfig(address="127.0.0.1:0"))
-    await http.start()
     try:
-        async with EnvClient(server.address) as client, TaskServerClient(http.url) as episodes:
+        async with EnvClient(pull.address) as client, TaskServerClient(http.address) as episodes:
             yield client, episodes
     finally:
-        await http.close()
         await server.close()
 
 

@@ -16,8 +16,8 @@ from treetune import Action, Observation, load_taskset
 from treetune.cli.serve import summary
 from treetune.errors import UsageError
 from treetune.host import PROTOCOL
+from treetune.serve import messages as wire
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.zmq import wire
 from treetune.serve.zmq.client import EnvClient
 
 
@@ -59,14 +59,14 @@ def test_a_start_that_is_cancelled_leaves_no_episode(workers, after):
 def test_a_start_over_http_that_is_cancelled_leaves_no_episode():
     async def play():
         async with playing(Stubbornly()) as played:
-            async with TaskServerClient(played.http.url) as client:
+            async with TaskServerClient(played.http.address) as client:
                 start = asyncio.create_task(client.start())
                 await asyncio.sleep(0.2)
                 start.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await start
             # Closing waits a moment for the episode, to tell the server that nobody will step it.
-            return list(played.http.episodes.live), played.server.metrics.requests
+            return list(played.http.live), played.server.metrics.requests
 
     live, requests = run(play())
     assert live == []

@@ -110,7 +110,7 @@ def test_what_json_cannot_say_is_still_json(workers):
         async with playing(Oddities(), workers=workers) as client:
             episode = await client.begun()
             body = {"episode_id": episode, "action": "nan"}
-            async with client.session.post(client.http.url + "/api/episode/step", json=body) as reply:
+            async with client.session.post(client.http.address + "/api/episode/step", json=body) as reply:
                 return json.loads(await reply.read(), parse_constant=pytest.fail)
 
     content = run(play())["observation"]["content"]
@@ -190,7 +190,7 @@ async def _raw(url, data, *, wait=5.0):
 def test_a_head_without_end_is_cut_off():
     async def play():
         async with playing(Oddities()) as client:
-            host, _, port = client.http.url.removeprefix("http://").partition(":")
+            host, _, port = client.http.address.removeprefix("http://").partition(":")
             _reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"GET /api/health HTTP/1.1\r\nX-Long: ")
             sent = 0
@@ -225,7 +225,7 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(beginning, monkeypat
 
     async def play():
         async with playing(Oddities()) as client:
-            host, _, port = client.http.url.removeprefix("http://").partition(":")
+            host, _, port = client.http.address.removeprefix("http://").partition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(beginning)
             told = await asyncio.wait_for(reader.read(), 20)  # until the server closes
@@ -262,7 +262,7 @@ def test_a_step_that_takes_long_is_not_taken_for_a_request_that_does(monkeypatch
 def test_what_is_no_http_is_refused_and_others_are_served(garbage):
     async def play():
         async with playing(Oddities()) as client:
-            return await _raw(client.http.url, garbage), await client.get("/api/health")
+            return await _raw(client.http.address, garbage), await client.get("/api/health")
 
     told, (status, _) = run(play())
     assert told.startswith(b"HTTP/1.1 400")
@@ -277,14 +277,14 @@ def test_an_episode_whose_caller_left_before_it_had_begun_is_closed(workers):
                 with pytest.raises(asyncio.TimeoutError):
                     await client.post(path, body, timeout=aiohttp.ClientTimeout(total=0.1))
             await asyncio.sleep(0.5)
-            await until(lambda: not client.http.episodes.live)
+            await until(lambda: not client.http.live)
             # One with a name can be asked for again, and lives.
             with pytest.raises(asyncio.TimeoutError):
                 await client.post(
                     "start", {"task_index": 7, "request_id": "r"}, timeout=aiohttp.ClientTimeout(total=0.1)
                 )
             again = await client.good("start", {"task_index": 7, "request_id": "r"})
-            return again["episode_id"] in client.http.episodes.live, len(client.http.episodes.live)
+            return again["episode_id"] in client.http.live, len(client.http.live)
 
     assert run(play()) == (True, 1)
 
@@ -292,13 +292,13 @@ def test_an_episode_whose_caller_left_before_it_had_begun_is_closed(workers):
 def test_a_websocket_that_floods_is_closed_and_its_episode_with_it():
     async def play():
         async with playing(Oddities()) as client:
-            async with client.session.ws_connect(client.http.url + "/api/episode/ws") as socket:
+            async with client.session.ws_connect(client.http.address + "/api/episode/ws") as socket:
                 await socket.send_json({})
                 await socket.receive_json()
                 for _ in range(100):
                     await socket.send_json({"action": "hang"})
                 told = [message.json() async for message in socket]  # until the server closes
-            await until(lambda: not client.http.episodes.live)
+            await until(lambda: not client.http.live)
             return told
 
     assert {answer["status"] for answer in run(play())} == {410}
@@ -308,12 +308,12 @@ def test_a_websocket_that_floods_is_closed_and_its_episode_with_it():
 def test_a_websocket_that_drops_while_its_episode_starts_leaves_none():
     async def play():
         async with playing(Oddities()) as client:
-            socket = await client.session.ws_connect(client.http.url + "/api/episode/ws")
+            socket = await client.session.ws_connect(client.http.address + "/api/episode/ws")
             await socket.send_json({"task_index": 7})
             await asyncio.sleep(0.1)
             socket._response.connection.transport.abort()
             await until(lambda: Odd.alive == 1)
-            await until(lambda: Odd.alive == 0 and not client.http.episodes.live)
+            await until(lambda: Odd.alive == 0 and not client.http.live)
 
     run(play())
 
@@ -330,7 +330,7 @@ def test_a_watcher_that_goes_leaves_the_step_and_its_answer():
                     timeout=aiohttp.ClientTimeout(total=0.05),
                 )
             status, answer = await client.step(episode, "slow", 0)
-            live = client.http.episodes.live[episode]
+            live = client.http.live[episode]
             await until(lambda: not live.watchers)
             return status, answer["observation"]["content"]
 
@@ -340,7 +340,7 @@ def test_a_watcher_that_goes_leaves_the_step_and_its_answer():
 def test_a_page_that_pretends_to_be_this_machine_cannot_play():
     async def play():
         async with playing(Oddities()) as client:
-            port = client.http.url.rpartition(":")[2]
+            port = client.http.address.rpartition(":")[2]
             evil = {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}
             mine = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}
             return (await client.post("start", {}, headers=evil))[0], (await client.post("start", {}, headers=mine))[0]
@@ -367,7 +367,7 @@ def test_of_abandoned_episodes_nothing_is_left():
                     starts = [{"request_id": f"{round}-{batch}-{number}"} for number in range(500)]
                     await client.good("start_batch", {"episodes": starts})
                 most = counted()
-                await until(lambda: not client.http.episodes.live and Odd.alive == 0)
+                await until(lambda: not client.http.live and Odd.alive == 0)
                 await asyncio.sleep(0)
                 left.append((most > 0, counted(), len(client.server.host.episodes.live)))
             return left

@@ -270,8 +270,8 @@ def test_episodes_that_nobody_steps_expire(workers):
     async def ask():
         async with playing(Talking(), workers=workers, http={"idle_seconds": 0.3}) as client:
             ids = [await client.begun() for _ in range(20)]
-            await until(lambda: not client.http.episodes.live)
-            await until(lambda: client.server.executor.stats().get("loads", [0]) == [0])
+            await until(lambda: not client.http.live)
+            await until(lambda: client.server.host.stats().get("loads", [0]) == [0])
             return await client.step(ids[0], "x")
 
     status, answer = run(ask())
@@ -381,7 +381,7 @@ def test_a_token_is_asked_for_everywhere_but_health():
 def test_a_page_from_elsewhere_cannot_play():
     async def ask():
         async with playing(Numbers()) as client:
-            ours = (await client.post("start", headers={"Origin": client.http.url}))[0]
+            ours = (await client.post("start", headers={"Origin": client.http.address}))[0]
             return ours, (await client.post("start", headers={"Origin": "http://evil.example"}))[0]
 
     assert run(ask()) == (200, 403)
@@ -417,14 +417,14 @@ def test_a_killed_worker_is_told_of_at_once_and_replaced():
     async def ask():
         async with playing(Talking(), workers=2) as client:
             ids = [await client.begun() for _ in range(200)]
-            members = client.server.executor._members.values()
+            members = client.server.host.workers._members.values()
             victim = next(iter(members))
             lost = set(victim.episodes)
             under_way = asyncio.create_task(client.step(next(iter(lost)), "die"))
             told = await under_way
             after = await asyncio.gather(*(client.step(id, "hello", 0) for id in ids))
-            await until(lambda: sum(member.ready for member in client.server.executor._members.values()) == 2)
-            return ids, lost, told, after, len(client.http.episodes.live), (await client.post("start"))[0]
+            await until(lambda: sum(member.ready for member in client.server.host.workers._members.values()) == 2)
+            return ids, lost, told, after, len(client.http.live), (await client.post("start"))[0]
 
     ids, lost, told, after, live, start = run(ask())
     assert 0 < len(lost) < 200
@@ -439,8 +439,8 @@ def test_stopping_lets_live_episodes_end_and_starts_none():
     async def ask():
         async with playing(Recording(), drain_seconds=30.0) as client:
             id = await client.begun()
-            stopping = asyncio.create_task(client.http.stop())
-            await until(lambda: client.http.episodes.stopping)
+            stopping = asyncio.create_task(client.server.stop())
+            await until(lambda: client.server.stopping)
             codes = [(await client.post("start"))[0], (await client.get("/api/health"))[0]]
             codes += [(await client.step(id, "on"))[0], (await client.step(id, "stop"))[0]]
             await stopping
@@ -454,7 +454,7 @@ def test_what_has_not_ended_when_the_server_closes_is_closed():
         async with playing(Recording(), drain_seconds=0.1) as client:
             for _ in range(3):
                 await client.begun()
-            await client.http.stop()
+            await client.server.stop()
 
     run(ask())
     assert sorted(Records.closed) == [0, 1, 2]
@@ -466,7 +466,7 @@ def test_the_page_the_figures_and_the_description_are_there():
             texts = []
             for path in ("/", "/metrics", "/openapi.json"):
                 headers = {"Authorization": "Bearer abc"} if path == "/metrics" else {}
-                async with client.session.get(client.http.url + path, headers=headers) as reply:
+                async with client.session.get(client.http.address + path, headers=headers) as reply:
                     texts.append((reply.status, reply.content_type, await reply.text()))
             return texts
 
@@ -484,7 +484,7 @@ def test_the_page_the_figures_and_the_description_are_there():
 def test_an_episode_over_a_websocket():
     async def ask():
         async with playing(Talking()) as client:
-            async with client.session.ws_connect(client.http.url + "/api/episode/ws") as socket:
+            async with client.session.ws_connect(client.http.address + "/api/episode/ws") as socket:
                 said = [{"task_index": "x"}, {"task_index": 4}, {"action": 5}, {"action": "a", "turn": 0}]
                 said += [{"action": "b", "turn": 0}, {"action": "stop"}]
                 answers = []
@@ -492,7 +492,7 @@ def test_an_episode_over_a_websocket():
                     await socket.send_json(message)
                     answers.append(await socket.receive_json(timeout=10))
                 closed = await socket.receive(timeout=10)
-            return answers, closed.type, len(client.http.episodes.live)
+            return answers, closed.type, len(client.http.live)
 
     answers, closed, live = run(ask())
     assert [answers[0]["path"], answers[2]["path"]] == ["$.task_index", "$.action"]
@@ -506,13 +506,13 @@ def test_an_episode_over_a_websocket():
 def test_the_end_of_a_websocket_ends_its_episode_also_in_the_middle_of_a_step():
     async def ask():
         async with playing(Recording()) as client:
-            async with client.session.ws_connect(client.http.url + "/api/episode/ws") as socket:
+            async with client.session.ws_connect(client.http.address + "/api/episode/ws") as socket:
                 await socket.send_json({})
                 await socket.receive_json(timeout=10)
                 await socket.send_json({"action": "hang"})
                 await until(lambda: Records.played)
             await until(lambda: Records.closed)
-            return len(client.http.episodes.live)
+            return len(client.http.live)
 
     assert run(ask()) == 0
 
@@ -520,7 +520,7 @@ def test_the_end_of_a_websocket_ends_its_episode_also_in_the_middle_of_a_step():
 def test_a_websocket_needs_the_token_too():
     async def ask():
         async with playing(Numbers(), access=Access(token="abc")) as client:
-            url = client.http.url + "/api/episode/ws"
+            url = client.http.address + "/api/episode/ws"
             with pytest.raises(aiohttp.WSServerHandshakeError):
                 await client.session.ws_connect(url)
             async with client.session.ws_connect(url, headers={"Authorization": "Bearer abc"}) as socket:
@@ -549,7 +549,7 @@ class Building(Numbers):
 @BOTH
 def test_a_long_step_is_watched_as_it_goes(workers):
     async def stream(client, id, action):
-        url, body = client.http.url + "/api/episode/step", {"episode_id": id, "action": action, "turn": 0}
+        url, body = client.http.address + "/api/episode/step", {"episode_id": id, "action": action, "turn": 0}
         async with client.session.post(url, json=body, headers={"Accept": "text/event-stream"}) as reply:
             return reply.status, reply.content_type, (await reply.text()).strip().split("\n\n")
 
@@ -579,7 +579,7 @@ def test_a_long_step_is_watched_as_it_goes(workers):
 def test_a_wrong_method_is_told_which_is_right():
     async def ask():
         async with playing(Numbers()) as client:
-            reply = await client.session.put(client.http.url + "/api/task/info")
+            reply = await client.session.put(client.http.address + "/api/task/info")
             return reply.status, reply.headers["Allow"]
 
     assert run(ask()) == (405, "GET, HEAD")

@@ -107,7 +107,7 @@ def test_work_is_spread_over_the_workers(marks):
             tasks = [await client.sample() for _ in range(9)]
             runs = [asyncio.create_task(client.run_rollout(task)) for task in tasks]
             await until(lambda: len(list(marks.glob("begun-*"))) == 9)
-            loads = server.executor.stats()["loads"]
+            loads = server.host.stats()["loads"]
             for one in runs:
                 one.cancel()
             await until(lambda: len(list(marks.glob("ended-*"))) == 9)
@@ -124,9 +124,9 @@ def test_a_killed_worker_under_load_costs_no_call_and_is_replaced():
             await asyncio.sleep(0.1)
             os.kill(pids(server)[0], signal.SIGKILL)
             traces = await runs
-            await until(lambda: server.executor.stats()["workers"] == 4)
+            await until(lambda: server.host.stats()["workers"] == 4)
             more = await asyncio.gather(*(client.run_rollout(task) for task in tasks[:8]))
-            return sorted(trace.task.idx for trace in traces), len(more), server.executor.replaced
+            return sorted(trace.task.idx for trace in traces), len(more), server.host.workers.replaced
 
     assert run(kill()) == (list(range(256)), 8, 1)
 
@@ -152,7 +152,7 @@ def test_a_task_that_kills_its_worker_is_tried_once_more_and_then_answered_with_
             recovered = await client.run_rollout(tasks[5])
             with pytest.raises(WorkerLost, match="tried 2 times"):
                 await client.run_rollout(tasks[3])
-            await until(lambda: server.executor.stats()["workers"] == 2)
+            await until(lambda: server.host.stats()["workers"] == 2)
             results.append(await client.run_rollout(tasks[6]))
             return [trace.reward for trace in [*results, recovered]]
 
@@ -166,10 +166,10 @@ def test_a_worker_that_cannot_be_understood_is_replaced_and_its_work_done(said):
         async with serving(Slow(), workers=1) as server, EnvClient(server.address) as client:
             tasks = [await client.sample() for _ in range(50)]
             rollout = asyncio.create_task(client.run_rollout(tasks[49]))
-            (member,) = server.executor._members.values()
+            (member,) = server.host.workers._members.values()
             await until(lambda: member.calls)
-            server.executor._take_batch([[member.identity, said]])
-            return (await rollout).reward, server.executor.replaced
+            server.host.workers._take_batch([[member.identity, said]])
+            return (await rollout).reward, server.host.workers.replaced
 
     assert run(garble()) == (1.0, 1)
 
@@ -182,7 +182,7 @@ def test_a_worker_that_hangs_is_replaced(marks):
         ):
             tasks = [await client.sample() for _ in range(8)]
             trace = await client.run_rollout(tasks[7])
-            return trace.reward, server.executor.replaced
+            return trace.reward, server.host.workers.replaced
 
     assert run(hang()) == (1.0, 1)
 
@@ -197,7 +197,7 @@ def test_health_is_answered_only_when_work_is_done_at_once(sockets):
             assert not asked.done()
             async with serving(Numbers(), workers=2, address=address) as server:
                 await asked
-                return server.executor.stats()["workers"], (await client.run_rollout(await client.sample())).reward
+                return server.host.stats()["workers"], (await client.run_rollout(await client.sample())).reward
 
     assert run(ready()) == (2, 1.0)
 
@@ -233,7 +233,7 @@ def test_episodes_live_in_one_worker_and_their_loss_is_told():
     async def play():
         async with serving(Talking(), workers=2) as server, EnvClient(server.address) as client:
             started = [await client.start(await client.sample()) for _ in range(4)]
-            loads = server.executor.stats()["loads"]
+            loads = server.host.stats()["loads"]
             for turn in range(3):
                 for one in started:
                     step = await client.step(one.episode, f"turn {turn}", turn)
@@ -309,13 +309,13 @@ def test_a_pool_grows_with_its_work_and_shrinks_without(marks):
         pool = {"max_workers": 3, "busy_load": 4, "idle_seconds": 0.5}
         async with serving(Hangs(), workers=1, pool=pool) as server, EnvClient(server.address) as client:
             runs = []
-            while server.executor.stats()["workers"] < 3:  # a worker may take long to start
+            while server.host.stats()["workers"] < 3:  # a worker may take long to start
                 runs.append(asyncio.create_task(client.run_rollout(await client.sample())))
                 await asyncio.sleep(0.1)
             for one in runs:
                 one.cancel()
-            await until(lambda: server.executor.stats()["workers"] == 1)
-            return server.executor.replaced
+            await until(lambda: server.host.stats()["workers"] == 1)
+            return server.host.workers.replaced
 
     assert run(breathe()) == 0
 

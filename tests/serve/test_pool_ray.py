@@ -20,8 +20,8 @@ from serving import GOLD, Slow
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig
-from treetune.serve.pool.engines import RayEngine
-from treetune.serve.server import ServerConfig
+from treetune.serve.pool.worker import RayEngine
+from treetune.serve.zmq.door import ZmqDoor
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
 nodes = [cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)]  # three workers: some on each
@@ -29,7 +29,7 @@ ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": 
 
 async def main():
     server = EnvServerPool(
-        Slow(), ServerConfig(address="tcp://127.0.0.1:0"), GOLD, PoolConfig(workers=3), RayEngine()
+        Slow(), None, GOLD, PoolConfig(workers=3), RayEngine(), doors=[ZmqDoor("tcp://127.0.0.1:0")]
     )
     began = time.monotonic()
     await server.start()
@@ -45,13 +45,13 @@ async def main():
         traces = await runs
         answered = time.monotonic() - began
         cluster.add_node(num_cpus=2)
-        while server.executor.stats()["workers"] < 3:
+        while server.host.stats()["workers"] < 3:
             await asyncio.sleep(0.1)
         whole = time.monotonic() - began
         more = await client.run_rollout(tasks[0])
     await server.close()
     return {"ready": ready, "first": len(first), "traces": sorted(trace.task.idx for trace in traces),
-            "answered": answered, "whole": whole, "replaced": server.executor.replaced,
+            "answered": answered, "whole": whole, "replaced": server.host.workers.replaced,
             "more": more.reward}
 
 try:

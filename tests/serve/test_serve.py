@@ -34,10 +34,10 @@ from treetune.errors import ResumeError, UsageError
 from treetune.host import PROTOCOL
 from treetune.serve.access import Access
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, ServeError, TaskRefused, Unreachable
-from treetune.serve.models import ModelsConfig
+from treetune.serve.host import ModelsConfig
+from treetune.serve.messages import pack, unpack, unpack_plain
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
-from treetune.serve.zmq.wire import pack, unpack, unpack_plain
 from treetune.trace import Trace
 
 TASKSETS = {
@@ -237,7 +237,7 @@ def test_without_the_token_only_health_answers():
         async with serving(Numbers(), access=Access(token="s3cret")) as server:
             answers = {}
             with Raw(server.address) as raw:
-                methods = [name.decode() for name in server.door.methods]
+                methods = [name.decode() for name in server.doors[0].methods]
                 for number, method in enumerate(methods):
                     for token in (None, "wrong", "s3cre", "é"):
                         id = f"{number}{token}".encode()

@@ -14,8 +14,8 @@ from serve_process import resident, serve
 from conftest import ROOT
 from treetune.builtin.arithmetic import Arithmetic
 from treetune.serve.errors import Denied
+from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.wire import pack, unpack_plain
 
 SLOW = """
 import asyncio

@@ -16,7 +16,7 @@ from treetune.serve.errors import Misused, ServeError, Unreachable
 from treetune.serve.served import Served, ServedConfig
 from treetune.serve.store import KEPT_DRAWS, Store
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.reply_cache import ReplyCache
+from treetune.serve.zmq.door import ReplyCache
 from treetune.streams import MOST_STREAMS, Draw, Streams, StreamState
 
 
@@ -202,10 +202,10 @@ def test_episodes_that_nobody_steps_are_forgotten_by_the_pool_too():
     async def idle():
         async with serving(Talking(), workers=1) as server, EnvClient(server.address) as client:
             await client.start(await client.sample())
-            before = server.executor.stats()["loads"]
-            server.door._terms.idle_seconds = 0.1
+            before = server.host.stats()["loads"]
+            server.doors[0]._terms.idle_seconds = 0.1
             await until(lambda: not server.host.episodes.live)
-            await until(lambda: server.executor.stats()["loads"] == [0])
+            await until(lambda: server.host.stats()["loads"] == [0])
             return before, (await client.health()).in_flight
 
     assert run(idle()) == ([1], 0)
@@ -219,7 +219,7 @@ def test_only_ids_of_an_ids_length_are_acknowledged():
         async with serving(Numbers()) as server:
             with Raw(server.address) as raw:
                 await raw.ask(b"1", "info", ack=[b"x" * 1_000_000, b"y" * 64])
-            return list(server.door.replies._settled)
+            return list(server.doors[0].replies._settled)
 
     assert run(acknowledge()) == [b"y" * 64]
 

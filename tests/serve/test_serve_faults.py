@@ -20,14 +20,14 @@ from treetune.order import locate
 from treetune.policies import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
 from treetune.serve.errors import Denied, TaskRefused
-from treetune.serve.models import Models, ModelsConfig
+from treetune.serve.host import Models, ModelsConfig
+from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig, Workers
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.task_signer import TaskSigner
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.reply_cache import ReplyCache
-from treetune.serve.zmq.wire import pack, unpack_plain
+from treetune.serve.zmq.door import ReplyCache, ZmqDoor
 from treetune.streams import Draw
 
 Start = Callable[..., Awaitable[EnvServer]]
@@ -39,14 +39,15 @@ async def _started(server: EnvServer) -> EnvServer:
     return server
 
 
-def config(**options):
-    return ServerConfig(**{"address": "tcp://127.0.0.1:0", "drain_seconds": 0.0, **options})
-
-
 async def real(taskset, workers=0, models=GOLD, **options):
-    if workers:
-        return await _started(EnvServerPool(taskset, config(**options), models, PoolConfig(workers=workers)))
-    return await _started(EnvServer(taskset, config(**options), models))
+    return await _started(make(EnvServerPool if workers else EnvServer, taskset, workers, models, **options))
+
+
+def make(kind, taskset, workers, models, **options):
+    config, doors = ServerConfig(drain_seconds=0.0, **options), [ZmqDoor("tcp://127.0.0.1:0")]
+    if issubclass(kind, EnvServerPool):
+        return kind(taskset, config, models, PoolConfig(workers=max(1, workers)), doors=doors)
+    return kind(taskset, config, models, doors=doors)
 
 
 async def soon(awaitable, what):
@@ -127,7 +128,7 @@ async def check_tampering(start: Start, folder) -> None:
 class Trusting(EnvServer):
     async def _start(self):
         await super()._start()
-        self.executor._signer = Lenient(b"k" * 32)
+        self.host._spec = msgspec.structs.replace(self.host._spec, signer=Lenient(b"k" * 32))
 
 
 class Lenient(TaskSigner):
@@ -159,7 +160,7 @@ async def check_malformed(start: Start, folder) -> None:
 class Fragile(EnvServerPool):
     async def _start(self):
         await super()._start()
-        self.door.refuse_malformed = lambda frames: asyncio.get_running_loop().create_task(self.close())
+        self.doors[0].refuse_malformed = lambda frames: asyncio.get_running_loop().create_task(self.close())
 
 
 # 5. A killed worker left callers waiting for ever, and was never replaced.
@@ -172,10 +173,10 @@ async def check_killed_worker(start: Start, folder) -> None:
             tasks = [await client.sample() for _ in range(30)]
             runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
             await asyncio.sleep(0.05)
-            members = server.executor._members
-            os.kill(next(iter(members.values())).handle._process.pid, signal.SIGKILL)
+            members = server.host.workers._members
+            os.kill(next(iter(members.values())).handle.pid, signal.SIGKILL)
             await soon(runs, "every rollout is answered")
-            await soon(until(lambda: server.executor.stats()["workers"] == 2), "the pool is whole again")
+            await soon(until(lambda: server.host.stats()["workers"] == 2), "the pool is whole again")
     finally:
         await server.close()
 
@@ -197,7 +198,7 @@ async def check_readiness(start: Start, folder) -> None:
     try:
         async with EnvClient(server.address) as client:
             await client.health()
-            assert server.executor.stats()["workers"] == 2, "healthy, but nobody is there to work"
+            assert server.host.stats()["workers"] == 2, "healthy, but nobody is there to work"
     finally:
         await server.close()
 
@@ -233,10 +234,10 @@ async def check_lost_reply(start: Start, folder) -> None:
 
 
 class NoMemory(EnvServer):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.door.replies = ReplyCache(most=0)
-        self.door.replies.keep = lambda id, data: None
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.doors[0].replies = ReplyCache(most=0)
+        self.doors[0].replies.keep = lambda id, data: None
 
 
 # 8. The cursor was lost on a restart.
@@ -279,7 +280,7 @@ async def check_cancelled(start: Start, folder) -> None:
 class Deaf(EnvServerPool):
     async def _start(self):
         await super()._start()
-        for member in self.executor._members.values():
+        for member in self.host.workers._members.values():
             put = member.messages.put
             member.messages.put = lambda *said, put=put: put(*said) if said[0] != b"stop" else None
 
@@ -382,9 +383,7 @@ def test_the_fault_is_absent(check, double, tmp_path):
 @pytest.mark.parametrize(("check", "double"), FAULTS.values(), ids=FAULTS)
 def test_its_check_would_find_it(check, double, tmp_path):
     async def faulty(taskset, workers=0, models=GOLD, **options):
-        if issubclass(double, EnvServerPool):
-            return await _started(double(taskset, config(**options), models, PoolConfig(workers=max(1, workers))))
-        return await _started(double(taskset, config(**options), models))
+        return await _started(make(double, taskset, workers, models, **options))
 
     with pytest.raises(AssertionError):
         asyncio.run(check(faulty, tmp_path))

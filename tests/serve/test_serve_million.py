@@ -12,8 +12,8 @@ import zmq
 from serve_process import resident, serve
 from serving import Numbers
 
+from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.wire import pack, unpack_plain
 
 pytestmark = pytest.mark.slow
 

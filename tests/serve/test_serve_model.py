@@ -19,12 +19,13 @@ from serving import GOLD, Colours, Numbers, Stream, shuffled
 
 from treetune import Mixture, Task
 from treetune.host import PROTOCOL
+from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.worker import Worker
 from treetune.serve.pool.workers import PoolConfig
 from treetune.serve.server import ServerConfig
 from treetune.serve.task_signer import unpack_task
-from treetune.serve.zmq.wire import pack, unpack_plain
+from treetune.serve.zmq.door import ZmqDoor
 
 STEPS = 10_000
 LOST, REPEATED = 0.1, 0.1
@@ -96,17 +97,18 @@ class World:
         self.engine = InProcess()
         self.server = EnvServerPool(
             self.make(),
-            ServerConfig(address=f"ipc://{self.folder}/server", state=Path(self.folder) / "state", capacity=64),
+            ServerConfig(state=Path(self.folder) / "state", capacity=64),
             GOLD,
             PoolConfig(workers=2),
             self.engine,
+            doors=[ZmqDoor(f"ipc://{self.folder}/server")],
         )
         await self.server.start()
-        self.server.door.send = lambda reply: self.to_client.append((reply[1], reply[2]))
+        self.server.doors[0].send = lambda reply: self.to_client.append((reply[1], reply[2]))
 
     async def kill(self):
         self.counts["kills"] += 1
-        self.server.door.send = lambda reply: None
+        self.server.doors[0].send = lambda reply: None
         self.server.order.store.commit = lambda *arguments: None
         await self.server.close()
         self.to_server = [message for message in self.to_server if self.random.random() < 0.5]
@@ -118,9 +120,9 @@ class World:
         if dies == "before the commit":
             server.order.store.commit = _die
         elif dies == "before the replies":
-            server.door.send = _die
+            server.doors[0].send = _die
         with contextlib.suppress(Killed):
-            server.door.take_batch([[b"client", *message] for message in batch])
+            server.doors[0].take_batch([[b"client", *message] for message in batch])
         if dies:
             await self.kill()
 
@@ -307,9 +309,9 @@ class Careless(World):
             commit = self.server.order.store.commit
             self.server.order.store.commit = lambda streams, draws=(): commit(streams)
         elif self.fault == "keeps no answers":
-            self.server.door.replies.keep = lambda id, data: None
+            self.server.doors[0].replies.keep = lambda id, data: None
         elif self.fault == "takes late repetitions for new":
-            self.server.door.replies.is_settled = lambda id: False
+            self.server.doors[0].replies.is_settled = lambda id: False
 
 
 FAULTS = ["keeps no cursor", "keeps no draws", "keeps no answers", "takes late repetitions for new"]

@@ -8,8 +8,9 @@ import aiohttp
 import pytest
 from serving import serving
 
-from treetune.serve.http.episodes import HttpConfig
-from treetune.serve.http.server import HttpServer
+from treetune.serve.http import HttpConfig
+from treetune.serve.http.door import HttpDoor
+from treetune.serve.zmq.door import ZmqDoor
 
 BOTH = pytest.mark.parametrize("workers", [0, 1])
 """In one process and through a pool."""
@@ -20,12 +21,12 @@ class Client:
         self.session, self.http, self.server = session, http, server
 
     async def get(self, path, **options):
-        async with self.session.get(self.http.url + path, **options) as reply:
+        async with self.session.get(self.http.address + path, **options) as reply:
             return reply.status, await reply.json()
 
     async def post(self, path, body=None, **options):
         options = {"json": body, **options} if "data" not in options else options
-        async with self.session.post(f"{self.http.url}/api/episode/{path}", **options) as reply:
+        async with self.session.post(f"{self.http.address}/api/episode/{path}", **options) as reply:
             self.headers = reply.headers
             return reply.status, await reply.json()
 
@@ -43,11 +44,10 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def playing(taskset, *, workers=0, http=None, **options):
-    async with serving(taskset, workers=workers, **{"address": "", **options}) as server:
-        door = HttpServer(server, HttpConfig(**{"address": ":0", **(http or {})}))
-        await door.start()
-        try:
-            async with aiohttp.ClientSession() as session:
-                yield Client(session, door, server)
-        finally:
-            await door.close()
+    door = HttpDoor(HttpConfig(**{"address": ":0", **(http or {})}))
+    doors = [ZmqDoor(options.pop("address")), door] if "address" in options else [door]
+    async with (
+        serving(taskset, workers=workers, doors=doors, **options) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Client(session, door, server)

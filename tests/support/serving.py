@@ -13,12 +13,13 @@ import zmq.asyncio
 
 from treetune import Environment, Score, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.host import PROTOCOL
-from treetune.serve.models import ModelsConfig
+from treetune.serve.host import ModelsConfig
+from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.wire import pack, unpack_plain
+from treetune.serve.zmq.door import ZmqDoor
 
 GOLD = ModelsConfig(model="scripted:gold")
 
@@ -171,13 +172,16 @@ def shuffled(kind, seed=3):
 
 
 @contextlib.asynccontextmanager
-async def serving(taskset, *, workers: int = 0, models: ModelsConfig = GOLD, pool=None, server=None, **options):
+async def serving(
+    taskset, *, workers: int = 0, models: ModelsConfig = GOLD, pool=None, server=None, doors=None, **options
+):
     """A running server, closed at the end."""
-    config = ServerConfig(**{"address": "tcp://127.0.0.1:0", "drain_seconds": 1.0, **options})
+    doors = doors if doors is not None else [ZmqDoor(options.pop("address", "tcp://127.0.0.1:0"))]
+    config = ServerConfig(**{"drain_seconds": 1.0, **options})
     if workers:
-        made = EnvServerPool(taskset, config, models, PoolConfig(workers=workers, **(pool or {})))
+        made = EnvServerPool(taskset, config, models, PoolConfig(workers=workers, **(pool or {})), doors=doors)
     else:
-        made = (server or EnvServer)(taskset, config, models)
+        made = (server or EnvServer)(taskset, config, models, doors=doors)
     await made.start()
     try:
         yield made
@@ -235,4 +239,4 @@ class Raw:
 
 
 def pids(server):
-    return [member.handle._process.pid for member in server.executor._members.values()]
+    return [member.handle.pid for member in server.host.workers._members.values()]

@@ -28,9 +28,9 @@ from treetune.rows.arrow_values import drop_nulls
 from treetune.rows.arrow_values import to_rows as columns_as_rows
 from treetune.rows.formats import FORMATS, task_to_play, task_to_score
 from treetune.rows.writing import write_parquet
+from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
-from treetune.serve.http.episodes import HttpConfig
-from treetune.serve.http.server import HttpServer
+from treetune.serve.http.door import HttpDoor
 from treetune.target import build_taskset
 from treetune.taskset import Taskset
 from treetune.threads import call
@@ -98,14 +98,11 @@ def rewards_over_zmq(taskset: Taskset[Any, Any], answers: list[str]) -> list[flo
 def rewards_over_http(taskset: Taskset[Any, Any], answers: list[str]) -> list[float]:
     async def play() -> list[float]:
         rewards = []
-        async with serving(taskset, address="") as server:
-            door = HttpServer(server, HttpConfig(address=":0"))
-            await door.start()
-            async with TaskServerClient(door.url) as client:
-                for number, answer in enumerate(answers):
-                    async with await client.start(number) as episode:
-                        rewards.append((await episode.step(answer)).reward)
-            await door.close()
+        doors = [HttpDoor(HttpConfig(address=":0"))]
+        async with serving(taskset, doors=doors) as server, TaskServerClient(server.address) as client:
+            for number, answer in enumerate(answers):
+                async with await client.start(number) as episode:
+                    rewards.append((await episode.step(answer)).reward)
         return rewards
 
     return asyncio.run(play())

@@ -78,6 +78,7 @@ class Echo(Environment):
     closed: list[str] = []
 
     async def start(self) -> list[dict[str, str]]:
+        self.closed = Echo.closed  # an environment that an earlier test dropped may be closed while another runs
         return self.task.messages
 
     async def step(self, action: Action) -> Step:
@@ -87,12 +88,12 @@ class Echo(Environment):
         return Step("again" if not right else "", reward=float(right), done=right, info={"metrics": {"length": 4}})
 
     async def close(self) -> None:
-        Echo.closed.append(str(self.task.ground_truth))
+        self.closed.append(str(self.task.ground_truth))
 
 
 @pytest.fixture
 def echo(gym):
-    Echo.closed.clear()
+    Echo.closed = []
     skyrl.register(Echo, id="echo")
 
     def task(truth: Any = "word", **extra: Any) -> Task:

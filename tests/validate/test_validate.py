@@ -273,7 +273,8 @@ def test_prompts_have_the_same_key_in_every_kind_of_file(prompts: list[list[str]
     batch = pa.RecordBatch.from_pylist(data)
     if large:
         message = pa.struct({"role": pa.string(), "content": pa.large_string()})
-        batch = batch.set_column(1, "prompt", batch.column("prompt").cast(pa.list_(message)))
+        prompts_of_large_text = pa.array([row["prompt"] for row in data], pa.list_(message))
+        batch = batch.set_column(1, "prompt", prompts_of_large_text)
     keys = keys_of(Columns(batch, RowCheck("skyrl")))
     assert keys is not None
     assert keys.tolist() == [key_of(row["prompt"]) for row in data]
@@ -437,7 +438,10 @@ def test_parts_of_contents(tmp_path: Path) -> None:
 def test_types_that_datasets_does_not_know(kind: Any, tmp_path: Path) -> None:
     table = pa.Table.from_pylist([faults.row(0)])
     path = tmp_path / "a.parquet"
-    pq.write_table(table.append_column("more", pa.nulls(1, kind)), path)
+    try:
+        pq.write_table(table.append_column("more", pa.nulls(1, kind)), path)
+    except pa.ArrowNotImplementedError as error:
+        pytest.skip(f"this pyarrow cannot write it: {error}")
     assert told(path) == {"unsupported-type": []}
 
 

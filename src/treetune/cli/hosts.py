@@ -68,10 +68,10 @@ async def _start_workers(evaluation: evaluating.Evaluation, workers: int) -> Asy
     """A server of our own, at a socket that only this user can reach."""
     config, taskset = evaluation.config, evaluation.taskset
     folder = serve.socket_folder()
-    capacity = config.max_concurrent + config.num_rollouts
-    settings = serve.ServerConfig(address=f"ipc://{folder}/server", capacity=capacity, limits=config.limits)
+    settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
     models = serve.ModelsConfig(model=config.model, endpoint=config.endpoint)
-    server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers))
+    doors = [serve.ZmqDoor(f"ipc://{folder}/server")]
+    server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=doors)
     try:
         await server.start()
         async with serve.EnvClient(server.address, taskset=taskset) as client:

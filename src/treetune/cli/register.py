@@ -147,7 +147,7 @@ def open_registration(place: str | None, advertise: str | None) -> Registration 
 
 
 def register_server(
-    registration: Registration | None, server: EnvServer, url: str | None, info: Info
+    registration: Registration | None, server: EnvServer, info: Info
 ) -> AbstractAsyncContextManager[None]:
     """Keeps the server in the register while it runs."""
     import contextlib
@@ -159,11 +159,12 @@ def register_server(
 
     if registration is None:
         return contextlib.nullcontext()
+    addresses = {name: name_public_address(address) for name, address in server.addresses.items()}
     entry = ServerEntry(
         id=make_id(),
         name=info.name[:300],
-        url=registration.advertise or (name_public_address(url) if url is not None else None),
-        zmq=name_public_address(server.address) if server.address else None,
+        url=registration.advertise or addresses.get("http"),
+        zmq=addresses.get("zmq"),
         server_key=server.public_key.decode() if server.public_key is not None else None,
         num_tasks=info.num_tasks,
         needs_token=server.config.access.token is not None,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treetune.cli.options import TasksTarget, Trust
+from treetune.serve.http import HttpConfig
 
 if TYPE_CHECKING:
     from treetune.cli.register import Registration
-    from treetune.serve.http.server import HttpServer
     from treetune.serve.server import EnvServer
 
 _REPORT_SECONDS = 10.0
+_HTTP = HttpConfig()
 
 
 def serve_command(
@@ -32,9 +33,15 @@ def serve_command(
         str | None, typer.Option("--http", help="Where the HTTP episode server listens: HOST:PORT, or :PORT.")
     ] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Short for --http :PORT.")] = None,
-    max_episodes: Annotated[int, typer.Option(help="HTTP episodes that live at once; beyond it: 429.")] = 1024,
-    episode_idle: Annotated[float, typer.Option(help="Seconds until an HTTP episode nobody steps is closed.")] = 300.0,
-    episode_deadline: Annotated[float, typer.Option(help="The most seconds of an HTTP episode.")] = 3600.0,
+    max_episodes: Annotated[
+        int, typer.Option(help="HTTP episodes that live at once; beyond it: 429.")
+    ] = _HTTP.max_episodes,
+    episode_idle: Annotated[
+        float, typer.Option(help="Seconds until an HTTP episode nobody steps is closed.")
+    ] = _HTTP.idle_seconds,
+    episode_deadline: Annotated[
+        float, typer.Option(help="The most seconds of an HTTP episode.")
+    ] = _HTTP.deadline_seconds,
     model: Annotated[
         list[str] | None,
         typer.Option("-m", "--model", help="Who answers; the first where a request names none. May be repeated."),
@@ -104,8 +111,10 @@ def serve_command(
     from treetune.errors import UsageError
     from treetune.policies import EndpointConfig
     from treetune.serve.access import Access
-    from treetune.serve.models import ModelsConfig
-    from treetune.serve.server import EnvServer, ServerConfig
+    from treetune.serve.host import ModelsConfig
+    from treetune.serve.http.door import HttpDoor, MetricsDoor
+    from treetune.serve.server import Door, EnvServer, ServerConfig
+    from treetune.serve.zmq.door import ZmqDoor
     from treetune.target import build_taskset, read_target, refuse_server
 
     refuse_server(target, "serve")
@@ -126,13 +135,19 @@ def serve_command(
         http = f"127.0.0.1:{port}"
     elif port is not None:
         raise UsageError("--http and --port are the same", remedy="pass one of them")
-    if zmq is None:
-        zmq = "" if http is not None else "tcp://127.0.0.1:5555"
-    elif not zmq:
-        raise UsageError("'' is no address", remedy="leave --zmq out, or write tcp://127.0.0.1:5555")
+    doors: list[Door] = [MetricsDoor(metrics)] if metrics is not None else []  # shows figures to the very end
+    if zmq is not None or http is None:
+        doors.append(ZmqDoor() if zmq is None else ZmqDoor(zmq))
+    if http is not None:
+        episodes = {
+            "address": http,
+            "max_episodes": max_episodes,
+            "idle_seconds": episode_idle,
+            "deadline_seconds": episode_deadline,
+        }
+        doors.append(HttpDoor(convert(episodes, HttpConfig, source="the options")))
     registration = open_registration(register, advertise)
     settings: dict[str, Any] = {
-        "address": zmq,
         "capacity": capacity,
         "drain_seconds": drain,
         "state": state,
@@ -146,28 +161,11 @@ def serve_command(
     refuse_unservable(taskset)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if workers or max_workers or engine != "processes":
-        server = _pool(taskset, config, models, max(1, workers), max_workers, engine)
+        server = _pool(taskset, config, models, max(1, workers), max_workers, engine, doors)
     else:
-        server = EnvServer(taskset, config, models)
-    door = None
-    if http is not None:
-        episodes = {
-            "address": http,
-            "max_episodes": max_episodes,
-            "idle_seconds": episode_idle,
-            "deadline_seconds": episode_deadline,
-        }
-        door = _http(server, episodes)
-    uvloop.run(_serve(server, door, metrics, json, registration))
+        server = EnvServer(taskset, config, models, doors=doors)
+    uvloop.run(_serve(server, json, registration))
     return 0
-
-
-def _http(server: EnvServer, settings: dict[str, Any]) -> HttpServer:
-    from treetune.config import convert
-    from treetune.serve.http.episodes import HttpConfig
-    from treetune.serve.http.server import HttpServer
-
-    return HttpServer(server, convert(settings, HttpConfig, source="the options"))
 
 
 def _with(config: Any, **changes: Any) -> Any:
@@ -176,26 +174,22 @@ def _with(config: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(config, **changes)
 
 
-def _pool(taskset: Any, config: Any, models: Any, workers: int, max_workers: int | None, engine: str) -> EnvServer:
+def _pool(
+    taskset: Any, config: Any, models: Any, workers: int, max_workers: int | None, engine: str, doors: Any
+) -> EnvServer:
     from treetune.config import convert
     from treetune.errors import UsageError
     from treetune.serve.pool.broker import EnvServerPool
-    from treetune.serve.pool.engines import load_engine
+    from treetune.serve.pool.worker import load_engine
     from treetune.serve.pool.workers import PoolConfig
 
     if max_workers is not None and max_workers < workers:
         raise UsageError(f"--max-workers {max_workers} is less than --workers {workers}")
     pool = convert({"workers": workers, "max_workers": max_workers}, PoolConfig, source="the options")
-    return EnvServerPool(taskset, config, models, pool, load_engine(engine))
+    return EnvServerPool(taskset, config, models, pool, load_engine(engine), doors=doors)
 
 
-async def _serve(
-    server: EnvServer,
-    http: HttpServer | None,
-    metrics: str | None,
-    json: bool,
-    registration: Registration | None = None,
-) -> None:
+async def _serve(server: EnvServer, json: bool, registration: Registration | None = None) -> None:
     import asyncio
     import contextlib
     import logging
@@ -204,8 +198,6 @@ async def _serve(
 
     from treetune.cli.output import print_json
     from treetune.cli.register import register_server
-    from treetune.errors import UsageError
-    from treetune.serve.metrics import serve_metrics
 
     log = logging.getLogger("treetune.serve")
     loop = asyncio.get_running_loop()
@@ -224,41 +216,24 @@ async def _serve(
         await starting
     if starting.cancelled():
         return
-    exporter = None
-    try:
-        if http is not None:
-            await http.start()
-        if metrics is not None:
-            exporter = await serve_metrics(server.metrics, metrics)
-    except UsageError:
-        if http is not None:
-            await http.close()
-        await server.close()
-        raise
-    info = await server.host.info()
+    info = server.info()
     size = "endless" if info.num_tasks is None else f"{info.num_tasks:,} tasks"
-    url = http.url if http is not None else None
-    doors = " and ".join(filter(None, [server.address, url]))
+    at = server.addresses
+    doors = " and ".join(at[kind] for kind in ("zmq", "http") if kind in at)
     log.info("serving %s (%s) at %s, cursor %d", info.name, size, doors, info.cursor)
     key = server.public_key.decode() if server.public_key is not None else None
     if key is not None:
         log.info("encrypted; the key that clients need: %s", key)
     if server.config.state is None:
         log.info("without --state the cursor is lost when this server ends")
-    shown = f"{exporter.url}/metrics" if exporter is not None else None
     if json:
-        print_json({"address": server.address, "http": url, "pid": os.getpid(), "server_key": key, "metrics": shown})
+        found = {"address": at.get("zmq", ""), "http": at.get("http"), "pid": os.getpid(), "server_key": key}
+        print_json({**found, "metrics": at.get("metrics")})
     reporter = asyncio.create_task(_report(server, log))
-    async with register_server(registration, server, url, info):
+    async with register_server(registration, server, info):
         await asked.wait()
         reporter.cancel()
-        # Both at once: together they have the seconds of --drain.
-        await asyncio.gather(server.drain(), *([http.drain()] if http is not None else []))
-        if http is not None:
-            await http.close()
-        await server.close()
-    if exporter is not None:
-        await exporter.close()
+        await server.stop()
     log.info("stopped; the next index is %d", server.streams.cursor())
 
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treetune.serve.access import Access
     from treetune.serve.errors import ServeError
+    from treetune.serve.host import ModelsConfig
+    from treetune.serve.http import HttpConfig
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
-    from treetune.serve.http.episodes import HttpConfig
+    from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.probe import probe
-    from treetune.serve.http.server import HttpServer
-    from treetune.serve.metrics import serve_metrics
-    from treetune.serve.models import ModelsConfig
     from treetune.serve.pool.broker import EnvServerPool
-    from treetune.serve.pool.engines import load_engine
+    from treetune.serve.pool.worker import load_engine
     from treetune.serve.pool.workers import PoolConfig
     from treetune.serve.register import (
         Register,
@@ -35,12 +34,13 @@ if TYPE_CHECKING:
         stay_registered,
     )
     from treetune.serve.served import ServedTaskset
-    from treetune.serve.server import EnvServer, ServerConfig
+    from treetune.serve.server import Door, EnvServer, ServerConfig
     from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
+    from treetune.serve.zmq.door import ZmqDoor
     from treetune.serve.zmq.sockets import socket_folder
 
 __all__ = ["BlockingEnvClient", "EnvClient", "EnvServer", "EnvServerPool", "ModelsConfig", "PoolConfig", "ServerConfig"]
-__all__ += ["Access", "HttpConfig", "HttpServer", "load_engine", "serve_metrics", "socket_folder"]
+__all__ += ["Access", "Door", "HttpConfig", "HttpDoor", "MetricsDoor", "ZmqDoor", "load_engine", "socket_folder"]
 __all__ += ["RemoteEpisode", "ServeError", "ServedTaskset", "TaskServerClient", "probe"]
 __all__ += ["Register", "RegisterServer", "RegisteredServer", "ServerEntry", "ServerHealth", "check_health"]
 __all__ += ["make_id", "name_public_address", "open_register", "stay_registered"]
@@ -48,22 +48,22 @@ __all__ += ["make_id", "name_public_address", "open_register", "stay_registered"
 _HOMES = {
     "access": ("Access",),
     "errors": ("ServeError",),
+    "host": ("ModelsConfig",),
+    "http": ("HttpConfig",),
     "http.client": ("RemoteEpisode", "TaskServerClient"),
-    "http.episodes": ("HttpConfig",),
+    "http.door": ("HttpDoor", "MetricsDoor"),
     "http.probe": ("probe",),
-    "http.server": ("HttpServer",),
-    "metrics": ("serve_metrics",),
-    "models": ("ModelsConfig",),
     "pool.broker": ("EnvServerPool",),
-    "pool.engines": ("load_engine",),
+    "pool.worker": ("load_engine",),
     "pool.workers": ("PoolConfig",),
     "register": (
         *("Register", "RegisterServer", "RegisteredServer", "ServerEntry", "ServerHealth", "check_health"),
         *("make_id", "name_public_address", "open_register", "stay_registered"),
     ),
     "served": ("ServedTaskset",),
-    "server": ("EnvServer", "ServerConfig"),
+    "server": ("Door", "EnvServer", "ServerConfig"),
     "zmq.client": ("BlockingEnvClient", "EnvClient"),
+    "zmq.door": ("ZmqDoor",),
     "zmq.sockets": ("socket_folder",),
 }
 

@@ -69,35 +69,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
-    """Binds, and gives the address with its real port."""
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        raise UsageError(f"cannot listen on {address}: {error}", remedy="is another server there?") from None
-    return str(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\x00"))  # type: ignore[union-attr]
-
-
-def encrypt_server(socket: zmq.Socket[bytes], secret: bytes) -> None:
-    socket.curve_server = True
-    socket.curve_secretkey = secret
-    socket.curve_publickey = zmq.curve_public(secret)
-
-
-def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = None) -> None:
-    """Connects, encrypted where the server's key is given; nobody need be there yet."""
-    try:
-        if server_key is not None:
-            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-            socket.curve_serverkey = server_key
-        socket.connect(address)
-    except (zmq.ZMQError, ValueError) as error:
-        socket.close(0)
-        raise UsageError(
-            f"cannot connect to {address!r}: {error}", remedy="an address is tcp://HOST:PORT, a key its 40 characters"
-        ) from None
-
-
 def load_curve_key(path: Path) -> bytes:
     """The secret CURVE key in a file, made where there is none."""
     try:

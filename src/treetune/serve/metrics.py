@@ -3,7 +3,6 @@
     metrics.count_request("sample", seconds)
     metrics.stats()                                   # for `treetune top`
     metrics.render()                                  # for Prometheus
-    listener = await serve_metrics(metrics, ":9100")  # for Prometheus, at an address of their own
 
 Objects of prometheus_client are made only when it asks: they cost more to count with.
 """
@@ -17,14 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from treetune.serve.access import Access, parse_http_address
-from treetune.serve.executor import Scored
+from treetune.serve.host import Scored
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
-
-    from treetune.serve.http.asgi import Listener
 
 BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
 """Seconds up to which each bucket of the latencies goes."""
@@ -41,7 +37,9 @@ class Latency:
 
 
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, gauges: Callable[[], dict[str, float]]) -> None:
+        """`gauges` gives what is so now: `in_flight`, `queue`, `workers`, and the cursors as `cursor:NAME`."""
+        self.gauges = gauges
         self.began = time.time()
         self.requests: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
@@ -51,8 +49,6 @@ class Metrics:
         self.rewards: dict[str, list[float]] = {}
         """By source: how many were scored, and the sum of their rewards."""
         self.latencies: dict[str, Latency] = {}
-        self.gauges: Callable[[], dict[str, float]] = dict
-        """What is so now: `in_flight`, `queue`, `workers`, `kept_answers`, and the cursors as `cursor:NAME`."""
 
     def count_request(self, method: str, seconds: float, kind: str | None = None) -> None:
         self.requests[method] += 1
@@ -136,15 +132,3 @@ class Metrics:
             else:
                 yield GaugeMetricFamily(f"treetune_{name}", name.replace("_", " "), value)
         yield cursors
-
-
-async def serve_metrics(metrics: Metrics, address: str) -> Listener:
-    """Shows them to Prometheus at HOST:PORT."""
-    from prometheus_client import make_asgi_app
-
-    from treetune.serve.http.asgi import Listener
-
-    host, port = parse_http_address(address, Access(open=True))
-    listener = Listener(make_asgi_app(metrics.registry()), host, port)
-    await listener.start()
-    return listener

@@ -1,10 +1,10 @@
 """EnvServer: a taskset that is served. It owns the order, the episodes and the capacity, whichever door is used.
 
-    server = EnvServer(taskset, ServerConfig(address="tcp://127.0.0.1:5555"), ModelsConfig(model="my-model"))
+    server = EnvServer(taskset, ServerConfig(), ModelsConfig(model="my-model"), doors=[ZmqDoor(), HttpDoor()])
     await server.start()
     await server.wait_stopped()
 
-Two doors translate between their wire and its host: ZMQ (`zmq/door.py`) and HTTP (`http/`).
+A door translates between its wire and the server's host: ZMQ (`zmq/door.py`), HTTP (`http/door.py`).
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-import zmq
 
 from treetune.episode import Limits
-from treetune.host import Info, LocalHost, info_of
-from treetune.serve.access import Access, bind_address, check_address, encrypt_server, load_curve_key, load_signing_key
+from treetune.host import Info, info_of
+from treetune.serve.access import Access, load_signing_key
 from treetune.serve.errors import Busy, Stopping
-from treetune.serve.executor import Executor, LocalExecutor
+from treetune.serve.host import HostSpec, ModelsConfig, ServerHost
 from treetune.serve.metrics import Metrics
-from treetune.serve.models import Models, ModelsConfig
 from treetune.serve.store import Store, StoredStreams
 from treetune.serve.task_signer import TaskSigner, new_key
-from treetune.serve.zmq.door import ZmqDoor
-from treetune.serve.zmq.sockets import MOST_BYTES, new_socket
 from treetune.streams import Streams, load
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -38,8 +35,6 @@ CAPACITY = 512
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    address: str = "tcp://127.0.0.1:5555"
-    """Where to listen; port 0 takes a free one. Empty: nowhere, where there is another door."""
     access: Access = Access()
     capacity: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The most rollouts and episodes under way at once, those over HTTP too; a group counts as many. Beyond it the
@@ -56,23 +51,50 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long work under way may take to end when the server stops."""
 
 
+class Door:
+    """A way into a server."""
+
+    name: ClassVar[str]
+    address: str
+    """Where it listens; with its real port once it is open."""
+    public_key: bytes | None = None
+    """What a client needs where connections are encrypted."""
+
+    def attach(self, server: EnvServer) -> None:
+        """Called before anything is loaded: a wrong address is refused here."""
+        self.server = server
+
+    async def open(self) -> None:
+        """Listens. The server is ready for work."""
+
+    async def drain(self) -> None:
+        """Lets what came through it end. The server takes no more work."""
+
+    async def close(self) -> None:
+        """Stops what came through it, and listens no more. Also called where it was not opened."""
+
+    def gauges(self) -> dict[str, float]:
+        """Its figures."""
+        return {}
+
+
 class EnvServer:
     def __init__(
-        self, taskset: Taskset[Any, Any], config: ServerConfig | None = None, models: ModelsConfig | None = None
+        self,
+        taskset: Taskset[Any, Any],
+        config: ServerConfig | None = None,
+        models: ModelsConfig | None = None,
+        *,
+        doors: Sequence[Door],
     ) -> None:
+        """The doors are opened in their order, and closed the other way round."""
         self.config = config or ServerConfig()
         self.taskset = taskset
         self.models_config = models or ModelsConfig()
         self.capacity = self.config.capacity or CAPACITY
-        self.address = self.config.address
-        self.public_key: bytes | None = None
-        """What a client needs where connections are encrypted."""
-        self.metrics = Metrics()
-        self.metrics.gauges = self._gauges
-        self.door = ZmqDoor(self)
+        self.metrics = Metrics(self._gauges)
         self.order: StoredStreams
-        self.host: LocalHost
-        self.executor: Executor
+        self.host: ServerHost
         self.signer: TaskSigner
         self.stopping = False
         """Takes no more work."""
@@ -82,6 +104,9 @@ class EnvServer:
         self._stopped = asyncio.Event()
         self._opened = contextlib.AsyncExitStack()
         """What is to be closed, last opened first."""
+        self.doors = list(doors)
+        for door in self.doors:
+            door.attach(self)
 
     # Its life
 
@@ -94,32 +119,18 @@ class EnvServer:
             raise
 
     async def _start(self) -> None:
-        config, opened = self.config, self._opened
-        if config.address:
-            check_address(config.address, config.access)
         streams = await load(self.taskset)
-        key = self._open_store(streams)
-        self.signer = TaskSigner(key, streams.identity.digest)
-        self.models = Models(self.models_config, self.taskset)
-        opened.push_async_callback(self.models.close)
-        socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
-        if config.access.curve_key is not None:
-            secret = load_curve_key(config.access.curve_key)
-            encrypt_server(socket, secret)
-            self.public_key = zmq.curve_public(secret)
-        self.door.open(socket)
-        opened.callback(self.door.close)
-        self.host, self.executor = self._make_host(key)
-        opened.push_async_callback(self.host.close)
-        await self.executor.start()
-        opened.push_async_callback(self.executor.close)
-        opened.push_async_callback(self.door.stop_work)
-        if config.address:
-            self.address = bind_address(socket, config.address)
+        self.signer = TaskSigner(self._open_store(streams), streams.identity.digest)
+        limits, models = self.config.limits, self.models_config
+        self.host = self._make_host(HostSpec(models=models, limits=limits, signer=self.signer, capacity=self.capacity))
+        self._opened.push_async_callback(self.host.close)
+        await self.host.prepare()
+        for door in self.doors:
+            self._opened.push_async_callback(door.close)
+            await door.open()
 
-    def _make_host(self, key: bytes) -> tuple[LocalHost, Executor]:
-        host = LocalHost(self.streams, self.models.policy_of, self.config.limits)
-        return host, LocalExecutor(host, self.signer, self.capacity, self.metrics.count_scored)
+    def _make_host(self, spec: HostSpec) -> ServerHost:
+        return ServerHost(self.streams, spec, self.metrics.count_scored)
 
     def _open_store(self, streams: Streams) -> bytes:
         """The key of the seals; and where cursors were kept, goes on there."""
@@ -138,6 +149,20 @@ class EnvServer:
     def streams(self) -> Streams:
         return self.order.streams
 
+    @property
+    def address(self) -> str:
+        """Of its first door."""
+        return self.doors[0].address
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """By the names of its doors."""
+        return {door.name: door.address for door in self.doors}
+
+    @property
+    def public_key(self) -> bytes | None:
+        return next((door.public_key for door in self.doors if door.public_key is not None), None)
+
     async def stop(self) -> None:
         """Takes no more work, lets what is under way end, and closes."""
         if not self.stopping:
@@ -146,9 +171,11 @@ class EnvServer:
         await self.wait_stopped()
 
     async def drain(self) -> None:
-        """Takes no more work, and lets what is under way end."""
+        """Takes no more work, and lets what is under way end: all doors have the same seconds for it."""
         self.stopping = True
-        await self.door.drain(self.config.drain_seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.drain_seconds):
+                await asyncio.gather(*(door.drain() for door in self.doors))
 
     async def close(self) -> None:
         """Closes at once; work under way is stopped."""
@@ -159,11 +186,11 @@ class EnvServer:
     async def wait_stopped(self) -> None:
         await self._stopped.wait()
 
-    # What both doors ask
+    # What the doors ask
 
     def info(self) -> Info:
         info = info_of(self.streams)
-        info.capacity, info.models = self.capacity, self.models.names
+        info.capacity, info.models = self.capacity, self.host.models.names
         return info
 
     def refuse_stopping(self) -> None:
@@ -201,11 +228,13 @@ class EnvServer:
         self._reserved -= size
 
     def _gauges(self) -> dict[str, float]:
-        return {
+        gauges: dict[str, float] = {
             "in_flight": self.in_flight,
             "episodes": len(self.host.episodes.live),
             "capacity": self.capacity,
-            "kept_answers": len(self.door.replies),
-            **{name: value for name, value in self.executor.stats().items() if isinstance(value, int)},
+            **{name: value for name, value in self.host.stats().items() if isinstance(value, int)},
             **{f"cursor:{name}": index for name, index in list(self.streams.cursors.items())},
         }
+        for door in self.doors:
+            gauges |= door.gauges()
+        return gauges

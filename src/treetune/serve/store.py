@@ -17,8 +17,8 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from treetune.errors import ResumeError, StorageError, TreetuneError, UsageError
+from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.task_signer import new_key
-from treetune.serve.zmq.wire import pack, unpack_plain
 from treetune.streams import Draw, Identity, Streams, StreamState
 
 KEPT_DRAWS = 20_000

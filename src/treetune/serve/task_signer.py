@@ -21,7 +21,7 @@ import msgspec
 
 from treetune.errors import TasksetError
 from treetune.serve.errors import BadRequest, TaskRefused
-from treetune.serve.zmq.wire import pack, pack_sorted, unpack, unpack_plain
+from treetune.serve.messages import pack, pack_sorted, unpack, unpack_plain
 from treetune.task import ForeignTask, Task
 from treetune.taskset import Taskset
 from treetune.trace import Trace

@@ -17,7 +17,7 @@ import hmac
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -88,22 +88,21 @@ class JsonApp:
         max_bytes: int,
         token_remedy: str,
         count: Callable[[str, float, str | None], None] = lambda name, seconds, kind: None,
+        websockets: Mapping[str, Callable[[Receive, Send], Awaitable[None]]] = {},
     ) -> None:
-        """`count` is called after each request with its name, its seconds, and the kind of its error."""
+        """`count` is called after each request with its name, its seconds, and the kind of its error; `websockets` has
+        by its path what serves a connection."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
         self._access = access
         self._bearer = f"Bearer {access.token}".encode() if access.token is not None else None
         self._max_bytes, self._token_remedy = max_bytes, token_remedy
-        self._count = count
-
-    async def serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "websocket.close", "code": 1008})
+        self._count, self._websockets = count, websockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await self.serve_websocket(scope, receive, send)
+            await self._serve_websocket(scope, receive, send)
             return
         began, request, kind = time.perf_counter(), HttpRequest(scope["path"], receive), None
         status, headers = 200, [(b"content-type", JSON)]
@@ -119,17 +118,26 @@ class JsonApp:
                 self._count(request.name, time.perf_counter() - began, None)
                 return
             headers = [(b"content-type", request.content_type)]
-        except HttpError as error:
-            status, kind, body = error.status, error.kind, error.body
-            headers += _make_error_headers(error)
         except Exception as error:
-            log.exception("%s failed", request.path)
-            failure = to_http_error(error)
-            status, kind, body = failure.status, failure.kind, failure.body
+            answer = to_http_error(error)
+            status, kind, body = answer.status, answer.kind, answer.body
+            headers += answer.headers
         self._count(request.name, time.perf_counter() - began, kind)
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serve = self._websockets.get(scope["path"])
+        try:
+            self.admit(scope["headers"])
+        except HttpError:
+            serve = None
+        if serve is None:
+            await send({"type": "websocket.close", "code": 1008})  # before it was accepted: HTTP 403
+            return
+        self._count("http.websocket", 0.0, None)
+        await serve(receive, send)
 
     def _find_route(self, path: str, method: str) -> Route:
         methods = self._routes.get(path) or self._routes.get(path.rpartition("/")[0] + "/*")
@@ -193,19 +201,6 @@ async def _send_events(events: Events, send: Send) -> None:
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _make_error_headers(error: HttpError) -> Headers:
-    headers = []
-    if error.retry_after is not None:
-        headers.append((b"retry-after", b"%d" % error.retry_after))
-    if error.allow is not None:
-        headers.append((b"allow", error.allow.encode()))
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if error.status == 413:
-        headers.append((b"connection", b"close"))  # the rest of the body is not wanted
-    return headers
 
 
 # Listening

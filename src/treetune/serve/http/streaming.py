@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from treetune.serve.http import wire
 from treetune.serve.http.asgi import Receive, Send
-from treetune.serve.http.episodes import Episodes
-from treetune.serve.http.wire import HttpError, decode, encode, read_body, to_http_error
+from treetune.serve.http.wire import decode, encode, read_body, to_http_error
 
-log = logging.getLogger("treetune.serve")
+if TYPE_CHECKING:
+    from treetune.serve.http.door import HttpDoor
 
 SOCKET_PATH = "/api/episode/ws"
 _MOST_MESSAGES = 16
@@ -55,8 +54,8 @@ class _EpisodeId(msgspec.Struct):
 class EpisodeSocket:
     """One episode over one WebSocket."""
 
-    def __init__(self, episodes: Episodes, receive: Receive, send: Send) -> None:
-        self._episodes = episodes
+    def __init__(self, door: HttpDoor, receive: Receive, send: Send) -> None:
+        self._door = door
         self._receive, self._send = receive, send
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         """None: no more will come."""
@@ -74,7 +73,7 @@ class EpisodeSocket:
                 answer = await self._answer(message)
                 with contextlib.suppress(OSError):  # it has left; the reader hears of it too
                     await self._send({"type": "websocket.send", "text": answer.decode()})
-                ended = self._episode is not None and self._episode not in self._episodes.live
+                ended = self._episode is not None and self._episode not in self._door.live
             if not self._has_left:
                 with contextlib.suppress(OSError, RuntimeError):  # it may leave just now
                     await self._send({"type": "websocket.close", "code": 1000 if ended else 1008})
@@ -86,13 +85,13 @@ class EpisodeSocket:
         """The first message that can starts the episode, the others are its steps."""
         try:
             if self._episode is None:
-                answer = await self._episodes.start(read_body(wire.StartBody, message))
+                answer = await self._door.start(read_body(wire.StartBody, message))
                 self._episode = decode(_EpisodeId, answer).episode_id
                 return answer
             move = read_body(Move, message)
-            return await self._episodes.step(wire.StepBody(self._episode, move.action, move.turn))
-        except HttpError as error:
-            return error.body
+            return await self._door.step(wire.StepBody(self._episode, move.action, move.turn))
+        except Exception as error:
+            return to_http_error(error).body
 
     async def _read(self) -> None:
         while True:
@@ -105,11 +104,11 @@ class EpisodeSocket:
             self._messages.put_nowait(message.get("bytes") or (message.get("text") or "").encode())
 
     async def _cancel(self) -> None:
-        if self._episode is not None and self._episode in self._episodes.live:
-            await self._episodes.cancel(self._episode)
+        if self._episode is not None and self._episode in self._door.live:
+            await self._door.cancel(self._episode)
 
 
-async def stream_step(episodes: Episodes, body: wire.StepBody) -> AsyncGenerator[bytes]:
+async def stream_step(door: HttpDoor, body: wire.StepBody) -> AsyncGenerator[bytes]:
     """The server-sent events of one step: what the environment shows meanwhile, then the answer. Closing it early
     leaves the step to go on."""
     parts: asyncio.Queue[str | None] = asyncio.Queue()
@@ -118,10 +117,10 @@ async def stream_step(episodes: Episodes, body: wire.StepBody) -> AsyncGenerator
         if parts.qsize() < _MOST_PARTS:
             parts.put_nowait(text)
 
-    episode = episodes.live.get(body.episode_id)
+    episode = door.live.get(body.episode_id)
     if episode is not None:
         episode.watchers.append(take)
-    step = asyncio.ensure_future(episodes.step(body))
+    step = asyncio.ensure_future(door.step(body))
     step.add_done_callback(lambda _: parts.put_nowait(None))
     begun = False
     try:
@@ -140,8 +139,6 @@ async def stream_step(episodes: Episodes, body: wire.StepBody) -> AsyncGenerator
         except Exception as error:
             if not begun:
                 raise
-            if not isinstance(error, HttpError):
-                log.exception("a step failed")
             yield _format_event("error", to_http_error(error).body)
     finally:
         if episode is not None:

@@ -9,19 +9,21 @@ Field for field this is what `docs/task_server_api.md` says; `/openapi.json` is 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable
 from functools import cache
-from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from treetune.environment import Observation
-from treetune.errors import TreetuneError, UsageError
-from treetune.serve.errors import ServeError
-from treetune.serve.zmq.wire import failure
+from treetune.episode import DeadlinePassed
+from treetune.episode_book import EpisodeEnded, WrongTurn
+from treetune.errors import TreetuneError
+from treetune.serve.messages import failure
 
+log = logging.getLogger("treetune.serve")
 MOST_IN_BATCH = 1024
 API_VERSION = 2
 """2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
@@ -132,49 +134,52 @@ class HttpError(Exception):
     """An answer that is an error."""
 
     def __init__(
-        self,
-        status: int,
-        kind: str,
-        error: str,
-        *,
-        path: str | None = None,
-        remedy: str | None = None,
-        retry_after: int | None = None,
-        allow: str | None = None,
+        self, status: int, kind: str, error: str, *, path: str | None = None, remedy: str | None = None, allow: str = ""
     ) -> None:
+        """`allow` names the methods that a path takes."""
         super().__init__(error)
-        self.status, self.kind, self.retry_after, self.allow = status, kind, retry_after, allow
-        self.body = encode(ErrorAnswer(error=error, kind=kind, status=int(status), path=path, remedy=remedy))
+        self.status, self.kind = int(status), kind
+        self.body = encode(ErrorAnswer(error=error, kind=kind, status=self.status, path=path, remedy=remedy))
+        self.headers = _HEADERS.get(self.status, [])
+        if allow:
+            self.headers = [(b"allow", allow.encode())]
 
 
-_STATUS = {
-    "busy": HTTPStatus.TOO_MANY_REQUESTS,
-    "stopping": HTTPStatus.SERVICE_UNAVAILABLE,
-    "timeout": HTTPStatus.GATEWAY_TIMEOUT,
-    "cancelled": HTTPStatus.GONE,
-    "usage": HTTPStatus.UNPROCESSABLE_ENTITY,
-    "bad_request": HTTPStatus.UNPROCESSABLE_ENTITY,
-    "worker_lost": HTTPStatus.SERVICE_UNAVAILABLE,
+_HEADERS = {
+    401: [(b"www-authenticate", b"Bearer")],
+    413: [(b"connection", b"close")],  # the rest of the body is not wanted
+    429: [(b"retry-after", b"1")],
+    503: [(b"retry-after", b"1")],
 }
-RETRY_SECONDS = 1
+_STATUS = {
+    "busy": 429,
+    "stopping": 503,
+    "timeout": 504,
+    "cancelled": 410,
+    "usage": 422,
+    "bad_request": 422,
+    "worker_lost": 503,
+}
 
 
-def to_http_error(error: TreetuneError | Exception, path: str | None = None) -> HttpError:
-    """An error of the host as an answer; `path` is the part of the body that a wrong request is wrong in."""
+def to_http_error(error: Exception, path: str | None = None) -> HttpError:
+    """An error as an answer; `path` is the part of the body that a wrong request is wrong in."""
     if isinstance(error, HttpError):
         return error
+    if isinstance(error, EpisodeEnded):
+        if error.why is None:
+            return HttpError(404, "unknown_episode", f"there is no episode {error.id!r:.80}", path="$.episode_id")
+        return HttpError(410, error.why.kind, error.why.error, remedy="start another")
+    if isinstance(error, WrongTurn):
+        return HttpError(409, "usage", error.message, path="$.turn", remedy="send the next turn, or none")
+    if not isinstance(error, TreetuneError | DeadlinePassed):
+        log.error("a request failed", exc_info=error)
     found = failure(error)
-    kind = found.kind or "failed"
-    status = _STATUS.get(kind, HTTPStatus.INTERNAL_SERVER_ERROR)
-    again = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-    return HttpError(
-        status,
-        kind,
-        found.error or "failed",
-        path=path if isinstance(error, UsageError | ServeError) and kind == "usage" else None,
-        remedy=found.remedy,
-        retry_after=RETRY_SECONDS if again else None,
-    )
+    kind, remedy = found.kind or "failed", found.remedy
+    if kind == "timeout":
+        remedy = "serve with a larger --limits.timeout"
+    path = path if kind == "usage" else None
+    return HttpError(_STATUS.get(kind, 500), kind, found.error or "failed", path=path, remedy=remedy)
 
 
 _encoder = msgspec.json.Encoder(enc_hook=repr)

@@ -1,8 +1,11 @@
-"""A worker of a pool: a process, or a Ray actor, that runs rollouts and environments for a broker.
+"""A worker of a pool, which runs rollouts and environments for a broker; and engines, which start workers.
 
 It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. It says
 `ready`, `beat`, `part ID TEXT`, `scored TRACES`, `done ID DATA` and `failed ID RESPONSE`; the broker says
 `do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
+
+An engine runs workers as processes of this machine, or as actors of a Ray cluster. It only starts and kills: the pool
+itself notices a worker that is gone or stuck.
 """
 
 from __future__ import annotations
@@ -11,28 +14,29 @@ import asyncio
 import contextlib
 import functools
 import logging
+import multiprocessing
 import os
+import pickle
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from concurrent.futures import Future
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import uvloop
 import zmq
 
 from treetune.environment import Action, shown_to
-from treetune.episode import DeadlinePassed, Episode, Limits
+from treetune.episode import DeadlinePassed, Episode
 from treetune.episode_book import MANY_ENDED, EpisodeEnded, trim_memory
-from treetune.errors import TreetuneError
-from treetune.host import LocalHost
-from treetune.serve.access import connect
+from treetune.errors import MissingExtraError, TreetuneError, UsageError
 from treetune.serve.errors import Cancelled
-from treetune.serve.executor import LocalExecutor, Scored
-from treetune.serve.models import Models, ModelsConfig
-from treetune.serve.task_signer import TaskSigner, concrete_task
-from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
-from treetune.serve.zmq.wire import failure, pack, pack_step, unpack
+from treetune.serve.host import HostSpec, Scored, ServerHost
+from treetune.serve.messages import failure, pack, pack_step, unpack
+from treetune.serve.task_signer import concrete_task
+from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket, socket_folder
 from treetune.streams import Draw, Streams
 from treetune.taskset import Taskset
 
@@ -61,10 +65,9 @@ class MessageBatch:
         """Now, where there is anything."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            self._socket.send([*self._to, _encode_batch(waiting)])
+            self._socket.send([*self._to, msgspec.msgpack.encode(waiting)])
 
 
-_encode_batch = msgspec.msgpack.Encoder().encode
 read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(min_length=1)]]).decode
 """Raises `msgspec.MsgspecError` where the other side speaks another language, as a Treetune of another version may."""
 
@@ -82,20 +85,17 @@ class StepPayload(msgspec.Struct, array_like=True):
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a worker needs to begin. It is pickled, and only ever passed from a broker to what it starts."""
 
-    identity: bytes
-    address: str
-    server_key: bytes | None
+    identity: bytes = b""
+    address: str = ""
+    """Of the broker."""
+    server_key: bytes | None = None
     """The broker's public key, where the way to it is encrypted."""
     taskset: Taskset[Any, Any]
     count: int | None
     """How many tasks there are; None where there is no end."""
     counts: list[int | None]
     """The same for each part of a mixture that could not tell without loading its tasks."""
-    models: ModelsConfig
-    limits: Limits
-    capacity: int
-    key: bytes
-    scope: str
+    host: HostSpec
     parent: int | None = None
     """The broker's process, where it is on the same machine."""
 
@@ -115,16 +115,6 @@ def _parts_of(taskset: Taskset[Any, Any]) -> list[Taskset[Any, Any]]:
     return [taskset, *(inner for part in getattr(taskset, "sources", []) for inner in _parts_of(part))]
 
 
-def run_worker(spec: WorkerSpec) -> None:
-    """The whole life of a worker process."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
-    uvloop.run(Worker(spec).run())
-    # Threads of user code that hang must not keep the process.
-    os._exit(0)
-
-
 class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
@@ -132,16 +122,13 @@ class Worker:
         streams = Streams(spec.taskset)
         streams.count = spec.count
         streams.cheap = False  # tasks are made here only where that takes long
-        self._models = Models(spec.models, spec.taskset)
-        self._host = LocalHost(streams, self._models.policy_of, spec.limits)
-        signer = TaskSigner(spec.key, spec.scope)
-        self._executor = LocalExecutor(self._host, signer, spec.capacity, self._report)
+        self._host = ServerHost(streams, spec.host, self._report)
         self._episodes: dict[str, Episode] = {}
         """The broker keeps their book."""
         self._ended_since_trim = 0
         self._methods: dict[bytes, Callable[[bytes], Awaitable[bytes]]] = {
-            b"run_rollout": functools.partial(self._executor.run, "run_rollout"),
-            b"run_group": functools.partial(self._executor.run, "run_group"),
+            b"run_rollout": functools.partial(self._host.run_request, "run_rollout"),
+            b"run_group": functools.partial(self._host.run_request, "run_group"),
             b"make": self._make,
             b"open": self._open,
             b"step": self._step,
@@ -171,7 +158,6 @@ class Worker:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*(episode.close() for episode in self._episodes.values()))
         await self._host.close()
-        await self._models.close()
         self._messages.send()
         self._socket.close()
 
@@ -230,7 +216,9 @@ class Worker:
     async def _open(self, payload: bytes) -> bytes:
         request = unpack(payload, OpenPayload)
         task = concrete_task(request.task, self._spec.taskset)
-        episode = self._episodes[request.episode] = await Episode.start(self._spec.taskset, task, self._spec.limits)
+        episode = self._episodes[request.episode] = await Episode.start(
+            self._spec.taskset, task, self._spec.host.limits
+        )
         return pack(episode.observation)
 
     async def _step(self, payload: bytes) -> bytes:
@@ -252,3 +240,142 @@ class Worker:
     def _forget(self, id: str) -> Episode | None:
         self._ended_since_trim += 1
         return self._episodes.pop(id, None)
+
+
+# Engines
+
+OnExit = Callable[[str], None]
+"""Called once, on the event loop, with how a worker has ended."""
+
+
+class Handle(Protocol):
+    def kill(self) -> None:
+        """Ends the worker at once, whatever it is doing."""
+        ...
+
+
+class Engine(Protocol):
+    silent_seconds: float
+    """A worker that has not beaten for so long is taken for dead."""
+    encrypted: bool
+    """Whether the way to its workers leaves this machine, and so is encrypted."""
+
+    def address(self) -> str:
+        """Where the broker listens for workers."""
+        ...
+
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle: ...
+
+    def close(self) -> None: ...
+
+
+class ProcessEngine:
+    """Workers as processes of this machine. Their end is noticed at once; the long silence is for one that hangs."""
+
+    encrypted = False
+    silent_seconds = 60.0
+
+    def __init__(self) -> None:
+        self._folder = socket_folder()
+
+    def address(self) -> str:
+        return f"ipc://{self._folder}/workers"
+
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle:
+        # Spawned, not forked: whatever threads and locks user code holds stay behind.
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=_run_process, args=(spec,), name=spec.identity.decode())
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"{spec.taskset.name} cannot be sent to a worker: {error}",
+                remedy="define it in a module or file, without open files or lambdas; or leave out --workers",
+            ) from error
+        loop = asyncio.get_running_loop()
+
+        def report() -> None:
+            loop.remove_reader(process.sentinel)
+            process.join()
+            code = process.exitcode or 0
+            on_exit(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+
+        loop.add_reader(process.sentinel, report)
+        return process
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _run_process(spec: WorkerSpec) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
+    uvloop.run(Worker(spec).run())
+    # Threads of user code that hang must not keep the process.
+    os._exit(0)
+
+
+class RayEngine:
+    """Workers as actors of the Ray cluster that this process is connected to, or the one that RAY_ADDRESS names; each
+    takes one CPU of it. The pool's own heartbeat tells that a node is gone, long before Ray lists it as dead."""
+
+    encrypted = True
+    silent_seconds = 8.0
+
+    def __init__(self) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtraError.of("Ray", "ray") from None
+        self._ray: Any = ray
+        if not ray.is_initialized():
+            try:
+                ray.init(address="auto", log_to_driver=True, logging_level="ERROR")
+            except ConnectionError as error:
+                raise TreetuneError(
+                    f"no Ray cluster: {error}", remedy="start one with `ray start --head`, or set RAY_ADDRESS"
+                ) from error
+        self._actor = ray.remote(num_cpus=1, max_restarts=0)(_RayActor)
+
+    def address(self) -> str:
+        return f"tcp://{self._ray.util.get_node_ip_address()}:0"
+
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle:
+        loop = asyncio.get_running_loop()
+        actor = self._actor.remote()
+        ended: Future[Any] = actor.run.remote(pickle.dumps(spec)).future()
+
+        def report(future: Future[Any]) -> None:
+            error = future.exception()
+            how = f"{type(error).__name__}: {error}".splitlines()[0] if error is not None else "ended"
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(on_exit, how)
+
+        ended.add_done_callback(report)
+        return _RayHandle(self._ray, actor)
+
+    def close(self) -> None:
+        return None
+
+
+class _RayHandle:
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+
+    def kill(self) -> None:
+        self._ray.kill(self._actor, no_restart=True)
+
+
+class _RayActor:
+    def run(self, pickled: bytes) -> None:
+        asyncio.run(Worker(pickle.loads(pickled)).run())
+
+
+def load_engine(name: str) -> Engine:
+    """The engine that `--engine` names."""
+    if name == "processes":
+        return ProcessEngine()
+    if name == "ray":
+        return RayEngine()
+    raise UsageError(f"unknown engine {name!r}", remedy="use processes or ray")

@@ -2,7 +2,7 @@
 
     workers = Workers(spec, PoolConfig(workers=4), engine, on_scored)
     await workers.start()
-    data = await workers.run("run_rollout", payload)
+    data = await workers.call(WorkerCall("run_rollout", payload, size=1))
 
 A worker that dies or hangs is replaced. Its calls are made again, once, to another; where that one dies of them too
 they fail. A call goes to the least busy worker, a step to where its episode lives.
@@ -23,13 +23,11 @@ import zmq
 from treetune.environment import Sink
 from treetune.episode import DeadlinePassed
 from treetune.errors import TreetuneError
-from treetune.serve.access import bind_address, encrypt_server
 from treetune.serve.errors import BadRequest, ServeError, Stopping, WorkerLost
-from treetune.serve.executor import Scored
-from treetune.serve.pool.engines import Engine, Handle
-from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
-from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
-from treetune.serve.zmq.wire import Response, error_of, unpack
+from treetune.serve.host import Scored
+from treetune.serve.messages import Response, error_of, unpack
+from treetune.serve.pool.worker import Engine, Handle, MessageBatch, WorkerSpec, read_batch
+from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
 
 log = logging.getLogger("treetune.serve")
 
@@ -56,7 +54,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A worker that shows no life for so long is replaced; absent: what suits the engine."""
 
 
-class Call(msgspec.Struct, eq=False):
+class WorkerCall(msgspec.Struct, eq=False):
     """One call of a worker's method."""
 
     method: str
@@ -85,7 +83,7 @@ class Member(msgspec.Struct, eq=False):
     ready: bool = False
     leaving: bool = False
     heard: float = 0.0
-    calls: dict[bytes, Call] = {}
+    calls: dict[bytes, WorkerCall] = {}
     episodes: set[str] = set()
     load: int = 0
     """Rollouts under way, live episodes included."""
@@ -106,7 +104,7 @@ class Workers:
         self.on_episode_lost: Callable[[str], None] = lambda episode: None
         self._silent = config.silent_seconds or engine.silent_seconds
         self._members: dict[bytes, Member] = {}
-        self._queue: deque[Call] = deque()
+        self._queue: deque[WorkerCall] = deque()
         """Calls that wait for a worker."""
         self._number = self._call_number = 0
         self._failures = 0
@@ -118,15 +116,13 @@ class Workers:
         self._closing = False
         self.replaced = 0
         self._ticker: asyncio.Task[None] | None = None
+        self._socket: LoopSocket | None = None
 
     # Its life
 
     async def start(self) -> None:
         socket = new_socket(zmq.ROUTER)
-        server_key = None
-        if self._engine.encrypted:
-            server_key, secret = zmq.curve_keypair()
-            encrypt_server(socket, secret)
+        server_key = encrypt_server(socket, zmq.curve_keypair()[1]) if self._engine.encrypted else None
         address = bind_address(socket, self._engine.address())
         self._spec = msgspec.structs.replace(self._spec, address=address, server_key=server_key)
         self._socket = LoopSocket(socket, self._take_batch)
@@ -136,11 +132,7 @@ class Workers:
             await asyncio.wait_for(self._all_ready.wait(), START_SECONDS)
         except TimeoutError:
             self._startup_error = f"no answer within {START_SECONDS:g} seconds"
-        except BaseException:
-            await self.close()
-            raise
         if self._startup_error is not None:
-            await self.close()
             raise ServeError(f"a worker could not start: {self._startup_error}", remedy="its own messages are above")
         self._ticker = asyncio.create_task(self._tick())
 
@@ -159,7 +151,8 @@ class Workers:
                 member.handle.kill()
         for call in [*self._queue, *(call for member in self._members.values() for call in member.calls.values())]:
             _fail(call, _stopping_error())
-        self._socket.close(0)
+        if self._socket is not None:
+            self._socket.close(0)
         self._engine.close()
 
     def stats(self) -> dict[str, Any]:
@@ -173,10 +166,7 @@ class Workers:
 
     # Calls
 
-    async def run(self, method: str, payload: bytes, size: int = 1) -> bytes:
-        return await self.call(Call(method, payload, size))
-
-    async def call(self, call: Call) -> bytes:
+    async def call(self, call: WorkerCall) -> bytes:
         """What the worker answers; what it fails with is raised. One whose caller gives it up is stopped there."""
         if self._closing:
             raise _stopping_error()
@@ -192,7 +182,7 @@ class Workers:
                 call.member.messages.put(b"stop", call.id)
             raise
 
-    def _submit(self, call: Call) -> None:
+    def _submit(self, call: WorkerCall) -> None:
         if call.pinned:
             assert call.member is not None
             if not self.has(call.member):
@@ -209,7 +199,7 @@ class Workers:
         if least.load >= self._config.busy_load and len(self._members) < (self._config.max_workers or 0):
             self._resize()
 
-    def _assign(self, member: Member, call: Call) -> None:
+    def _assign(self, member: Member, call: WorkerCall) -> None:
         call.tries += 1
         call.member = member
         member.calls[call.id] = call
@@ -244,6 +234,7 @@ class Workers:
     # Workers
 
     def _start_one(self) -> None:
+        assert self._socket is not None
         self._number += 1
         identity = f"worker-{self._number}".encode()
         member = Member(identity, MessageBatch(self._socket, identity), heard=time.monotonic() + START_SECONDS)
@@ -280,7 +271,7 @@ class Workers:
             member.handle.kill()
         self._remove(member, why)
 
-    def _retry(self, call: Call, how: str) -> None:
+    def _retry(self, call: WorkerCall, how: str) -> None:
         if call.future.done():
             return
         if self._closing:
@@ -387,7 +378,7 @@ class Workers:
             self._submit(self._queue.popleft())
 
 
-def _fail(call: Call, error: Exception) -> None:
+def _fail(call: WorkerCall, error: Exception) -> None:
     if not call.future.done():
         call.future.set_exception(error)
 

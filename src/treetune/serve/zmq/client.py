@@ -29,12 +29,11 @@ from treetune.environment import Step
 from treetune.episode import Started
 from treetune.errors import UsageError
 from treetune.host import PROTOCOL, GroupOptions, Health, Info, RolloutOptions, draw_by_index
-from treetune.serve.access import connect
+from treetune.serve import messages
 from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
+from treetune.serve.messages import pack, unpack, without_none
 from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
-from treetune.serve.zmq import wire
-from treetune.serve.zmq.sockets import Frames, LoopSocket, new_socket
-from treetune.serve.zmq.wire import pack, unpack, without_none
+from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 from treetune.streams import State
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -112,7 +111,7 @@ class EnvClient:
     # What a host does
 
     async def info(self) -> Info:
-        info = await self._ask("info", wire.Request(), wire.InfoResponse)
+        info = await self._ask("info", messages.Request(), messages.InfoResponse)
         if info.protocol != PROTOCOL:
             raise Misused(
                 f"the server at {self.address} speaks protocol {info.protocol}, this client protocol {PROTOCOL}",
@@ -121,15 +120,15 @@ class EnvClient:
         return info
 
     async def health(self, deadline: float | None = None) -> Health:
-        return await self._ask("health", wire.Request(), wire.HealthResponse, deadline)
+        return await self._ask("health", messages.Request(), messages.HealthResponse, deadline)
 
     async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
         """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets."""
-        request = wire.SampleRequest(index=index, stream=stream)
+        request = messages.SampleRequest(index=index, stream=stream)
         unclaimed = self._unclaimed.setdefault(stream, []) if index is None else []
         id = unclaimed.pop(0) if unclaimed else self._new_id()
         try:
-            response = await self._call("sample", request, wire.SampleResponse, self._deadline, id)
+            response = await self._call("sample", request, messages.SampleResponse, self._deadline, id)
         except (asyncio.CancelledError, Unreachable):
             unclaimed.append(id)
             raise
@@ -144,47 +143,47 @@ class EnvClient:
 
     async def run_rollout(self, task: Task, **options: Unpack[RolloutOptions]) -> Trace:
         name = options.pop("request", None)
-        message = wire.RunRolloutRequest(task=self._with_seal(task), **without_none(options))
-        response = await self._run("run_rollout", message, wire.RunRolloutResponse, name)
+        message = messages.RunRolloutRequest(task=self._with_seal(task), **without_none(options))
+        response = await self._run("run_rollout", message, messages.RunRolloutResponse, name)
         return unpack_trace(response.trace, task)
 
     async def run_group(self, task: Task, n: int, **options: Unpack[GroupOptions]) -> list[Trace]:
         name = options.pop("request", None)
-        message = wire.RunGroupRequest(task=self._with_seal(task), n=n, **without_none(options))
-        response = await self._run("run_group", message, wire.RunGroupResponse, name)
+        message = messages.RunGroupRequest(task=self._with_seal(task), n=n, **without_none(options))
+        response = await self._run("run_group", message, messages.RunGroupResponse, name)
         for warning in response.warnings:
             log.warning("%s", warning)
         return [unpack_trace(trace, task) for trace in response.traces]
 
     async def start(self, task: Task) -> Started:
-        response = await self._run("start", wire.StartRequest(task=self._with_seal(task)), wire.StartResponse)
+        response = await self._run("start", messages.StartRequest(task=self._with_seal(task)), messages.StartResponse)
         return Started(response.episode, response.observation)
 
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
-        message = wire.StepRequest(episode=episode, action=action, turn=turn)
-        response = await self._run("step", message, wire.StepResponse)
+        message = messages.StepRequest(episode=episode, action=action, turn=turn)
+        response = await self._run("step", message, messages.StepResponse)
         return Step(response.observation, response.reward, response.done, response.info, response.truncated)
 
     async def cancel(self, id: str) -> bool:
-        return (await self._ask("cancel", wire.CancelRequest(id=id), wire.CancelResponse)).found
+        return (await self._ask("cancel", messages.CancelRequest(id=id), messages.CancelResponse)).found
 
     async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
-        request = wire.ObserveRequest(task=self._with_seal(task), reward=reward, stream=stream)
-        await self._ask("observe", request, wire.Response)
+        request = messages.ObserveRequest(task=self._with_seal(task), reward=reward, stream=stream)
+        await self._ask("observe", request, messages.Response)
 
     async def state(self, stream: str | None = None) -> State:
-        state = (await self._ask("state", wire.StateRequest(stream=stream), wire.StateResponse)).state
+        state = (await self._ask("state", messages.StateRequest(stream=stream), messages.StateResponse)).state
         assert state is not None
         return state
 
     async def restore(self, state: State) -> None:
-        await self._ask("restore", wire.RestoreRequest(state=state), wire.Response)
+        await self._ask("restore", messages.RestoreRequest(state=state), messages.Response)
         for stream in state.streams:
             self._unclaimed.pop(stream, None)  # what was drawn before is not what comes next
 
     async def stats(self) -> dict[str, Any]:
         """The server in figures."""
-        return (await self._ask("stats", wire.Request(), wire.StatsResponse)).stats
+        return (await self._ask("stats", messages.Request(), messages.StatsResponse)).stats
 
     def portable(self, task: Task) -> WireTask:
         """A sampled task with its seal in it, for another process to run with a client of its own."""
@@ -195,19 +194,19 @@ class EnvClient:
 
     # Requests
 
-    async def _ask(self, method: str, request: wire.Request, answer: type[R], deadline: float | None = None) -> R:
+    async def _ask(self, method: str, request: messages.Request, answer: type[R], deadline: float | None = None) -> R:
         return await self._call(method, request, answer, deadline or self._deadline, self._new_id())
 
-    async def _run(self, method: str, request: wire.Request, answer: type[R], name: str | None = None) -> R:
+    async def _run(self, method: str, request: messages.Request, answer: type[R], name: str | None = None) -> R:
         id = name.encode() if name is not None else self._new_id()
         try:
             return await self._call(method, request, answer, self._run_deadline, id)
         except (asyncio.CancelledError, Unreachable):
             # Nobody waits for it any more, so nobody shall work at it.
-            self._send([self._new_id(), b"cancel", pack(wire.CancelRequest(id=id, token=self._token))])
+            self._send([self._new_id(), b"cancel", pack(messages.CancelRequest(id=id, token=self._token))])
             raise
 
-    async def _call(self, method: str, request: wire.Request, answer: type[R], seconds: float, id: bytes) -> R:
+    async def _call(self, method: str, request: messages.Request, answer: type[R], seconds: float, id: bytes) -> R:
         if self._closed:
             raise UsageError("this client is closed", remedy="open another")
         request.token, request.protocol = self._token, PROTOCOL
@@ -227,7 +226,7 @@ class EnvClient:
             if response.success:  # type: ignore[attr-defined]
                 self._received.append(id)
                 return response
-            error = wire.error_of(response)  # type: ignore[arg-type]
+            error = messages.error_of(response)  # type: ignore[arg-type]
             pause = min(5.0, pause * 2)
             if not isinstance(error, Busy | Stopping) or time.monotonic() + pause > until:
                 raise error

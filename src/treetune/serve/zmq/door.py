@@ -1,5 +1,7 @@
 """The ZMQ door of a server: takes messages in batches, and gives every request one reply.
 
+    EnvServer(taskset, doors=[ZmqDoor("tcp://127.0.0.1:5555")])
+
 What a batch drew is on disk before any of its replies is sent. Replies are kept by request id, so that a client may
 repeat a request whatever became of the first. What is asked for is the host's to do.
 """
@@ -7,13 +9,13 @@ repeat a request whatever became of the first. What is asked for is the host's t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -21,27 +23,27 @@ import zmq
 from treetune.episode_book import EpisodeEnded, Terms
 from treetune.errors import TreetuneError, UsageError, user_code
 from treetune.host import MOST_IN_GROUP, PROTOCOL
+from treetune.serve import messages
+from treetune.serve.access import check_address, load_curve_key
 from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, Stopping, WorkerLost
+from treetune.serve.messages import Request, failure, pack, unpack
+from treetune.serve.server import Door, EnvServer
 from treetune.serve.task_signer import pack_task
-from treetune.serve.zmq import wire
-from treetune.serve.zmq.reply_cache import ReplyCache
-from treetune.serve.zmq.sockets import Frames, LoopSocket
-from treetune.serve.zmq.wire import Request, failure, pack, unpack
+from treetune.serve.zmq.sockets import MOST_BYTES, Frames, LoopSocket, bind_address, encrypt_server, new_socket
 from treetune.streams import Draw
 from treetune.task import Task
-
-if TYPE_CHECKING:
-    from treetune.serve.server import EnvServer
 
 log = logging.getLogger("treetune.serve")
 _MOST_WAITING = 20_000
 """Samples that wait for a slow taskset, before the answer is `busy`."""
 _LONGEST_ID = 64
 _SHRINK_SECONDS = 5.0
+_NEED_PROTOCOL = {"run_rollout", "run_group", "start", "step"}
+"""Methods whose response an older client would misread."""
 
 
-class Sender(NamedTuple):
-    """Who asks, under which id, for what."""
+class Call(NamedTuple):
+    """A request under way: who asks, under which id, for what."""
 
     identity: bytes
     id: bytes
@@ -49,16 +51,18 @@ class Sender(NamedTuple):
     payload: bytes
 
 
-Handler = Callable[[Sender, Any], Any]
+Handler = Callable[[Call, Any], Any]
 """Takes the request; gives the response, or None where it will come later."""
 
 
-class ZmqDoor:
-    def __init__(self, server: EnvServer) -> None:
-        self._server = server
-        self._token = server.config.access.token
+class ZmqDoor(Door):
+    name = "zmq"
+
+    def __init__(self, address: str = "tcp://127.0.0.1:5555") -> None:
+        """Port 0 takes a free one."""
+        self.address = address
         self.replies = ReplyCache()
-        self._terms = Terms(render=wire.pack_step)
+        self._terms = Terms(render=messages.pack_step)
         self._socket: LoopSocket | None = None
         self._running: dict[bytes, asyncio.Task[bytes]] = {}
         """By request id."""
@@ -66,49 +70,59 @@ class ZmqDoor:
         """While stopping: no request is under way any more."""
         # What the batch in hand has come to so far.
         self._ready: list[tuple[bytes, bytes, bytes]] = []
-        self._to_make: list[tuple[Sender, Draw]] = []
+        self._to_make: list[tuple[Call, Draw]] = []
         """Tasks to be made once their draws are kept."""
-        self.methods: dict[bytes, tuple[str, type[Request], Handler]] = {
+        self.methods: dict[bytes, tuple[str, type[Request] | None, Handler]] = {
             name.encode(): (name, kind, handler)
             for name, kind, handler in (
-                ("health", Request, self._health),
+                ("health", None, self._health),  # answered whatever it says
                 ("info", Request, self._info),
-                ("sample", wire.SampleRequest, self._sample),
+                ("sample", messages.SampleRequest, self._sample),
                 ("run_rollout", Request, self._run),
-                ("run_group", wire.RunGroupRequest, self._run),
-                ("start", wire.StartRequest, self._start),
-                ("step", wire.StepRequest, self._step),
-                ("cancel", wire.CancelRequest, self._cancel),
-                ("observe", wire.ObserveRequest, self._observe),
-                ("state", wire.StateRequest, self._state),
-                ("restore", wire.RestoreRequest, self._restore),
+                ("run_group", messages.RunGroupRequest, self._run),
+                ("start", messages.StartRequest, self._start),
+                ("step", messages.StepRequest, self._step),
+                ("cancel", messages.CancelRequest, self._cancel),
+                ("observe", messages.ObserveRequest, self._observe),
+                ("state", messages.StateRequest, self._state),
+                ("restore", messages.RestoreRequest, self._restore),
                 ("stats", Request, self._stats),
             )
         }
 
     # Its life
 
-    def open(self, socket: zmq.Socket[bytes]) -> None:
+    def attach(self, server: EnvServer) -> None:
+        super().attach(server)
+        check_address(self.address, server.config.access)
+        self._token = server.config.access.token
+
+    async def open(self) -> None:
+        socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
+        if (file := self.server.config.access.curve_key) is not None:
+            self.public_key = encrypt_server(socket, load_curve_key(file))
+        self.address = bind_address(socket, self.address)
         self._socket = LoopSocket(socket, self.take_batch)
         self._shrinker = asyncio.create_task(self._shrink())
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self) -> None:
         if self.replies.under_way:
             log.info("waiting for %d requests to end", self.replies.under_way)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), seconds)
+            await self._quiet.wait()
 
-    async def stop_work(self) -> None:
+    async def close(self) -> None:
+        if self._socket is None:
+            return
         for running in list(self._running.values()):
             running.cancel()
         while self._running:  # their replies are sent when they have ended
             await asyncio.wait(self._running.values())
             await asyncio.sleep(0)
+        self._shrinker.cancel()
+        self._socket.close()
 
-    def close(self) -> None:
-        if self._socket is not None:
-            self._shrinker.cancel()
-            self._socket.close()
+    def gauges(self) -> dict[str, float]:
+        return {"kept_answers": len(self.replies)}
 
     async def _shrink(self) -> None:
         while True:
@@ -124,17 +138,13 @@ class ZmqDoor:
                 continue
             identity, id, method, payload = frames
             name, kind, handle = self.methods[method]
-            sender = Sender(identity, id, name, payload)
+            call = Call(identity, id, name, payload)
             try:
-                if name != "health":
-                    request = self._read(payload, kind)
-                    response = handle(sender, request)
-                else:
-                    response = handle(sender, None)
+                response = handle(call, self._read(call, kind) if kind is not None else None)
                 if response is not None:
-                    self._reply(sender, pack(response))
+                    self._reply(call, pack(response))
             except Exception as error:
-                self._reply(sender, *self._failure(sender, error))
+                self._reply(call, *self._failure(call, error))
         self._commit()
         for reply in self._ready:
             self.send(reply)
@@ -142,7 +152,7 @@ class ZmqDoor:
 
     def refuse_malformed(self, frames: Frames) -> None:
         """Counts it; answers with an error where it has at least an id and a method."""
-        self._server.metrics.malformed += 1
+        self.server.metrics.malformed += 1
         if len(frames) == 4 and 1 <= len(frames[1]) <= _LONGEST_ID:
             known = ", ".join(name.decode() for name in self.methods)
             error = BadRequest(f"unknown method {frames[2][:40]!r}", remedy=f"the methods are {known}")
@@ -152,211 +162,271 @@ class ZmqDoor:
         if self._socket is not None:
             self._socket.send(reply)
 
-    def _read(self, payload: bytes, kind: type[Request]) -> Request:
+    def _read(self, call: Call, kind: type[Request]) -> Request:
         """The request, where it carries the token."""
-        request = unpack(payload, kind)
-        token = self._token
-        if token is not None and not hmac.compare_digest(token.encode(), (request.token or "").encode()):
+        request = unpack(call.payload, kind)
+        if self._token is not None and not hmac.compare_digest(self._token.encode(), (request.token or "").encode()):
             raise Denied("the token is missing or wrong", remedy="pass the server's --token to the client")
         if request.ack:
             self.replies.acknowledge([known for known in request.ack if len(known) <= _LONGEST_ID])
+        if call.method in _NEED_PROTOCOL and request.protocol != PROTOCOL:
+            raise Misused(
+                f"this server speaks protocol {PROTOCOL}, the client protocol {request.protocol}",
+                remedy="install the same version of treetune on both sides; a client of your own sends "
+                f"`protocol: {PROTOCOL}` once it takes a reward that is null",
+            )
         return request
 
-    def _reply(self, sender: Sender, data: bytes, kind: str | None = None) -> None:
+    def _reply(self, call: Call, data: bytes, kind: str | None = None) -> None:
         """Replies at once, in this batch; `kind` is that of an error."""
-        self._server.metrics.count_request(sender.method, 0.0, kind)
-        self._ready.append((sender.identity, sender.id, data))
+        self.server.metrics.count_request(call.method, 0.0, kind)
+        self._ready.append((call.identity, call.id, data))
 
-    def _failure(self, sender: Sender, error: BaseException) -> tuple[bytes, str | None]:
+    def _failure(self, call: Call, error: BaseException) -> tuple[bytes, str | None]:
         if isinstance(error, EpisodeEnded) and error.why is not None and error.why.kind == "worker_lost":
             error = WorkerLost("the worker of this episode died", remedy="start another")
         response = failure(error)
         if response.kind == "failed" and not isinstance(error, TreetuneError):
-            log.error("%s failed", sender.method, exc_info=error)
+            log.error("%s failed", call.method, exc_info=error)
         if isinstance(error, BadRequest):
-            self._server.metrics.malformed += 1
+            self.server.metrics.malformed += 1
         return pack(response), response.kind
 
     def _commit(self) -> None:
         """Keeps what the batch drew before any reply is sent. Where that fails, its requests do and no cursor moves."""
-        order, to_make = self._server.order, self._to_make
+        order, to_make = self.server.order, self._to_make
         self._to_make, unsaved = [], order.unsaved
         try:
             order.commit()
         except TreetuneError as error:
             log.error("%s", error)
             data = pack(failure(error))
-            for id in unsaved:
-                self.replies.drop(id)
             self._ready = [(to, id, data if id in unsaved else reply) for to, id, reply in self._ready]
             for id in unsaved:
+                self.replies.drop(id)
                 self._ready += [(identity, id, data) for identity in self.replies.finish(id, data, keep=False)]
-            to_make = [(sender, draw) for sender, draw in to_make if sender.id not in unsaved]
-        for sender, draw in to_make:
-            self._spawn(sender, self._make(draw))
+            to_make = [(call, draw) for call, draw in to_make if call.id not in unsaved]
+        for call, draw in to_make:
+            self._spawn(call, self._make(draw))
 
     # Requests that are under way
 
-    def _is_known(self, sender: Sender) -> bool:
+    def _is_known(self, call: Call) -> bool:
         """Whether this request came before: one that was done is answered again, one under way will be. One whose
         reply was acknowledged is refused: it is late, or its id was taken twice."""
-        if (kept := self.replies.kept(sender.id)) is not None:
-            self._ready.append((sender.identity, sender.id, kept))
+        if (kept := self.replies.kept(call.id)) is not None:
+            self._ready.append((call.identity, call.id, kept))
             return True
-        if self.replies.is_settled(sender.id):
+        if self.replies.is_settled(call.id):
             raise Misused("this request was answered, and its answer acknowledged", remedy="give each request a new id")
-        return self.replies.join(sender.id, sender.identity)
+        return self.replies.join(call.id, call.identity)
 
-    def _begin(self, sender: Sender, work: Callable[[], Coroutine[Any, Any, bytes]], size: int = 0) -> None:
+    def _begin(self, call: Call, work: Callable[[], Coroutine[Any, Any, bytes]], size: int = 0) -> None:
         """Begins what counts as `size` rollouts, unless it came before."""
-        if self._is_known(sender):
+        if self._is_known(call):
             return
-        self._server.refuse_stopping()
-        self._server.reserve(size)
-        self.replies.begin(sender.id, sender.identity)
-        self._spawn(sender, work(), size)
+        self.server.refuse_stopping()
+        self.server.reserve(size)
+        self.replies.begin(call.id, call.identity)
+        self._spawn(call, work(), size)
 
-    def _spawn(self, sender: Sender, work: Coroutine[Any, Any, bytes], size: int = 0) -> None:
-        self._running[sender.id] = task = asyncio.get_running_loop().create_task(work, name=sender.method)
-        task.add_done_callback(functools.partial(self._finish, sender, size, time.perf_counter()))
+    def _spawn(self, call: Call, work: Coroutine[Any, Any, bytes], size: int = 0) -> None:
+        self._running[call.id] = task = asyncio.get_running_loop().create_task(work, name=call.method)
+        task.add_done_callback(functools.partial(self._finish, call, size, time.perf_counter()))
 
-    def _finish(self, sender: Sender, size: int, began: float, task: asyncio.Task[bytes]) -> None:
-        del self._running[sender.id]
-        self._server.release(size)
+    def _finish(self, call: Call, size: int, began: float, task: asyncio.Task[bytes]) -> None:
+        del self._running[call.id]
+        self.server.release(size)
         error: BaseException | None
         if not task.cancelled():
             error = task.exception()
-        elif self._server.closing:
+        elif self.server.closing:
             # Nobody cancelled it: whoever waits asks again when the server is back.
             error = Stopping("the server has stopped", remedy="ask again when it is back")
         else:
             error = Cancelled("cancelled")
-        data, kind = (task.result(), None) if error is None else self._failure(sender, error)
-        self._server.metrics.count_request(sender.method, time.perf_counter() - began, kind)
-        for identity in self.replies.finish(sender.id, data):
-            self.send((identity, sender.id, data))
-        if self._server.stopping and not self.replies.under_way:
+        data, kind = (task.result(), None) if error is None else self._failure(call, error)
+        self.server.metrics.count_request(call.method, time.perf_counter() - began, kind)
+        for identity in self.replies.finish(call.id, data):
+            self.send((identity, call.id, data))
+        if self.server.stopping and not self.replies.under_way:
             self._quiet.set()
 
     # What is asked about the order
 
-    def _health(self, sender: Sender, request: None) -> Any:
-        return wire.HealthResponse(ready=not self._server.stopping, in_flight=self._server.in_flight)
+    def _health(self, call: Call, request: None) -> Any:
+        return messages.HealthResponse(ready=not self.server.stopping, in_flight=self.server.in_flight)
 
-    def _info(self, sender: Sender, request: Request) -> Any:
-        return wire.InfoResponse(**msgspec.structs.asdict(self._server.info()))
+    def _info(self, call: Call, request: Request) -> Any:
+        return messages.InfoResponse(**msgspec.structs.asdict(self.server.info()))
 
-    def _sample(self, sender: Sender, request: wire.SampleRequest) -> None:
-        if self._is_known(sender):
+    def _sample(self, call: Call, request: messages.SampleRequest) -> None:
+        if self._is_known(call):
             return
-        server = self._server
+        server = self.server
         server.refuse_stopping()
         if request.index is None and self.replies.under_way > _MOST_WAITING:
             raise Busy("too many requests are waiting for a task", remedy="ask again soon")
-        draw = server.order.draw(sender.id, request.index, request.stream)
+        draw = server.order.draw(call.id, request.index, request.stream)
         if not server.streams.cheap:
-            self.replies.begin(sender.id, sender.identity)
-            self._to_make.append((sender, draw))
+            self.replies.begin(call.id, call.identity)
+            self._to_make.append((call, draw))
             return
         try:
             data = self._hand_out(server.streams.task(draw), draw)
         except Exception as error:
-            self.replies.keep(sender.id, pack(failure(error)))  # asked again, it is not drawn again
+            self.replies.keep(call.id, pack(failure(error)))  # asked again, it is not drawn again
             raise
-        self.replies.keep(sender.id, data)
-        self._reply(sender, data)
+        self._reply_and_keep(call, data)
 
     async def _make(self, draw: Draw) -> bytes:
-        return self._hand_out(await self._server.host.fetch(draw), draw)
+        return self._hand_out(await self.server.host.fetch(draw), draw)
 
     def _hand_out(self, task: Task, draw: Draw) -> bytes:
         """The response with a task, sealed."""
         if type(task) is not Task:
             # As it will be once it has travelled: an integer in a field of floats comes out as a float.
             task = unpack(pack(task), type(task))
-        sealed = pack_task(task, self._server.signer.sign(task))
-        self._server.metrics.sources[task.data_source] += 1
-        return pack(wire.SampleResponse(task=msgspec.Raw(sealed), index=draw.index))
+        sealed = pack_task(task, self.server.signer.sign(task))
+        self.server.metrics.sources[task.data_source] += 1
+        return pack(messages.SampleResponse(task=msgspec.Raw(sealed), index=draw.index))
 
-    def _observe(self, sender: Sender, request: wire.ObserveRequest) -> None:
-        server = self._server
+    def _observe(self, call: Call, request: messages.ObserveRequest) -> None:
+        server = self.server
         task = server.signer.read_task(request.task, server.taskset)
-        if self._is_known(sender):
+        if self._is_known(call):
             return
-        server.order.change(sender.id, request.stream)
+        server.order.change(call.id, request.stream)
         with user_code(f"{server.taskset.name}.curriculum().observe()"):
             server.streams.observe(task, request.reward, request.stream)
-        self._acknowledge(sender)
+        self._reply_and_keep(call, pack(messages.Response()))
 
-    def _state(self, sender: Sender, request: wire.StateRequest) -> Any:
-        return wire.StateResponse(state=self._server.streams.state(request.stream))
+    def _state(self, call: Call, request: messages.StateRequest) -> Any:
+        return messages.StateResponse(state=self.server.streams.state(request.stream))
 
-    def _restore(self, sender: Sender, request: wire.RestoreRequest) -> None:
-        if self._is_known(sender):
+    def _restore(self, call: Call, request: messages.RestoreRequest) -> None:
+        if self._is_known(call):
             return
         for stream in request.state.streams:
-            self._server.order.change(sender.id, stream)
-        self._server.streams.restore(request.state)
-        self._acknowledge(sender)
+            self.server.order.change(call.id, stream)
+        self.server.streams.restore(request.state)
+        self._reply_and_keep(call, pack(messages.Response()))
 
-    def _acknowledge(self, sender: Sender) -> None:
-        data = pack(wire.Response())
-        self.replies.keep(sender.id, data)
-        self._reply(sender, data)
+    def _reply_and_keep(self, call: Call, data: bytes) -> None:
+        self.replies.keep(call.id, data)
+        self._reply(call, data)
 
-    def _stats(self, sender: Sender, request: Request) -> Any:
-        server = self._server
-        stats = {"name": server.taskset.name, **server.metrics.stats(), **server.executor.stats()}
-        return wire.StatsResponse(stats=stats)
+    def _stats(self, call: Call, request: Request) -> Any:
+        server = self.server
+        stats = {"name": server.taskset.name, **server.metrics.stats(), **server.host.stats()}
+        return messages.StatsResponse(stats=stats)
 
     # Rollouts and episodes
 
-    def _run(self, sender: Sender, request: Request) -> None:
-        _check_protocol(request)
-        size = request.n if isinstance(request, wire.RunGroupRequest) else 1
+    def _run(self, call: Call, request: Request) -> None:
+        size = request.n if isinstance(request, messages.RunGroupRequest) else 1
         if not 1 <= size <= MOST_IN_GROUP:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
-        run = self._server.executor.run
-        self._begin(sender, lambda: run(sender.method, sender.payload, size), size)
+        self._begin(call, lambda: self.server.host.run_request(call.method, call.payload, size), size)
 
-    def _start(self, sender: Sender, request: wire.StartRequest) -> None:
-        _check_protocol(request)
-        self._begin(sender, lambda: self._start_episode(sender.id, request.task), 1)
+    def _start(self, call: Call, request: messages.StartRequest) -> None:
+        self._begin(call, lambda: self._start_episode(call.id, request.task), 1)
 
     async def _start_episode(self, id: bytes, data: msgspec.Raw) -> bytes:
-        task = self._server.signer.read_task(data, self._server.taskset)
-        started = await self._server.host.start(task, terms=self._terms, name=id)
-        return pack(wire.StartResponse(episode=started.episode, observation=started.observation))
+        task = self.server.signer.read_task(data, self.server.taskset)
+        started = await self.server.host.start(task, terms=self._terms, name=id)
+        return pack(messages.StartResponse(episode=started.episode, observation=started.observation))
 
-    def _step(self, sender: Sender, request: wire.StepRequest) -> None:
-        _check_protocol(request)
-        step = self._server.host.step
-        self._begin(sender, lambda: step(request.episode, request.action, request.turn, terms=self._terms))
+    def _step(self, call: Call, request: messages.StepRequest) -> None:
+        step = self.server.host.step
+        self._begin(call, lambda: step(request.episode, request.action, request.turn, terms=self._terms))
 
-    def _cancel(self, sender: Sender, request: wire.CancelRequest) -> Any:
+    def _cancel(self, call: Call, request: messages.CancelRequest) -> Any:
         target = request.id.encode() if isinstance(request.id, str) else request.id
         if not isinstance(target, bytes):
             raise BadRequest("an id is bytes or text")
-        book = self._server.host.episodes
+        book = self.server.host.episodes
         # A start that was answered before it was cancelled: nobody will step what it began.
         episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.by_name(target)
         if episode is not None and episode.terms is self._terms:
-            if not self._is_known(sender):
-                self.replies.begin(sender.id, sender.identity)
-                self._spawn(sender, self._cancel_episode(episode.id))
+            if not self._is_known(call):
+                self.replies.begin(call.id, call.identity)
+                self._spawn(call, self._cancel_episode(episode.id))
             return None
         running = self._running.get(target)
         found = running is not None and running.get_name() != "sample" and running.cancel()
-        return wire.CancelResponse(found=found)
+        return messages.CancelResponse(found=found)
 
     async def _cancel_episode(self, episode: str) -> bytes:
-        return pack(wire.CancelResponse(found=await self._server.host.cancel(episode)))
+        return pack(messages.CancelResponse(found=await self.server.host.cancel(episode)))
 
 
-def _check_protocol(request: Request) -> None:
-    if request.protocol != PROTOCOL:
-        raise Misused(
-            f"this server speaks protocol {PROTOCOL}, the client protocol {request.protocol}",
-            remedy="install the same version of treetune on both sides; a client of your own sends "
-            f"`protocol: {PROTOCOL}` once it takes a reward that is null",
-        )
+class ReplyCache:
+    """Replies by the id that the client gave its request: repeating the id repeats the reply, not the work. They are
+    kept until acknowledged, or for a bounded time and size."""
+
+    def __init__(self, most_bytes: int = 256 << 20, most: int = 100_000, seconds: float = 900.0) -> None:
+        self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
+        self._waiting: dict[bytes, list[bytes]] = {}
+        """By request id: the identities that wait for its reply."""
+        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
+        self._settled: OrderedDict[bytes, None] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, id: bytes, identity: bytes) -> None:
+        self._waiting[id] = [identity]
+
+    def join(self, id: bytes, identity: bytes) -> bool:
+        """Whether the request is under way already; this identity then gets its reply too."""
+        waiting = self._waiting.get(id)
+        if waiting is not None and identity not in waiting:
+            waiting.append(identity)
+        return waiting is not None
+
+    def finish(self, id: bytes, data: bytes, keep: bool = True) -> list[bytes]:
+        """Who waits for the reply; nobody where it was given already."""
+        waiting = self._waiting.pop(id, [])
+        if keep and waiting:
+            self.keep(id, data)
+        return waiting
+
+    def kept(self, id: bytes) -> bytes | None:
+        found = self._kept.get(id)
+        return found[1] if found is not None else None
+
+    def keep(self, id: bytes, data: bytes) -> None:
+        self._kept[id] = (time.monotonic(), data)
+        self._bytes += len(data)
+        if self._bytes > self._most_bytes or len(self._kept) > self._most:
+            self.shrink()
+
+    def acknowledge(self, ids: list[bytes]) -> None:
+        """Forgets the replies, but not that they were given: a late repetition must not begin anew."""
+        for id in ids:
+            self.drop(id)
+            self._settled[id] = None
+        while len(self._settled) > self._most:
+            self._settled.popitem(last=False)
+
+    def is_settled(self, id: bytes) -> bool:
+        return id in self._settled
+
+    def drop(self, id: bytes) -> None:
+        if (found := self._kept.pop(id, None)) is not None:
+            self._bytes -= len(found[1])
+
+    def shrink(self) -> None:
+        """Forgets what is too old, or too much."""
+        oldest = time.monotonic() - self._seconds
+        while self._kept:
+            id, (when, _) = next(iter(self._kept.items()))
+            if len(self._kept) <= self._most and self._bytes <= self._most_bytes and when >= oldest:
+                return
+            self.drop(id)

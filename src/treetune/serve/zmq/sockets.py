@@ -17,6 +17,8 @@ from pathlib import Path
 
 import zmq
 
+from treetune.errors import UsageError
+
 MOST_BYTES = 64 << 20
 """The largest frame that a server takes; a sender of more is cut off."""
 _BATCH = 256
@@ -120,3 +122,35 @@ def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
     return socket
+
+
+def bind_address(socket: zmq.Socket[bytes], address: str) -> str:
+    """Binds, and gives the address with its real port."""
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise UsageError(f"cannot listen on {address}: {error}", remedy="is another server there?") from None
+    return str(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\x00"))  # type: ignore[union-attr]
+
+
+def encrypt_server(socket: zmq.Socket[bytes], secret: bytes) -> bytes:
+    """Lets only those connect who have the public key, which it gives."""
+    socket.curve_server = True
+    socket.curve_secretkey = secret
+    socket.curve_publickey = zmq.curve_public(secret)
+    return zmq.curve_public(secret)
+
+
+def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = None) -> None:
+    """Connects, encrypted where the server's key is given; nobody need be there yet."""
+    try:
+        if server_key is not None:
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.curve_serverkey = server_key
+        socket.connect(address)
+    except (zmq.ZMQError, ValueError) as error:
+        socket.close(0)
+        raise UsageError(
+            f"cannot connect to {address!r}: {error}", remedy="an address is tcp://HOST:PORT, a key its 40 characters"
+        ) from None

@@ -40,7 +40,7 @@ class SampleRequest(Request, kw_only=True):
     stream: str = ""
 
 
-class PlayRequest(Request, kw_only=True):
+class RunRequest(Request, kw_only=True):
     """What a rollout and a group have in common."""
 
     task: msgspec.Raw
@@ -53,11 +53,11 @@ class PlayRequest(Request, kw_only=True):
     occurrence: int = 0
 
 
-class RunRolloutRequest(PlayRequest, kw_only=True):
+class RunRolloutRequest(RunRequest, kw_only=True):
     rollout: int = 0
 
 
-class RunGroupRequest(PlayRequest, kw_only=True):
+class RunGroupRequest(RunRequest, kw_only=True):
     n: int
     rollouts: list[int] | None = None
     """The numbers of its rollouts; absent: 0 to n - 1."""
@@ -162,10 +162,16 @@ class StatsResponse(Response, kw_only=True):
 
 
 def pack_step(step: Step) -> bytes:
-    response = StepResponse(
-        observation=step.observation, reward=step.reward, done=step.done, truncated=step.truncated, info=step.info
+    return pack(
+        StepResponse(
+            observation=step.observation, reward=step.reward, done=step.done, truncated=step.truncated, info=step.info
+        )
     )
-    return pack(response)
+
+
+def unpack_step(data: bytes) -> Step:
+    response = unpack(data, StepResponse)
+    return Step(response.observation, response.reward, response.done, response.info, response.truncated)
 
 
 def failure(error: BaseException) -> Response:

@@ -1,0 +1,171 @@
+"""The host of a server, and the models that it may be asked for.
+
+    host = ServerHost(streams, HostSpec(models=ModelsConfig(model="my-model"), ...))
+    data = await host.run_request("run_rollout", payload)      # a request as it came; the response as it will be sent
+
+Addresses and keys of models are the server's own: a request names a model that is served, or an address on the
+allow-list; never a file, a key, an environment variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from treetune.episode import Limits
+from treetune.host import LocalHost
+from treetune.policies import EndpointConfig, is_behind_endpoint, load_policy
+from treetune.policy import Policy, Sampling
+from treetune.serve.errors import BadRequest, Denied
+from treetune.serve.messages import (
+    RunGroupRequest,
+    RunGroupResponse,
+    RunRequest,
+    RunRolloutRequest,
+    RunRolloutResponse,
+    pack,
+    unpack,
+)
+from treetune.serve.task_signer import TaskSigner
+from treetune.streams import Streams
+from treetune.taskset import Taskset
+from treetune.trace import Trace
+
+_MOST_POLICIES = 128
+_RESERVED = {"model", "messages", "stream", "n"}
+"""Fields of a request body that are not the client's to set."""
+
+
+class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    """Who answers where a request names no model."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """Where that model is served."""
+    models: dict[str, EndpointConfig] = {}
+    """Further models that a request may name, each with its endpoint."""
+    allowed_endpoints: list[EndpointConfig] = []
+    """Endpoints that a request may name by their address, with any model there: a trainer's own inference servers."""
+
+
+class Models:
+    def __init__(self, config: ModelsConfig, taskset: Taskset[Any, Any]) -> None:
+        self._default = config.model
+        own = {config.model: config.endpoint} if config.model is not None else {}
+        self._endpoints = {**own, **config.models}
+        self.names = list(self._endpoints)
+        self._taskset = taskset
+        self._allowed = {endpoint.base_url.rstrip("/"): endpoint for endpoint in config.allowed_endpoints}
+        self._policies: OrderedDict[tuple[str, str | None], Policy] = OrderedDict()
+        if config.model is not None:
+            self.policy_of(None, None)  # a wrong name or a missing key is an error at the start
+
+    def policy_of(self, model: str | None, endpoint: str | None) -> Policy:
+        name = model or self._default
+        if name is None:
+            raise Denied("this server has no model of its own", remedy="serve with -m MODEL, or step episodes")
+        key = (name, endpoint.rstrip("/") if endpoint is not None else None)
+        if key not in self._policies:
+            self._policies[key] = self._load(*key)
+            if len(self._policies) > _MOST_POLICIES:
+                _, retired = self._policies.popitem(last=False)
+                loop = asyncio.get_running_loop()  # in an hour nothing can be waiting for it any more
+                loop.call_later(3600, lambda: loop.create_task(retired.close()))
+        self._policies.move_to_end(key)
+        return self._policies[key]
+
+    def _load(self, name: str, address: str | None) -> Policy:
+        if address is not None:
+            if address not in self._allowed:
+                raise Denied(
+                    f"{address} is not on this server's list of endpoints", remedy="serve with --allow-endpoint URL"
+                )
+            if not is_behind_endpoint(name):
+                raise Denied(f"{name} is no model behind an endpoint")
+            from treetune.policies.openai import OpenAIPolicy  # a fifth of a second that scripted models do without
+
+            return OpenAIPolicy(name, self._allowed[address])
+        if name not in self._endpoints:
+            served = ", ".join(self.names) or "none"
+            raise Denied(f"this server does not serve the model {name!r:.80}; it serves: {served}")
+        return load_policy(name, self._taskset, self._endpoints[name])
+
+    async def close(self) -> None:
+        for policy in self._policies.values():
+            await policy.close()
+
+
+class Scored(msgspec.Struct, array_like=True):
+    """What the figures of a server keep of a trace."""
+
+    source: str
+    outcome: str
+    reward: float | None
+
+
+class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host of a server is made with, here and in each worker."""
+
+    models: ModelsConfig
+    limits: Limits
+    signer: TaskSigner
+    capacity: int
+
+
+class ServerHost(LocalHost):
+    """Runs everything in this process; that of a pool (`pool/broker.py`) has workers for it."""
+
+    def __init__(
+        self, streams: Streams, spec: HostSpec, on_scored: Callable[[list[Scored]], None] = lambda traces: None
+    ) -> None:
+        self.models = Models(spec.models, streams.taskset)
+        super().__init__(streams, self.models.policy_of, spec.limits)
+        self._spec, self._on_scored = spec, on_scored
+
+    async def prepare(self) -> None:
+        """Returns when it is ready to work."""
+
+    async def run_request(self, method: str, payload: bytes, size: int = 1) -> bytes:
+        """Runs what counts as `size` rollouts."""
+        if method == "run_group":
+            group = unpack(payload, RunGroupRequest)
+            traces = await self.run_group(**self._options(group), n=group.n, rollouts=group.rollouts)
+            self._report(traces)
+            warnings = []
+            if group.n > self._spec.capacity:
+                warnings = [f"a group of {group.n} is larger than the server's capacity of {self._spec.capacity}"]
+            return pack(RunGroupResponse(traces=cast(list[msgspec.Raw], traces), warnings=warnings))
+        request = unpack(payload, RunRolloutRequest)
+        trace = await self.run_rollout(**self._options(request), rollout=request.rollout)
+        self._report([trace])
+        return pack(RunRolloutResponse(trace=cast(msgspec.Raw, trace)))
+
+    def _options(self, request: RunRequest) -> dict[str, Any]:
+        return {
+            "task": self._spec.signer.read_task(request.task, self.taskset),
+            "model": request.model,
+            "endpoint": request.endpoint,
+            "sampling": _check_sampling(request.sampling),
+            "limits": request.limits,
+            "occurrence": request.occurrence,
+        }
+
+    def _report(self, traces: list[Trace]) -> None:
+        self._on_scored([Scored(trace.task.data_source, trace.outcome.value, trace.reward) for trace in traces])
+
+    def stats(self) -> dict[str, Any]:
+        return {"workers": 0, "queue": 0}
+
+    async def close(self) -> None:
+        await super().close()
+        await self.models.close()
+
+
+def _check_sampling(sampling: Sampling) -> Sampling:
+    """Sampling as it came from a client: its further fields must not replace ours."""
+    if taken := _RESERVED.intersection(sampling.extra):
+        raise BadRequest(f"sampling.extra must not set {', '.join(sorted(taken))}")
+    return sampling

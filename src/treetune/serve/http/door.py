@@ -1,0 +1,304 @@
+"""The HTTP door of a server: its paths, and what a start, a step and a cancel mean to the server's host.
+
+door = HttpDoor(HttpConfig(address=":5000"))
+server = EnvServer(taskset, doors=[door])
+await server.start()
+print(door.address)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from treetune.environment import Step
+from treetune.episode_book import EpisodeEnded, LiveEpisode, Terms
+from treetune.errors import EnvironmentFault, UsageError
+from treetune.host import info_of
+from treetune.order import checked_index
+from treetune.serve.access import Access, parse_http_address
+from treetune.serve.errors import Busy
+from treetune.serve.http import HttpConfig, wire
+from treetune.serve.http.asgi import JSON, Events, HttpRequest, JsonApp, Listener, Route
+from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
+from treetune.serve.http.wire import encode, read_body, to_http_error
+from treetune.serve.server import Door, EnvServer
+
+log = logging.getLogger("treetune.serve")
+_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+_MOST_KEPT_BYTES = 256 << 10
+"""Replies of one live episode that are kept; the latest always is."""
+
+
+class HttpDoor(Door):
+    name = "http"
+
+    def __init__(self, config: HttpConfig | None = None) -> None:
+        self.config = config = config or HttpConfig()
+        self.address = config.address
+        self._terms = Terms(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
+        self._terms.on_end = self._note_empty
+        self._starting = 0
+        self._empty = asyncio.Event()
+        self._listener: Listener | None = None
+
+    # Its life
+
+    def attach(self, server: EnvServer) -> None:
+        super().attach(server)
+        self._host, self._port = parse_http_address(self.address, server.config.access)
+        if server.config.capacity is None:
+            server.capacity = max(server.capacity, self.config.max_episodes)
+
+    async def open(self) -> None:
+        listener = Listener(self.make_app(), self._host, self._port, websocket_bytes=self.config.max_bytes)
+        await listener.start()
+        self.address, self._listener = listener.url, listener
+
+    def make_app(self) -> Any:
+        html = b"text/html; charset=utf-8"
+        routes = [
+            Route("POST", "/api/episode/step", self._step, "http.step"),
+            Route("POST", "/api/episode/start", self._start, "http.start"),
+            Route("POST", "/api/episode/cancel", self._cancel, "http.cancel"),
+            Route("POST", "/api/episode/start_batch", self._start_batch, "http.start_batch"),
+            Route("POST", "/api/episode/step_batch", self._step_batch, "http.step_batch"),
+            Route("GET", "/api/task/info", self._info, "http.info"),
+            Route("GET", "/api/health", self._health, "http.health", needs_token=False),
+            Route("GET", "/openapi.json", self._openapi, "http.openapi", needs_token=False),
+            Route("GET", "/metrics", self._metrics, "http.metrics", _PROMETHEUS),
+            Route("GET", "/", self._page, "http.page", html, needs_token=False),
+        ]
+        return JsonApp(
+            routes,
+            self.server.config.access,
+            max_bytes=self.config.max_bytes,
+            token_remedy="send `Authorization: Bearer TOKEN`; probe and trainers' bridges take TREETUNE_TOKEN",
+            count=self.server.metrics.count_request,
+            websockets={SOCKET_PATH: lambda receive, send: EpisodeSocket(self, receive, send).run()},
+        )
+
+    async def drain(self) -> None:
+        if not self._is_empty():
+            log.info("waiting for %d episodes to end", self.count + self._starting)
+            try:
+                await self._empty.wait()
+            finally:
+                if not self._is_empty():
+                    log.info("%d episodes had not ended", self.count)
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self.server.host.episodes.close(self._terms)
+            await self._listener.close()
+
+    def gauges(self) -> dict[str, float]:
+        return {"http_episodes": self.count}
+
+    @property
+    def live(self) -> dict[str, LiveEpisode]:
+        """The episodes of the server."""
+        return self.server.host.episodes.live
+
+    @property
+    def count(self) -> int:
+        """How many live that were started over HTTP."""
+        return self._terms.live
+
+    def _is_empty(self) -> bool:
+        return not self.count and not self._starting
+
+    def _note_empty(self) -> None:
+        if self.server.stopping and self._is_empty():
+            self._empty.set()
+
+    # What is asked of the host
+
+    async def start(self, body: wire.StartBody, has_left: Callable[[], bool] | None = None) -> bytes:
+        """A new episode. Where its caller has left meanwhile it ends: nobody knows how to name it."""
+        if body.request_id is None:
+            return await self._make_room(body, has_left)
+        return await self.server.host.episodes.start_once(body.request_id, lambda: self._make_room(body))
+
+    async def _make_room(self, body: wire.StartBody, has_left: Callable[[], bool] | None = None) -> bytes:
+        self.server.refuse_stopping()
+        most = self.config.max_episodes
+        if self.count + self._starting >= most:
+            remedy = "ask again when some have ended, or serve with a larger --max-episodes"
+            raise Busy(f"{most} episodes are live, as many as may be", remedy=remedy)
+        self.server.reserve(1)
+        self._starting += 1
+        try:
+            return await self._begin(body, has_left)
+        except UsageError as error:
+            raise to_http_error(error, path="$.task_index") from None
+        finally:
+            self._starting -= 1
+            self.server.release(1)
+            self._note_empty()
+
+    async def _begin(self, body: wire.StartBody, has_left: Callable[[], bool] | None) -> bytes:
+        host = self.server.host
+        task, index = await self.server.sample(body.task_index)
+        started = await host.start(task, terms=self._terms, name=body.request_id)
+        if has_left is not None and has_left():
+            reason = "whoever started this episode left before it had begun"
+            host.episodes.end(host.episodes.live[started.episode], "cancelled", reason)
+        info = {"task_index": index, "data_source": task.data_source}
+        info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
+        return encode(wire.StartAnswer(started.episode, started.observation, info))
+
+    async def step(self, body: wire.StepBody) -> bytes:
+        """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
+        # A caller that goes away does not stop its step: uvicorn does not tell us, and it may come back for it.
+        action = body.action if isinstance(body.action, str) else msgspec.structs.asdict(body.action)
+        answer: bytes = await self.server.host.step(body.episode_id, _clean(action), body.turn, terms=self._terms)
+        return answer
+
+    async def cancel(self, id: str) -> bytes:
+        book = self.server.host.episodes
+        if not await book.cancel(id, self._terms):
+            raise EpisodeEnded(id, book.ended.why(id))
+        return encode(wire.CancelAnswer(id))
+
+    # Requests
+
+    async def _start(self, request: HttpRequest) -> bytes:
+        body = read_body(wire.StartBody, request.body)
+        with _watch_caller(request) as has_left:
+            return await self.start(body, has_left)
+
+    async def _step(self, request: HttpRequest) -> bytes | Events:
+        body = read_body(wire.StepBody, request.body)
+        if b"text/event-stream" in request.accept:
+            request.name = "http.step_stream"
+            return stream_step(self, body)
+        return await self.step(body)
+
+    async def _cancel(self, request: HttpRequest) -> bytes:
+        return await self.cancel(read_body(wire.CancelBody, request.body).episode_id)
+
+    async def _start_batch(self, request: HttpRequest) -> bytes:
+        bodies = read_body(wire.StartBatchBody, request.body).episodes
+        for number, body in enumerate(bodies):  # an index that no task can have refuses the whole batch
+            try:
+                checked_index(body.task_index or 0)
+            except UsageError as error:
+                raise to_http_error(error, path=f"$.episodes[{number}].task_index") from None
+        with _watch_caller(request) as has_left:
+            return encode(wire.StartBatchAnswer(await _answer_each(self.start(body, has_left) for body in bodies)))
+
+    async def _step_batch(self, request: HttpRequest) -> bytes:
+        bodies = read_body(wire.StepBatchBody, request.body).steps
+        return encode(wire.StepBatchAnswer(await _answer_each(self.step(body) for body in bodies)))
+
+    async def _info(self, request: HttpRequest) -> bytes:
+        info, config = info_of(self.server.streams), self.config
+        return encode(
+            wire.InfoAnswer(
+                name=info.name,
+                num_tasks=info.num_tasks,
+                cursor=info.cursor,
+                by_index=info.by_index,
+                fingerprint=info.fingerprint,
+                max_episodes=config.max_episodes,
+                idle_seconds=config.idle_seconds,
+                deadline_seconds=config.deadline_seconds,
+                max_turns=self.server.config.limits.max_turns,
+            )
+        )
+
+    async def _health(self, request: HttpRequest) -> bytes:
+        self.server.refuse_stopping()
+        return encode(wire.HealthAnswer(episodes=self.count, workers=self.server.host.stats()["workers"]))
+
+    async def _openapi(self, request: HttpRequest) -> bytes:
+        return wire.describe_api(needs_token=self.server.config.access.token is not None)
+
+    async def _metrics(self, request: HttpRequest) -> bytes:
+        if JSON in request.accept:  # `treetune top`
+            request.content_type = JSON
+            return encode({"name": self.server.taskset.name, **self.server.metrics.stats()})
+        return self.server.metrics.render()
+
+    async def _page(self, request: HttpRequest) -> bytes:
+        return _load_page()
+
+
+class MetricsDoor(Door):
+    """The figures of a server for Prometheus, at an address of their own. No token is asked for."""
+
+    name = "metrics"
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._listener: Listener | None = None
+
+    def attach(self, server: EnvServer) -> None:
+        super().attach(server)
+        self._host, self._port = parse_http_address(self.address, Access(open=True))
+
+    async def open(self) -> None:
+        routes = [Route("GET", "/metrics", self._render, content_type=_PROMETHEUS)]
+        app = JsonApp(routes, Access(open=True), max_bytes=0, token_remedy="")
+        self._listener = Listener(app, self._host, self._port)
+        await self._listener.start()
+        self.address = f"{self._listener.url}/metrics"
+
+    async def _render(self, request: HttpRequest) -> bytes:
+        return self.server.metrics.render()
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
+
+
+@contextlib.contextmanager
+def _watch_caller(request: HttpRequest) -> Iterator[Callable[[], bool]]:
+    """Gives a function that says whether the caller of a request has left."""
+    end = asyncio.ensure_future(request.receive())
+    try:
+        yield end.done
+    finally:
+        end.cancel()
+
+
+async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]:
+    """Every answer of a batch, an error in its place: one that fails does not fail the others."""
+
+    async def answer_one(answer: Awaitable[bytes]) -> msgspec.Raw:
+        try:
+            return msgspec.Raw(await answer)
+        except Exception as error:
+            return msgspec.Raw(to_http_error(error).body)
+
+    return list(await asyncio.gather(*map(answer_one, answers)))
+
+
+def _render(step: Step) -> bytes:
+    for key in step.info:
+        if not isinstance(key, str):
+            raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
+    return encode(wire.StepAnswer(step.observation, step.reward, step.done, step.info))
+
+
+def _clean(value: Any) -> Any:
+    """Without halves of surrogate pairs, which a model can sample and no text can hold."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+@cache
+def _load_page() -> bytes:
+    """The page at `/`, on which a person can play an episode."""
+    return resources.files("treetune.serve.http").joinpath("page.html").read_bytes()
