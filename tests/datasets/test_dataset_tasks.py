@@ -305,7 +305,7 @@ def test_what_is_built_is_a_taskset_with_the_same_uids(source):
 )
 def test_columns_and_rows_give_the_same_table(pairs, system_prompt, env_class):
     """The fast way, the row-by-row way, and `Task` itself agree, byte for byte."""
-    from treetune.datasets.rows import RowBuilder
+    from treetune.datasets.row_builder import RowBuilder
 
     class ByRow(DatasetTask):
         def _make_map_fn(self):
@@ -408,7 +408,7 @@ def test_text_beside_lists_as_ground_truth_is_refused(source):
             prompt = [{"role": "user", "content": "x"}]
             return lambda row, index: {"prompt": prompt, "reward_model": {"ground_truth": row["t"]}}
 
-    from treetune.datasets.rows import RowBuilder
+    from treetune.datasets.row_builder import RowBuilder
 
     builder = RowBuilder(Mixed(node), {"q": pa.string(), "t": pa.string()}, made=False)
     with pytest.raises(TasksetError, match="several types"):

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from treetune.config import to_plain
-from treetune.datasets.rows import RowBuilder
+from treetune.datasets.row_builder import RowBuilder
 from treetune.datasets.selection import length_filter
 from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
 from treetune.episode import Episode

@@ -32,6 +32,9 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 """How the `from`/`value` spelling names roles."""
 
 
+_PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
+
+
 class RowDropped(Exception):
     """Raised while a row is made, to leave it out; the reason is counted and reported."""
 
@@ -91,6 +94,45 @@ def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[M
         return [*system, {"role": "user", "content": template.format(row)}]
 
     return fill_template
+
+
+def find_fault(made: Any) -> str | None:
+    """What keeps a made row from being one."""
+    if type(made) is not dict:
+        return f"is a {type(made).__name__}, not a dict"
+    prompt = made.get("prompt")
+    if type(prompt) is not list or not prompt:
+        return "has no prompt (a list of messages)"
+    for message in prompt:
+        if type(message) is dict and type(message.get("role")) is type(message.get("content")) is str:
+            continue  # what nearly every message is
+        if type(message) is not dict or (role := message.get("role")) is None:
+            return "has a message without a role"
+        if type(role) is not str:
+            return f"has a message whose role is a {type(role).__name__}"
+        if isinstance(content := message.get("content"), bytes | bool | int | float):
+            return f"has a message whose content is a {type(content).__name__}"
+    if type(reward := made.get("reward_model")) is not dict and reward is not None:
+        return "has a reward_model that is no dict"
+    if type(extra := made.get("extra_info")) is not dict and extra is not None:
+        return "has a extra_info that is no dict"
+    return None
+
+
+def find_lack(made: Row) -> str | None:
+    """What a made row lacks to be one that can be trained on."""
+    reward = made.get("reward_model")
+    if reward and "ground_truth" in reward:
+        truth = reward["ground_truth"]
+        if not truth if type(truth) is str else store_truth(plain(truth)) is None:
+            return NO_TRUTH
+    last = made["prompt"][-1].get("content")  # which mostly says something
+    return NO_PROMPT if not (last and type(last) is str and not last.isspace()) and is_silent(made["prompt"]) else None
+
+
+def plain(value: Any) -> Any:
+    """numpy's scalars and arrays as Python's."""
+    return value if type(value) in _PLAIN or not hasattr(value, "tolist") else value.tolist()
 
 
 def call_make_map_fn(taskset: DatasetTaskset) -> Callable[[Row, int], Any]:

@@ -152,7 +152,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         # An overridden `build_dataset` loads what it likes.
         if self.overrides_build or (not force and Cache(self.cache_dir).has(self.cache_key(format))):
             return
-        from treetune.datasets.rows import RowBuilder
+        from treetune.datasets.row_builder import RowBuilder
 
         opened = self._load_source()
         builder = RowBuilder(self, opened.columns, made=False)

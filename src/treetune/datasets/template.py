@@ -2,7 +2,7 @@ r"""A Template makes prompts from rows: a Python format string over the columns 
 
     template = Template("Q: {question}\nA:", columns=["question", "answer"])
     template.format({"question": "1 + 1?", "answer": "2"})  # "Q: 1 + 1?\nA:"
-    template.render(batch)  # the same for a whole Arrow batch, fast
+    template.fill(table)  # the same for every row of an Arrow table, and None where there is nothing to ask
 
 Columns, items (`{options[0]}`, `{meta[level]}`), conversions (`{x!r}`) and format specs (`{score:.2f}`) work as in
 `str.format`. Positional fields and attributes do not: an attribute of a value can lead anywhere in the program.
@@ -37,14 +37,10 @@ class Field:
     plain: bool
     """The whole value: no item, no conversion, no format spec."""
 
-    def format(self, row: Mapping[str, Any]) -> str:
-        # The name of a plain field is a key, not syntax: `{}` may stand for a column that no field could spell.
-        return format(row[self.columns[0]]) if self.plain else self.source.format_map(row)
-
     def value(self, row: Mapping[str, Any]) -> Any:
         """What it shows, before it is formatted; of an item that is not there, the whole value."""
         value = row.get(self.columns[0])
-        if value is None or "[" not in self.name or self.plain:
+        if value is None or self.name == self.columns[0]:
             return value
         try:
             return Formatter().get_field(self.name, (), row)[0]
@@ -59,115 +55,74 @@ class Template:
         self.text = text
         if text == "{}":
             column = _only_column(text_columns or columns)
-            self._pieces: list[str | Field] = [Field("{}", column, (column,), plain=True)]
+            pieces: list[str | Field] = [Field("{}", column, (column,), plain=True)]
         else:
-            self._pieces, faults = _parse(text, columns)
+            pieces, faults = _parse(text, columns)
             if faults:
                 problems = list(faults)
                 if any(faults.values()):
                     problems[-1] += _advise_on_braces(text, columns)
                 raise ConfigError([(KEY, problem) for problem in problems])
-        self._fields = [piece for piece in self._pieces if isinstance(piece, Field)]
+        self._fields = [piece for piece in pieces if isinstance(piece, Field)]
         self.columns = tuple(dict.fromkeys(column for field in self._fields for column in field.columns))
         """The columns it uses, in order of first use."""
-        self._sole = self.columns[0] if len(self._fields) == 1 and self._fields[0].plain else None
+        self._plain = all(field.plain for field in self._fields)
+        # Values by position are the fastest, and `{}` may stand for a column that no field could spell.
+        literals = (re.sub(r"[{}]", r"\g<0>\g<0>", piece) if isinstance(piece, str) else "{}" for piece in pieces)
+        self._by_position = "".join(literals)
 
     def format(self, row: Mapping[str, Any]) -> str:
         """Exactly `text.format(**row)`; a `ValueError` that names the field where a value does not fit it."""
         try:
-            return self._fields[0].format(row) if self.text == "{}" else self.text.format_map(row)
+            return format(row[self.columns[0]]) if self.text == "{}" else self.text.format_map(row)
         except Exception:
             for field in self._fields:
-                self._fill(field, row)  # raises for the field at fault, and names it
+                self._explain_fault(field, row)
             raise
-
-    def render(self, batch: pa.RecordBatch) -> pa.Array:
-        """`format` of every row, as a `string` array; one batch holds at most 2 GB of text."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if not self._fields:
-            return pa.repeat(pa.scalar(self.text.format(), pa.string()), batch.num_rows)
-        pieces = [
-            pa.scalar(piece, pa.string()) if isinstance(piece, str) else self._render_field(piece, batch)
-            for piece in self._pieces
-        ]
-        return pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, "")
 
     def lacks(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has nothing to make a prompt of: a value that is shown is null, or all of them are blank."""
-        if self._sole is not None:  # what nearly every template is, and every row is looked at
-            value = row.get(self._sole)
-            return value is None or (type(value) is str and (not value or value.isspace()))
-        values = [field.value(row) for field in self._fields]
-        # Not by `strip`, which copies the text of every row.
-        blank = values and all(isinstance(value, str) and (not value or value.isspace()) for value in values)
-        return bool(blank) or any(value is None for value in values)
+        values = [row.get(name) for name in self.columns] if self._plain else [one.value(row) for one in self._fields]
+        # A list is faster here than a generator.
+        return None in values or (values != [] and all([_is_blank(value) for value in values]))
 
-    def find_lacking(self, table: pa.Table) -> list[int]:
-        """`lacks` of every row: the numbers of those that lack something, fast where none does."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
+    def fill(self, table: pa.Table) -> list[str | None]:
+        """`format` of every row, and None where it lacks something."""
+        if not self._fields:
+            return [self.text.format()] * table.num_rows
+        columns = {name: table[name].to_pylist() for name in self.columns}
+        if not self._plain:
+            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            return [None if self.lacks(row) else self.format(row) for row in rows]
+        shown = [columns[field.columns[0]] for field in self._fields]
+        prompts: list[str | None] = list(map(self._by_position.format, *shown))
+        for number, value in enumerate(shown[0]):
+            # Every row is looked at, so that this is written out.
+            if type(value) is str and (not value or value.isspace()) and all(_is_blank(one[number]) for one in shown):
+                prompts[number] = None
+        for values in shown:
+            if None in values:
+                prompts = [None if value is None else prompt for value, prompt in zip(values, prompts, strict=True)]
+        return prompts
 
-        columns = [table[field.columns[0]] for field in self._fields]
-        suspects = [pc.is_null(column) for column in columns if column.null_count]
-        if columns and all(
-            pa.types.is_string(column.type) or pa.types.is_large_string(column.type) for column in columns
-        ):
-            blank = pc.or_(pc.equal(pc.binary_length(columns[0]), 0), pc.utf8_is_space(columns[0]))
-            suspects.append(pc.fill_null(blank, True))
-        if any("[" in field.source for field in self._fields):  # an item of a value may be null where the value is not
-            suspects.append(pa.chunked_array([pa.repeat(True, table.num_rows)]))
-        numbers = sorted({int(n) for mask in suspects for n in pc.indices_nonzero(mask).to_pylist()})
-        if not numbers:
-            return []
-        rows = table.select(list(self.columns)).take(pa.array(numbers, pa.int64())).to_pylist()
-        return [number for number, row in zip(numbers, rows, strict=True) if self.lacks(row)]
-
-    def _render_field(self, field: Field, batch: pa.RecordBatch) -> pa.Array:
-        import pyarrow as pa
-
-        array = _to_text(batch.column(field.columns[0])) if field.plain else None
-        if array is not None:
-            return array
-        rows = batch.select(list(dict.fromkeys(field.columns))).to_pylist()
-        return pa.array([self._fill(field, row) for row in rows], pa.string())
-
-    def _fill(self, field: Field, row: Mapping[str, Any]) -> str:
+    def _explain_fault(self, field: Field, row: Mapping[str, Any]) -> None:
+        """Raises what is wrong where a field cannot be filled in."""
+        if missing := [column for column in field.columns if column not in row]:
+            raise ValueError(f"the row has no {missing[0]!r}, which {KEY} {self.text!r} uses") from None
         try:
-            return field.format(row)
+            if not field.plain:
+                field.source.format_map(row)
         except Exception as error:
-            for column in field.columns:
-                if column not in row:
-                    raise ValueError(f"the row has no {column!r}, which {KEY} {self.text!r} uses") from None
-            types = {
-                column: "None" if row[column] is None else f"a {type(row[column]).__name__}" for column in field.columns
-            }
+            types = {name: "None" if row[name] is None else f"a {type(row[name]).__name__}" for name in field.columns}
             kinds = ", ".join(f"{column} is {kind}" for column, kind in types.items())
             problem = f"no {error}" if isinstance(error, KeyError) else str(error)
             fault = f"{field.source} of {KEY} {self.text!r} does not fit a row: {problem} ({kinds})"
             raise ValueError(fault) from error
 
 
-def _to_text(array: pa.Array) -> pa.Array | None:
-    """The array as `str` shows its values, or None where Arrow spells them differently (floats, dates, lists...)."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    types, type_ = pa.types, array.type
-    if isinstance(type_, pa.BaseExtensionType):
-        return None
-    if types.is_dictionary(type_):
-        return _to_text(array.dictionary_decode())
-    if types.is_null(type_):
-        return pa.repeat(pa.scalar("None", pa.string()), len(array))
-    if types.is_boolean(type_):
-        array = pc.if_else(array, "True", "False")
-    elif types.is_integer(type_) or types.is_large_string(type_) or types.is_string_view(type_):
-        array = array.cast(pa.string())
-    elif not types.is_string(type_):
-        return None
-    return pc.fill_null(array, "None") if array.null_count else array
+def _is_blank(value: Any) -> bool:
+    # Not by `strip`, which copies the text of every row.
+    return type(value) is str and (not value or value.isspace())
 
 
 def _only_column(candidates: Sequence[str]) -> str:
@@ -186,10 +141,7 @@ def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], dict[s
     faults: dict[str, bool] = {}
     try:
         for literal, name, spec, conversion in Formatter().parse(text):
-            if literal and pieces and isinstance(pieces[-1], str):
-                pieces[-1] += literal  # the parser ends a literal at each doubled brace
-            elif literal:
-                pieces.append(literal)
+            pieces.append(literal)
             if name is not None:
                 names = list(_names(name, spec or "", conversion))
                 faults.update(fault for used in names if (fault := _name_fault(used, columns)))
@@ -243,7 +195,3 @@ def _advise_on_braces(text: str, columns: Sequence[str]) -> str:
     if corrected == text or _parse(corrected, columns)[1]:
         return ""
     return f"; if the braces are meant literally, double them: {corrected}"
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
