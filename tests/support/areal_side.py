@@ -263,7 +263,7 @@ def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, m
     finally:
         areal.log.removeHandler(handler)
     assert seen == [({"unreachable": 3}, 3)]
-    assert any("because of the task server, not of the model" in text for text in records)
+    assert any("lost to the task server, not to the model" in text for text in records)
     from areal.utils import stats_tracker
 
     told = stats_tracker.get("rollout").export(reset=True)

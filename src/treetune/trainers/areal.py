@@ -15,16 +15,14 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from treetune.errors import MissingExtraError, UsageError
-from treetune.score import finite
+from treetune.errors import MissingExtraError
 from treetune.serve import RemoteEpisode, ServeError, TaskServerClient
 from treetune.tokens import ChatTokens, Rewrites, Tokens, TokenSequence
-from treetune.trainers.conversation import Conversation, Hooks
+from treetune.trainers.conversation import Conversation, FailureLog, Hooks
 
 try:
     import numpy as np
@@ -68,10 +66,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         """`url` is one task server or several. A reward is multiplied by `turn_discount` for each turn; AReaL's own
         multi-turn workflow leaves the first turn out (`discount_first_turn=False`). `token_env` names the variable that
         holds the servers' token. `timeout` is for one step, `patience` for a server that does not answer."""
-        if max_turns < 1:
-            raise UsageError(f"max_turns must be at least 1, got {max_turns}")
-        if not 0 < turn_discount <= 1:
-            raise UsageError(f"turn_discount must be above 0 and at most 1, got {turn_discount}")
+        super().__init__(max_turns, turn_discount, discount_first_turn)
         if isinstance(tokenizer, str):
             from areal.utils.hf_utils import load_hf_tokenizer
 
@@ -79,9 +74,6 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         self.tokenizer = tokenizer
         self.gconfig = gconfig.new_with_stop_and_pad_token_ids(tokenizer).new(n_samples=1)
         self._in_groups = gconfig.n_samples > 1
-        self.max_turns = max_turns
-        self.turn_discount = turn_discount
-        self.discount_first_turn = discount_first_turn
         self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites)
         urls = (url,) if isinstance(url, str) else tuple(url)
         self._access = _Access(urls, token_env, timeout, patience)
@@ -91,7 +83,10 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         servers = _servers(self._access)
         stats = stats_tracker.get(workflow_context.stat_scope())
         try:
-            async with await servers.client.start(self._task_index(data)) as episode:
+            index = data.get("task_index", data.get("index"))
+            if index is None and self._in_groups:
+                servers.warn_once("rows without a task_index: the episodes of one group are of different tasks")
+            async with await servers.client.start(None if index is None else int(index)) as episode:
                 played = await self._play(engine, episode)
         except ServeError as error:
             servers.note_failure(error)
@@ -103,8 +98,10 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             return None
         sequences = played.tokens.sequences
         if len(sequences) > 1:
-            servers.warn_of_splits(self._in_groups)
-        reward = finite(self.postprocess_reward(played.reward, played.turns, played.info), "the postprocessed reward")
+            group = ", and a group of a fixed size (reward_norm, adv_norm) no longer fits; rewrites='keep' avoids it"
+            split = "the chat template rewrites history: such episodes become several rows"
+            servers.warn_once(split + group * self._in_groups)
+        reward = self.shape_reward(played.reward, played.turns, played.info)
         stats.scalar(
             reward=reward,
             raw_reward=played.reward,
@@ -116,12 +113,6 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         if "success" in played.info:
             stats.scalar(success=float(bool(played.info["success"])))
         return tensors(sequences, reward)
-
-    def _task_index(self, data: dict[str, Any]) -> int | None:
-        index = data.get("task_index", data.get("index"))
-        if index is None and self._in_groups:
-            _warn_once("rows without a task_index: the episodes of one group are of different tasks")
-        return None if index is None else int(index)
 
     async def _play(self, engine: Any, episode: RemoteEpisode) -> Played | None:
         conversation = Conversation(self._chat, self.tokenizer, self)
@@ -187,55 +178,23 @@ class _Access(NamedTuple):
     patience: float
 
 
-class Servers:
+class Servers(FailureLog):
     """The task servers of a run, and what went wrong with them."""
 
     def __init__(self, access: _Access) -> None:
+        super().__init__(log)
         token = os.environ.get(access.token_env) or None
         self.client = TaskServerClient(access.urls, token=token, timeout=access.timeout, patience=access.patience)
-        self.failures: Counter[str] = Counter()
-        """By kind. None of them says anything of the model."""
-        self.in_a_row = 0
-
-    def note_failure(self, error: ServeError) -> None:
-        self.failures[error.kind] += 1
-        self.in_a_row += 1
-        total = self.failures.total()
-        if total & (total - 1) == 0 or self.in_a_row % 100 == 0:  # the first, and ever more rarely
-            log.error(
-                "no trajectory because of the task server, not of the model (%d so far, %d in a row; %s): %s",
-                total, self.in_a_row, dict(self.failures), error,
-            )  # fmt: skip
-
-    def note_success(self) -> None:
-        self.in_a_row = 0
-
-    def warn_of_splits(self, in_groups: bool) -> None:
-        _warn_once(
-            "the chat template rewrites history: such episodes become several rows"
-            + (
-                ", and a group of a fixed size (reward_norm, adv_norm) no longer fits; rewrites='keep' avoids it"
-                * in_groups
-            )
-        )
 
 
 _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Access, Servers]] = WeakKeyDictionary()
-_warned: set[str] = set()
 
 
 def _servers(access: _Access) -> Servers:
-    loop = asyncio.get_running_loop()
-    known = _by_loop.setdefault(loop, {})
+    known = _by_loop.setdefault(asyncio.get_running_loop(), {})
     if access not in known:
         from areal.infra.utils.concurrent import register_loop_cleanup
 
         known[access] = Servers(access)
         register_loop_cleanup(known[access].client.close)
     return known[access]
-
-
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        log.warning(text)

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config import Faults
-from treetune.datasets.declared import LISTS, check_columns, check_environments, check_single_turns, load_tasks
+from treetune.datasets.declared import check_columns, check_environments, check_single_turns, load_tasks
 from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, MissingExtraError, TasksetError, UsageError
 from treetune.rows.formats import task_to_score as _task
 from treetune.rows.rule import RULE
-from treetune.target import missing_values
+from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.one_answer import play_row, scorer_in
 
 OURS = "pkg://treetune.trainers.verl"
@@ -64,7 +64,7 @@ def run_with_tasks(config: Any) -> Any:
     Where the config names no way of scoring and verl knows none for a data source, each row is scored by its own task.
     Rows that nothing can score are refused; `leave_scoring: true` in the config leaves all this alone.
     """
-    lists = load_lists(config)
+    lists = load_tasksets(config)
     tasksets = [taskset for entries in lists.values() for taskset in entries]
     if any(find_unscored(config, tasksets)):
         score_by_tasks(config)
@@ -118,18 +118,18 @@ def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None 
 def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) -> Any:
     """Put the paths of `train_tasks` and `val_tasks` into `config.data`; nothing else is touched. A warning says which
     rows nothing would score."""
-    lists = load_lists(config, cache_dir)
+    lists = load_tasksets(config, cache_dir)
     warn_of_unscored(config, lists)
     return build_into_config(config, lists)
 
 
-def load_lists(config: Any, cache_dir: str | Path | None = None) -> dict[str, list[DatasetTaskset]]:
+def load_tasksets(config: Any, cache_dir: str | Path | None = None) -> dict[str, list[DatasetTaskset]]:
     """The tasksets of a verl config, by the names of its lists; all their faults at once."""
     faults: Faults = []
-    if config.get("data") is not None and not isinstance(config["data"], Mapping):
-        faults.append(("data", f"expected keys and values, got {config['data']!r}"))
-    faults += [fault for name in LISTS if _is_missing(config, name) for fault in missing_values("???", name)]
-    lists = {name: load_tasks(config[name], cache_dir, path=name, faults=faults) for name in LISTS if config.get(name)}
+    data = get_value(config, "data")
+    if data is not None and not isinstance(data, Mapping):
+        faults.append(("data", f"expected keys and values, got {data!r}"))
+    lists = load_lists(config, cache_dir, faults)
     if faults:
         raise ConfigError(faults)
     check_environments(lists)
@@ -141,29 +141,13 @@ def load_lists(config: Any, cache_dir: str | Path | None = None) -> dict[str, li
 
 def build_into_config(config: Any, lists: Lists) -> Any:
     """Build the lists, and name their files in `config.data`."""
-    paths = {name.replace("_tasks", "_files"): _build_paths(tasksets) for name, tasksets in lists.items()}
-    if isinstance(config, dict):
-        config["data"] = config.get("data") if config.get("data") is not None else {}
-        config["data"].update(paths)
-        return config
-    from omegaconf import OmegaConf
-
-    for key, files in paths.items():
-        OmegaConf.update(config, f"data.{key}", files, merge=False, force_add=True)
+    for name, tasksets in lists.items():
+        set_value(config, f"data.{name}_files", _build_paths(tasksets))
     return config
 
 
 def _build_paths(tasksets: Sequence[DatasetTaskset]) -> list[str]:
     return [str(path) for _, path, _ in join_files(tasksets, [taskset.build() for taskset in tasksets])]
-
-
-def _is_missing(config: Any, name: str) -> bool:
-    """Whether an OmegaConf node holds `???` there, which it hides from `get`."""
-    if not type(config).__module__.startswith("omegaconf"):
-        return False
-    from omegaconf import OmegaConf
-
-    return OmegaConf.is_missing(config, name)
 
 
 def warn_of_unscored(config: Any, lists: Lists) -> None:
@@ -173,12 +157,14 @@ def warn_of_unscored(config: Any, lists: Lists) -> None:
 
 
 def scoring_of(config: Any) -> Scoring:
-    reward = config.get("reward")
-    if config.get("leave_scoring") or (_is_node(reward) and _has_own_way(reward)):
+    own_model, manager = (
+        get_value(config, f"reward.{key}") for key in ("reward_model.enable", "reward_manager.source")
+    )
+    if get_value(config, "leave_scoring") or own_model or manager == "importlib":
         return Scoring.OTHER
     # verl keeps an empty node in one place where the user writes into the other.
-    places = [place.get("custom_reward_function") for place in (reward, config) if _is_node(place)]
-    nodes = [place for place in places if _is_node(place)]
+    places = (get_value(config, key) for key in ("reward.custom_reward_function", "custom_reward_function"))
+    nodes = [node for node in places if isinstance(node, Mapping)]
     paths = [str(node["path"]) for node in nodes if node.get("path")]
     if not nodes:
         return Scoring.UNKNOWN
@@ -187,17 +173,10 @@ def scoring_of(config: Any) -> Scoring:
 
 def score_by_tasks(config: Any) -> Any:
     """Name our reward function in a verl config that names no other way of scoring; nothing else is touched."""
-    if scoring_of(config) is not Scoring.VERL:
-        return config
-    place = config["reward"] if _is_node(config.get("reward")) else config
-    function = {"path": OURS, "name": "compute_score"}
-    if isinstance(config, dict):
-        place["custom_reward_function"] = {**(place.get("custom_reward_function") or {}), **function}
-        return config
-    from omegaconf import OmegaConf
-
-    for key, value in function.items():
-        OmegaConf.update(place, f"custom_reward_function.{key}", value, force_add=True)
+    if scoring_of(config) is Scoring.VERL:
+        place = "reward." if isinstance(get_value(config, "reward"), Mapping) else ""
+        for key, value in (("path", OURS), ("name", "compute_score")):
+            set_value(config, f"{place}custom_reward_function.{key}", value)
     return config
 
 
@@ -219,15 +198,6 @@ def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[T
                 remedy=f"call score_by_tasks(config), or set reward.custom_reward_function to {{path: {OURS}, name: "
                 f"compute_score}}; {_LEAVE}",
             )
-
-
-def _has_own_way(reward: Mapping[str, Any]) -> bool:
-    model, manager = reward.get("reward_model") or {}, reward.get("reward_manager") or {}
-    return bool(model.get("enable")) or manager.get("source") == "importlib"
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def compute_score(

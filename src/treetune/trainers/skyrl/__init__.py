@@ -14,15 +14,16 @@ Or from a shell, with SkyRL's own overrides after it:
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from treetune.errors import MissingExtraError, TreetuneError, UsageError
+from treetune.errors import TreetuneError, UsageError
 from treetune.trainers.skyrl.registry import install_hook, register, remove_hook
 from treetune.trainers.skyrl.tasks import (
-    PYTHON,
     cli_overrides,
+    missing_skyrl,
     refuse_old_python,
     resolve_tasks_into_config,
     run_with_tasks,
@@ -48,23 +49,23 @@ __all__ = [
 def main(arguments: Sequence[str] | None = None) -> None:
     """`tasks=FILE.yaml`, or `tasks=` and `val_tasks=` with files of rows (repeatable), `--env [ID=]file.py:Class`, and
     SkyRL's own overrides. SkyRL's `trainer.override_entrypoint` may name this module."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        environments, given = _take_environments(given)
-        tasks, val_tasks = (_values(given, key) for key in ("tasks", "val_tasks"))
+        environments, given = _take_environments(sys.argv[1:] if arguments is None else arguments)
+        pairs = [(part, *part.partition("=")[::2]) for part in given]
+        tasks, val_tasks = (
+            [value for _, name, value in pairs if name == key and value] for key in ("tasks", "val_tasks")
+        )
+        own = ("tasks", "val_tasks", "trainer.override_entrypoint")
+        rest = [part for part, name, _ in pairs if name not in own]
         if not tasks:
             raise UsageError(
                 "tasks=FILE is missing", remedy="a YAML file with train_tasks and val_tasks, or files of SkyRL's rows"
             )
-        own = ("tasks", "val_tasks", "trainer.override_entrypoint")
-        rest = [part for part in given if part.partition("=")[0] not in own]
         refuse_old_python()
         try:
             from skyrl.train.config import SkyRLTrainConfig
         except ImportError as error:
-            raise MissingExtraError(
-                f"SkyRL cannot be imported: {error}", remedy=f"install skyrl, on Python {'.'.join(map(str, PYTHON))}"
-            ) from error
+            raise missing_skyrl(error) from error
         config = SkyRLTrainConfig.from_cli_overrides(rest)
         if not any(part.startswith("data.val_data=") for part in rest):
             config.data.val_data = []  # unless there are val_tasks; SkyRL's default is a file of its own
@@ -74,25 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {error}")
 
 
-def _values(given: Sequence[str], key: str) -> list[str]:
-    return [value for name, _, value in (part.partition("=") for part in given) if name == key and value]
-
-
 def _take_environments(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The environments of `--env`, by the id that rows have, and the other arguments."""
-    found: dict[str, str] = {}
-    rest: list[str] = []
-    parts = iter(given)
-    for part in parts:
-        if part != "--env" and not part.startswith("--env="):
-            rest.append(part)
-            continue
-        value = next(parts, "") if part == "--env" else part.removeprefix("--env=")
-        id, _, spec = value.rpartition("=")
-        if not spec or spec.startswith("-"):
-            raise UsageError("--env names no environment", remedy="--env file.py:Class, or --env ID=file.py:Class")
-        found[id or spec] = spec
-    return found, rest
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--env", action="append", default=[])
+    try:
+        found, rest = parser.parse_known_args(given)
+        named = {(id or spec): spec for id, _, spec in (value.rpartition("=") for value in found.env)}
+    except ArgumentError:
+        named, rest = {"": ""}, []
+    if not all(named.values()):
+        raise UsageError("--env names no environment", remedy="--env file.py:Class, or --env ID=file.py:Class")
+    return named, rest
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ once where a call of its own fails, and when it is dropped otherwise.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
@@ -63,17 +64,15 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
             self._finalizer = weakref.finalize(self, _begin_closing, episode)
             observed = run_in_background(episode.begin()).messages()
-        # A copy: the trainer appends the conversation to it.
-        return self._copy_for_trainer(observed), {}
+            self._refuse_begun_answer(observed)
+        return copy.deepcopy(observed), {}  # the trainer appends the conversation to it
 
-    def _copy_for_trainer(self, observed: list[Message]) -> list[Message]:
+    def _refuse_begun_answer(self, observed: list[Message]) -> None:
         if begins_answer(observed):
-            self.close()
             raise UsageError(
                 f"{self._id}: a prompt ends with the beginning of an answer, which SkyRL does not go on with",
                 remedy="leave out the assistant's last message",
             )
-        return copy.deepcopy(observed)
 
     def step(self, action: str) -> dict[str, Any]:
         episode = self._episode
@@ -82,8 +81,9 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
         self.turns += 1
         with self._close_on_error("step"):
             step = run_in_background(episode.step(action))
-        seen = step.observation.messages()
-        observations = copy.deepcopy(seen) if step.done else self._copy_for_trainer(seen)
+            observed = step.observation.messages()
+            if not step.done:
+                self._refuse_begun_answer(observed)
         if episode.cut_short:
             warnings.warn(
                 f"{self._id}: an episode was ended after max_turns={self.max_turns}; "
@@ -92,7 +92,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             )
         self._warn_of_close(episode)
         return {
-            "observations": observations,
+            "observations": copy.deepcopy(observed),
             "reward": step.reward,
             "done": step.done,
             "metadata": {**step.info, "truncated": step.truncated},
@@ -152,18 +152,14 @@ def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
     """The task with what the trainer's config says where the row says nothing; no such key changes the uid."""
     if "scorer" in task.extra_info:
         return task  # one answer, which its own taskset scores
-    settings = {"max_turns": max_turns, **_user_settings(config)} if max_turns else _user_settings(config)
-    return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info})
-
-
-def _user_settings(config: Any) -> dict[str, Any]:
-    """What a user set in `environment.skyrl_gym.NAME`; SkyRL's own defaults are paths and addresses of its makers."""
-    import dataclasses
-
+    settings = {"max_turns": max_turns} if max_turns else {}
     if dataclasses.is_dataclass(config):
-        fields = dataclasses.fields(config)
-        return {field.name: value for field in fields if (value := getattr(config, field.name)) != field.default}
-    return {str(key): value for key, value in config.items()} if isinstance(config, Mapping) else {}
+        # Only what a user set in `environment.skyrl_gym.NAME`: SkyRL's defaults are paths and addresses of its makers.
+        values = ((field, getattr(config, field.name)) for field in dataclasses.fields(config))
+        settings |= {field.name: value for field, value in values if value != field.default}
+    elif isinstance(config, Mapping):
+        settings |= {str(key): value for key, value in config.items()}
+    return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info})
 
 
 def _begin_closing(episode: Episode) -> Future[Any]:

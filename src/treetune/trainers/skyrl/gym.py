@@ -97,9 +97,9 @@ def class_of(name: str) -> tuple[Any, dict[str, Any]]:
         from skyrl_gym.envs.registration import load_env_creator, registry
     except ImportError as error:
         raise MissingExtraError.of("skyrl-gym", "skyrl") from error
-    from treetune.trainers.skyrl.registry import theirs
+    from treetune.trainers.skyrl.registry import find_theirs
 
-    spec = theirs(name)
+    spec = find_theirs(name)
     if spec is None and ":" not in name:
         raise UnknownNameError.of(
             "skyrl-gym environment", name, registry, remedy="one that is not registered is skyrl:module:Class"

@@ -32,11 +32,13 @@ from treetune.rows.prompt_lengths import PromptTokens, load_tokenizer, messages_
 from treetune.rows.row_store import CHUNK, TOGETHER, RowStore
 from treetune.rows.sources import Sources, find
 
-VERSION = 4
+VERSION = 5
 """Of what is found and how it is written."""
 
 FIRST = 10
 """Rows that are named."""
+
+ITEM = ("prompt", "env_class", "env_extras", "uid")
 
 WORTH_PROCESSES = 20_000
 """Rows from which other processes are started for a tokenizer that has no threads."""
@@ -127,12 +129,12 @@ class PromptDataset:
                 raise TasksetError(f"{items[row].get('uid')} has {len(found)} tokens, more than {length}")
             ids[row, length - len(found) :] = found
             mask[row, length - len(found) :] = 1
-        fields = {name: [item.get(name) for item in items] for name in ("prompt", "env_class", "env_extras", "uid")}
-        try:
+        batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        with contextlib.suppress(ImportError):
             from torch import from_numpy
-        except ImportError:
-            return {"input_ids": ids, "attention_mask": mask, **fields}
-        return {"input_ids": from_numpy(ids), "attention_mask": from_numpy(mask), **fields}
+
+            batch = {name: from_numpy(values) for name, values in batch.items()}
+        return batch | {name: [item.get(name) for item in items] for name in ITEM}
 
     def _padding(self) -> int:
         for name in ("pad_token_id", "eos_token_id"):
@@ -141,7 +143,7 @@ class PromptDataset:
         raise UsageError("the tokenizer has no padding token", remedy="set tokenizer.pad_token")
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class Dropped(msgspec.Struct):
     row: int
     """Counted through all files, from 0."""
     tokens: int
@@ -206,6 +208,8 @@ def filter_rows(
 ) -> tuple[Any, PromptReport]:
     """The numbers of the rows with at most `limit` tokens, counted through all stores, and beside them how often each
     one's uid came before; and the report."""
+    import numpy as np
+
     if (identity := tokens.identity()) is None:
         return _filter(stores, tokens, limit, prompt_key, processes)
     names = [store.path.stem for store in stores]
@@ -214,7 +218,8 @@ def filter_rows(
 
     def build(path: Path) -> Sidecar:
         kept, report = _filter(stores, tokens, limit, prompt_key, processes)
-        _save(path, kept)
+        with open(path, "wb") as file:
+            np.save(file, kept)
         return Sidecar(
             config={**config, "report": msgspec.to_builtins(report)},
             source=", ".join(store.source for store in stores),
@@ -227,13 +232,13 @@ def filter_rows(
     report = msgspec.convert(sidecar.config["report"], PromptReport)
     report.cached = was_hit
     if was_hit:  # the same content may have another name by now
+        starts = [0, *accumulate(store.rows for store in stores)]
         for file, store in zip(report.files, stores, strict=True):
             file.source = store.source
-        starts = [0, *accumulate(store.rows for store in stores)]
-        for at, one in enumerate(report.first):
-            number = bisect_right(starts, one.row) - 1
-            report.first[at] = Dropped(one.row, one.tokens, stores[number].place(one.row - starts[number]))
-    return _load(cache.path(key)), report
+        for dropped in report.first:
+            number = bisect_right(starts, dropped.row) - 1
+            dropped.place = stores[number].place(dropped.row - starts[number])
+    return np.load(cache.path(key)), report
 
 
 def _filter(
@@ -293,24 +298,6 @@ def _count_occurrences(stores: Sequence[RowStore]) -> Any:
     occurrences = np.empty(len(uids), np.int64)
     occurrences[order] = np.arange(len(uids)) - np.searchsorted(in_order, in_order)
     return occurrences
-
-
-def _save(path: Path, kept: Any) -> None:
-    import pyarrow as pa
-
-    # Neither here nor below by Arrow's own ways from and to numpy, which import pandas.
-    values = pa.Array.from_buffers(pa.int64(), kept.size, [None, pa.py_buffer(kept)])
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([("kept", pa.int64())])) as writer:
-        writer.write_batch(pa.record_batch([values], names=["kept"]))
-
-
-def _load(path: Path) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
-    with pa.OSFile(str(path)) as file:
-        (values,) = pa.ipc.open_file(file).get_batch(0).columns
-    return np.frombuffer(values.buffers()[1], np.int64, len(values)).reshape(2, -1)
 
 
 # Counting, in other processes where that is faster

@@ -8,20 +8,17 @@ A registry belongs to a process: call it where SkyRL makes environments, which i
 
 from __future__ import annotations
 
-import os
 import py_compile
 import sysconfig
-import tempfile
 from collections.abc import Mapping
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from treetune.environment import Environment
 from treetune.errors import MissingExtraError, PluginError, StorageError, UsageError
 from treetune.plugins import absolute_spec, environments
-
-if TYPE_CHECKING:
-    from treetune.environment import Environment
+from treetune.rows.cache import write_atomically
 
 _ADAPTER = "treetune.trainers.skyrl.environment:TreetuneEnv"
 
@@ -42,33 +39,33 @@ def register(
         if id is not None:
             raise UsageError(f"{id!r} is the id of nothing", remedy="register('my_env.py:MyEnv', id='my_env')")
         for name, origin in environments.names().items():
-            if replace or name not in known or known[name].entry_point == _ADAPTER:
+            if replace or name not in known or _is_ours(known[name]):
                 # An id that only this process knows would mean nothing in a worker that the entry is sent to.
-                _put(name, _entry(name, environments.resolve(name) if origin == "registered" else name))
-        return [name for name in environments.names() if known[name].entry_point == _ADAPTER]
-    named = environment if isinstance(environment, type) else absolute_spec(environment, [Path.cwd()])
-    if id is None:
-        id = environment.__name__ if isinstance(environment, type) else environment
-    entry = _check_entry(id, named)
+                _put(_make_entry(name, environments.resolve(name) if origin == "registered" else name))
+        return [name for name in environments.names() if _is_ours(known[name])]
+    if isinstance(environment, str):
+        id, environment = id or environment, absolute_spec(environment, [Path.cwd()])
+    # A wrong name is told now, not when the model is loaded.
+    cls = environments.resolve(environment) if isinstance(environment, str) else environment
+    id = id or cls.__name__
+    if not issubclass(cls, Environment):
+        raise PluginError(
+            f"{id} is no Treetune environment",
+            remedy="subclass treetune.Environment; one of skyrl-gym's own is registered with skyrl_gym.register",
+        )
+    entry = _make_entry(id, environment)
     if not replace and known.get(id, entry) != entry:
         raise UsageError(
             f"skyrl-gym has another environment {id!r} already", remedy="choose another id, or pass replace=True"
         )
-    _put(id, entry)
+    _put(entry)
     return [id]
 
 
-def theirs(id: str) -> Any:
+def find_theirs(id: str) -> Any:
     """skyrl-gym's own entry of an id, though ours may have its place; None where it has none."""
     entry = registry().get(id)
-    return _theirs.get(id) if entry is not None and entry.entry_point == _ADAPTER else entry
-
-
-def _put(id: str, entry: Any) -> None:
-    known = registry()
-    if id in known and known[id].entry_point != _ADAPTER:
-        _theirs[id] = known[id]
-    known[id] = entry
+    return _theirs.get(id) if entry is not None and _is_ours(entry) else entry
 
 
 def registry() -> dict[str, Any]:
@@ -81,20 +78,18 @@ def registry() -> dict[str, Any]:
     return known
 
 
-def _check_entry(id: str, named: str | type[Environment]) -> Any:
-    """An entry whose environment is there; a wrong name is told now, not when the model is loaded."""
-    from treetune.environment import Environment
-
-    cls = named if isinstance(named, type) else environments.resolve(named)
-    if not issubclass(cls, Environment):
-        raise PluginError(
-            f"{id} is no Treetune environment",
-            remedy="subclass treetune.Environment; one of skyrl-gym's own is registered with skyrl_gym.register",
-        )
-    return _entry(id, named)
+def _is_ours(entry: Any) -> bool:
+    return bool(entry.entry_point == _ADAPTER)
 
 
-def _entry(id: str, named: str | type[Environment]) -> Any:
+def _put(entry: Any) -> None:
+    known = registry()
+    if entry.id in known and not _is_ours(known[entry.id]):
+        _theirs[entry.id] = known[entry.id]
+    known[entry.id] = entry
+
+
+def _make_entry(id: str, named: str | type[Environment]) -> Any:
     from skyrl_gym.envs.registration import EnvSpec
 
     if isinstance(named, str) and named.startswith("skyrl:"):
@@ -137,10 +132,8 @@ def remove_hook(*, folder: str | Path | None = None) -> bool:
     module = place / f"{_MODULE}.py"
     for path in (place / _SWITCH, module, Path(cache_from_source(module))):  # in this order: each needs the next
         try:
-            path.unlink()
-            found = True
-        except FileNotFoundError:
-            pass
+            found = found or path.exists()
+            path.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"{path} cannot be removed: {error.strerror}") from error
     return found
@@ -153,10 +146,7 @@ def _place(folder: str | Path | None) -> Path:
 def _write(path: Path, text: str) -> None:
     """In one step: some Python may start at any moment."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".treetune-", delete=False) as file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        write_atomically(path, text.encode())
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}",

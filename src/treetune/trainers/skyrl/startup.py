@@ -32,25 +32,19 @@ class _Finder:
             return None
         self.asking.add(thread)
         try:
-            for finder in sys.meta_path:
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    self.follow(spec.loader)
-                    return spec
+            specs = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+            spec: Any = next((spec for spec in specs if spec is not None), None)
         finally:
             self.asking.discard(thread)
-        return None
+        execute = getattr(spec and spec.loader, "exec_module", None)
+        if execute is not None:  # it is no empty folder of that name
 
-    def follow(self, loader: "Any") -> None:
-        execute = getattr(loader, "exec_module", None)
-        if execute is None:  # an empty folder of that name
-            return
+            def exec_module(module: "Any") -> None:
+                execute(module)
+                self.register()
 
-        def exec_module(module: "Any") -> None:
-            execute(module)
-            self.register()
-
-        loader.exec_module = exec_module
+            spec.loader.exec_module = exec_module
+        return spec
 
     def register(self) -> None:
         try:

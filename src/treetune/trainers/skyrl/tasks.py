@@ -15,26 +15,22 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from treetune.datasets.declared import LISTS, check_columns, load_tasks
+from treetune.config import Faults
+from treetune.datasets.declared import LISTS, check_columns, read_declared
 from treetune.datasets.join import join_files
 from treetune.environment import contract_of
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
 from treetune.rows.formats import FORMATS, detect
 from treetune.rows.reading import read_rows
-from treetune.rows.sources import File, FileKind, HubName, Sources, find
-from treetune.target import missing_values
+from treetune.rows.sources import File, FileKind, HubName, find
+from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.skyrl.registry import register, registry
 
-if TYPE_CHECKING:
-    from treetune.datasets.taskset import DatasetTaskset
-
-_DATA = {"train": "train_data", "val": "val_data"}
-"""The keys of SkyRL's `data` by the names of our lists."""
-
-Tasks = str | Path | Mapping[str, Any] | Sequence[str | Path] | None
+Names = str | Path | Sequence[str | Path]
+Tasks = Names | Mapping[str, Any] | None
 
 UNSANDBOXED = ("lcb", "searchcode", "text2sql")
 """skyrl-gym's environments of these names run what a model writes with no sandbox around it; ours take their place."""
@@ -47,7 +43,7 @@ def run_with_tasks(
     config: Any,
     tasks: Tasks = None,
     *,
-    val_tasks: str | Path | Sequence[str | Path] = (),
+    val_tasks: Names = (),
     environments: Mapping[str, str] | None = None,
     replace: bool | None = None,
     cache_dir: str | Path | None = None,
@@ -72,37 +68,29 @@ def run_with_tasks(
         from skyrl.train.utils import validate_cfg
         from skyrl.train.utils.utils import initialize_ray
     except ImportError as error:
-        raise MissingExtraError(
-            f"SkyRL cannot be imported: {error}", remedy=f"install skyrl, on Python {_format_version(PYTHON)} or later"
-        ) from error
+        raise missing_skyrl(error) from error
     if isinstance(config, Mapping):
         from omegaconf import OmegaConf
 
-        own: Any = OmegaConf.create(config)  # type: ignore[call-overload]
-        plain: Any = OmegaConf.to_container(own, resolve=True)
-        config = SkyRLTrainConfig.from_dict_config(
-            OmegaConf.create({key: value for key, value in plain.items() if key not in LISTS})
-        )
+        plain: Any = OmegaConf.to_container(OmegaConf.create(config), resolve=True)  # type: ignore[call-overload]
+        own = {key: value for key, value in plain.items() if key not in LISTS}
+        config = SkyRLTrainConfig.from_dict_config(OmegaConf.create(own))
     validate_cfg(config)
     initialize_ray(config)
     return ray.get(ray.remote(num_cpus=1)(_train).remote(config, specs))
 
 
 def resolve_tasks_into_config(
-    config: Any,
-    tasks: Tasks = None,
-    *,
-    val_tasks: str | Path | Sequence[str | Path] = (),
-    cache_dir: str | Path | None = None,
+    config: Any, tasks: Tasks = None, *, val_tasks: Names = (), cache_dir: str | Path | None = None
 ) -> Any:
     """Put the paths of the tasks into `config.data.train_data` and `.val_data`; nothing else is touched."""
-    _resolve(config, tasks, cache_dir, val_tasks, None)
+    _resolve(config, tasks, cache_dir, val_tasks)
     return config
 
 
 def cli_overrides(files: Mapping[str, list[str]]) -> list[str]:
     """SkyRL's arguments for files by list, as a program receives them: `data.train_data=['train.parquet']`."""
-    return [f"data.{_DATA[name]}=[{', '.join(map(_quote, paths))}]" for name, paths in files.items() if paths]
+    return [f"data.{name}_data=[{', '.join(map(_quote, paths))}]" for name, paths in files.items() if paths]
 
 
 def _quote(path: str) -> str:
@@ -113,12 +101,10 @@ def _quote(path: str) -> str:
 
 def shell_words(overrides: list[str]) -> str:
     """Overrides to paste into a shell."""
-    words = []
-    for override in overrides:
-        key, _, value = override.partition("=")
-        plain = not set('"$`\\!') & set(value)
-        words.append(f'{key}="{value}"' if plain else shlex.quote(override))
-    return " ".join(words)
+    split = [override.partition("=") for override in overrides]
+    return " ".join(
+        shlex.quote(f"{key}={value}") if set('"$`\\!') & set(value) else f'{key}="{value}"' for key, _, value in split
+    )
 
 
 def _train(config: Any, specs: Mapping[str, Any]) -> None:
@@ -127,6 +113,11 @@ def _train(config: Any, specs: Mapping[str, Any]) -> None:
 
     registry().update(specs)
     BasePPOExp(config).run()
+
+
+def missing_skyrl(error: ImportError) -> MissingExtraError:
+    remedy = f"install skyrl, on Python {_format_version(PYTHON)} or later"
+    return MissingExtraError(f"SkyRL cannot be imported: {error}", remedy=remedy)
 
 
 def refuse_old_python() -> None:
@@ -189,131 +180,89 @@ def _resolve(
     config: Any,
     tasks: Tasks,
     cache_dir: str | Path | None,
-    val_tasks: str | Path | Sequence[str | Path] = (),
+    val_tasks: Names = (),
     given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Sets the paths; gives the environments that the rows name, with files where they are found (of files of rows only
     where something was `given`)."""
-    if names_rows(tasks):
-        files = {"train": find_row_files(cast(Sources, tasks)), "val": find_row_files(val_tasks)}
+    if tasks is not None and not isinstance(tasks, Mapping) and not _names_yaml(tasks):
+        files = {"train": _find_rows(tasks), "val": _find_rows(val_tasks)}
         for name, found in files.items():
             if found:
-                _set(config, _DATA[name], [str(file.path) for file in found])
-        return (
-            environments_of_rows(files["train"] + files["val"], given, _default_environment(config))
-            if given is not None
-            else {}
-        )
+                set_value(config, f"data.{name}_data", [str(file.path) for file in found])
+        if given is None:
+            return {}
+        default = str(get_value(config, "environment.env_class") or "gsm8k")
+        return _environments_of(files["train"] + files["val"], given, default)
     if val_tasks:
         raise UsageError("val_tasks names files, and tasks names none", remedy="YAML has val_tasks of its own")
-    lists = _load_declared(config, tasks, cache_dir)
+    folders: list[Path] = []
+    if isinstance(tasks, str | Path):
+        folders = [Path(tasks).expanduser().resolve().parent]
+        lists = read_declared(str(tasks), {}, cache_dir=cache_dir).lists
+    else:
+        faults: Faults = []
+        lists = load_lists(config if tasks is None else tasks, cache_dir, faults)
+        if not lists and not faults:
+            faults.append(("train_tasks", "is required, or val_tasks: the tasks to train with"))
+        if faults:
+            raise ConfigError(faults)
     check_columns(lists, "skyrl")
     used: dict[str, str] = {}
-    folders = [Path(tasks).expanduser().resolve().parent] if isinstance(tasks, str | Path) else []
     for name, tasksets in lists.items():
         built = join_files(tasksets, [taskset.build("skyrl") for taskset in tasksets])
-        _set(config, _DATA[name], [str(path) for _, path, _ in built])
+        set_value(config, f"data.{name}_data", [str(path) for _, path, _ in built])
         for taskset, (_, path, _) in zip(tasksets, built, strict=True):
             places = [*folders, *folders_of(type(taskset)), Path.cwd()]
-            ids = list_environments(File(path, FileKind.PARQUET))
+            ids = _list_environments(File(path, FileKind.PARQUET))
             used |= {id: absolute_spec(id, places) for id in ids if id is not None}
     return used
-
-
-def _load_declared(config: Any, tasks: Any, cache_dir: str | Path | None) -> dict[str, list[DatasetTaskset]]:
-    if isinstance(tasks, str | Path):
-        from treetune.datasets.declared import read_declared
-
-        return read_declared(str(tasks), {}, cache_dir=cache_dir).lists
-    holder = config if tasks is None else tasks
-    faults = [fault for name in LISTS if _is_missing(holder, name) for fault in missing_values("???", name)]
-    lists = {
-        name.removesuffix("_tasks"): load_tasks(nodes, cache_dir, path=name, faults=faults)
-        for name in LISTS
-        if (nodes := holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None))
-    }
-    if not lists and not faults:
-        faults.append(("train_tasks", "is required, or val_tasks: the tasks to train with"))
-    if faults:
-        raise ConfigError(faults)
-    return lists
-
-
-def _default_environment(config: Any) -> str:
-    """The environment of rows that name none."""
-    held = config.get("environment") if isinstance(config, Mapping) else getattr(config, "environment", None)
-    found = held.get("env_class") if isinstance(held, Mapping) else getattr(held, "env_class", None)
-    return str(found or "gsm8k")
-
-
-def _is_missing(holder: Any, name: str) -> bool:
-    """Whether an OmegaConf node holds `???` there, which it hides from `get`."""
-    if not isinstance(holder, Mapping) or isinstance(holder, dict):
-        return False
-    from omegaconf import OmegaConf
-
-    return OmegaConf.is_missing(holder, name)
-
-
-def _set(config: Any, key: str, paths: list[str]) -> None:
-    if isinstance(config, dict):
-        config.setdefault("data", {})[key] = paths
-    elif isinstance(config, Mapping):
-        from omegaconf import OmegaConf
-
-        OmegaConf.update(config, f"data.{key}", paths, force_add=True)  # type: ignore[arg-type]
-    else:
-        setattr(config.data, key, paths)
 
 
 # Files of rows that SkyRL reads itself, and the environments that their rows name
 
 
-def names_rows(tasks: Any) -> bool:
-    """Whether tasks are files of rows rather than declared in YAML or in a mapping."""
-    if tasks is None or isinstance(tasks, Mapping):
-        return False
-    names = [tasks] if isinstance(tasks, str | Path) else list(tasks)
-    return not any(Path(name).suffix.lower() in (".yaml", ".yml") for name in names)
+def _names_yaml(tasks: Names) -> bool:
+    names = [tasks] if isinstance(tasks, str | Path) else tasks
+    return any(Path(name).suffix.lower() in (".yaml", ".yml") for name in names)
 
 
-def find_row_files(sources: Sources) -> list[File]:
+def _find_rows(sources: Names) -> list[File]:
     """The files that are named; one that SkyRL would not read is told now."""
-    return [_require_readable(source) for source in find(sources)]
+    files = []
+    for source in find(sources):
+        path = source.name if isinstance(source, HubName) else source.path
+        remedy = f"treetune convert {path} rows.parquet --to skyrl"
+        if isinstance(source, HubName):
+            raise UsageError(f"no such file: {path}", remedy=f"{remedy} makes one of a dataset")
+        if source.path.suffix.lower() not in FORMATS["skyrl"].endings:
+            raise UsageError(f"SkyRL does not read {path}", remedy=remedy)
+        if (format := detect(_columns(source), default="skyrl")) is not FORMATS["skyrl"]:
+            raise UsageError(f"{path} has rows of {format.name}", remedy=remedy)
+        files.append(source)
+    return files
 
 
-def environments_of_rows(files: Iterable[File], given: Mapping[str, str], default: str) -> dict[str, str]:
+def _environments_of(files: Iterable[File], given: Mapping[str, str], default: str) -> dict[str, str]:
     """The environments that rows name, or SkyRL takes by `default` where they name none. Rows may come from anywhere:
     they choose no code that was not `given`."""
-    ids = dict.fromkeys(default if id is None else id for file in files for id in list_environments(file))
+    ids = dict.fromkeys(default if id is None else id for file in files for id in _list_environments(file))
     for id in ids:
         if ":" in id.removeprefix("skyrl:") and id not in given:
             raise UsageError(f"the rows name code to run: {id}", remedy=f"if you trust it, say --env {id}")
     return {id: id for id in ids}
 
 
-def list_environments(file: File) -> list[str | None]:
+def _list_environments(file: File) -> list[str | None]:
     """The ids that the rows of a file have; None where some have none."""
     if file.kind is not FileKind.PARQUET:
         return list(dict.fromkeys(row.get("env_class") for row in read_rows(file.path, columns=["env_class"])))
+    if "env_class" not in _columns(file):
+        return [None]
     import pyarrow.parquet as pq
 
-    if "env_class" not in pq.read_schema(file.path).names:
-        return [None]
     found: list[str | None] = pq.read_table(file.path, columns=["env_class"])["env_class"].unique().to_pylist()
     return found
-
-
-def _require_readable(source: File | HubName) -> File:
-    convert = "treetune convert {} rows.parquet --to skyrl"
-    if isinstance(source, HubName):
-        raise UsageError(f"no such file: {source.name}", remedy=convert.format(source.name) + " makes one of a dataset")
-    if source.path.suffix.lower() not in FORMATS["skyrl"].endings:
-        raise UsageError(f"SkyRL does not read {source.path}", remedy=convert.format(source.path))
-    format = detect(_columns(source), default="skyrl")
-    if format is not FORMATS["skyrl"]:
-        raise UsageError(f"{source.path} has rows of {format.name}", remedy=convert.format(source.path))
-    return source
 
 
 def _columns(file: File) -> list[str]:

@@ -20,19 +20,18 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from treetune import threads
 from treetune.errors import UsageError
 from treetune.rows.formats import FORMATS
-from treetune.score import finite
 from treetune.serve import ServeError, TaskServerClient
 from treetune.target import load_taskset
 from treetune.task import Message, begins_answer, text_of
 from treetune.taskset import Taskset
 from treetune.tokens import ChatTokens
-from treetune.trainers.conversation import Hooks
+from treetune.trainers.conversation import FailureLog, Hooks
 from treetune.trainers.one_answer import play_row, scorer_in
 from treetune.trainers.trl.episodes import Game, LocalEpisodes
 
@@ -63,18 +62,11 @@ class TrlTasks(Hooks):
         trainer's own sampling.
         `token_env` names the variable that holds the servers' token. `timeout` is for one step, `patience` for a server
         that does not answer."""
-        if max_turns < 1:
-            raise UsageError(f"max_turns must be at least 1, got {max_turns}")
-        if not 0 < turn_discount <= 1:
-            raise UsageError(f"turn_discount must be above 0 and at most 1, got {turn_discount}")
-        self.max_turns = max_turns
-        self.turn_discount, self.discount_first_turn = turn_discount, discount_first_turn
-        self.failures = 0
-        """Episodes that were lost to the task server."""
+        super().__init__(max_turns, turn_discount, discount_first_turn)
+        self._log = FailureLog(log)
         self._generate = generate or sample_by_trainer
         self._chat: tuple[Any, ChatTokens] | None = None
         """The tokenizer of the last trainer, and the chat in it."""
-        self._warned: set[str] = set()
         if isinstance(tasks, Taskset):
             self._episodes: Any = LocalEpisodes(tasks, timeout)
         elif isinstance(tasks, str) and "://" not in tasks:
@@ -84,7 +76,6 @@ class TrlTasks(Hooks):
         else:
             token = os.environ.get(token_env) or None
             self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
-
         self._ended = weakref.finalize(self, _close_episodes, self._episodes)
 
     def close(self) -> None:
@@ -96,6 +87,11 @@ class TrlTasks(Hooks):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def failures(self) -> int:
+        """Episodes that were lost to the task server."""
+        return self._log.failures.total()
 
     # What a GRPOTrainer takes
 
@@ -120,10 +116,9 @@ class TrlTasks(Hooks):
         if "task_reward" in columns:
             rewards: list[float | None] = columns["task_reward"]
         else:
-            told = columns.get("task_index") or [None] * len(prompts)
-            indices = [
-                _task_index_of(prompt) if index is None else index for prompt, index in zip(prompts, told, strict=True)
-            ]
+            indices = columns.get("task_index") or [None] * len(prompts)
+            pairs = zip(prompts, indices, strict=True)
+            indices = [_task_index_of(prompt) if index is None else index for prompt, index in pairs]
             rewards = self._score_answers(indices, list(map(_text, completions)))
         if (log_metric := columns.get("log_metric")) is not None:
             log_metric("task_server_failure", sum(reward is None for reward in rewards) / max(1, len(rewards)))
@@ -138,20 +133,31 @@ class TrlTasks(Hooks):
             arguments = getattr(trainer, "chat_template_kwargs", None)
             self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep")
         longest = longest_prompt(trainer)
-        started = threads.run_in_background(self._episodes.start_many(list(map(_task_index_of, prompts))))
-        try:
+        with self._start(list(map(_task_index_of, prompts))) as started:
             games = [Game(self._chat[1], tokenizer, self, episode) for episode in started]
             self._play(games, trainer, longest)
-        finally:
-            threads.run_in_background(_cancel_live(started))
         for game in games:
             if game.failure is not None:
-                self._note_failure(game.failure)
+                self._log.note_failure(game.failure)
         if any(game.rewritten for game in games):
-            self._warn("history was rewritten in an episode: only what was said since is trained on")
+            self._log.warn_once("history was rewritten in an episode: only what was said since is trained on")
         return _columns(games, tokenizer.eos_token_id)
 
-    # How it is done
+    # How it is done. Hooks may block: they run in the caller's thread, never in that of the event loop.
+
+    @contextlib.contextmanager
+    def _start(self, indices: Sequence[int]) -> Iterator[list[Any]]:
+        """An episode of each task, or the error that there was instead; none lives longer than the block."""
+        episodes = threads.run_in_background(self._episodes.start_many(indices))
+        try:
+            yield episodes
+        finally:
+            live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
+            threads.run_in_background(_gather(episode.cancel() for episode in live))
+
+    def _step(self, moves: list[tuple[Any, Any]]) -> list[Any]:
+        steps: list[Any] = threads.run_in_background(self._episodes.step_many(moves))
+        return steps
 
     def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
         while True:
@@ -164,28 +170,23 @@ class TrlTasks(Hooks):
                 (game.episode, game.take(sampled[at], logprobs[at] if logprobs is not None else None))
                 for at, game in enumerate(asked)
             ]
-            for game, step in zip(asked, threads.run_in_background(self._episodes.step_many(moves)), strict=True):
+            for game, step in zip(asked, self._step(moves), strict=True):
                 game.see(step)
 
-    # Hooks may block: they run in the caller's thread, never in that of the event loop.
-
-    def _openings(self, indices: Sequence[int]) -> list[list[Message]]:
+    def _openings(self, indices: Sequence[int]) -> Iterator[list[Message]]:
         """What each task shows first."""
-        found: list[list[Message]] = []
         for first in range(0, len(indices), _AT_A_TIME):
-            episodes = threads.run_in_background(self._episodes.start_many(list(indices[first : first + _AT_A_TIME])))
-            threads.run_in_background(_cancel_live(episodes))
+            with self._start(indices[first : first + _AT_A_TIME]) as episodes:
+                pass
             for episode in episodes:
                 if isinstance(episode, ServeError):
                     raise episode
                 shown = {"type": episode.observation.type, "content": episode.observation.content}
-                found.append(self.format_observation_to_messages(shown, []))
-        return found
+                yield self.format_observation_to_messages(shown, [])
 
     def _score_answers(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
         """What one answer to each task is worth."""
-        episodes = threads.run_in_background(self._episodes.start_many(indices))
-        try:
+        with self._start(indices) as episodes:
             live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
             if any(begins_answer(episodes[at].observation.messages()) for at in live):
                 raise UsageError(
@@ -193,28 +194,16 @@ class TrlTasks(Hooks):
                     remedy="pass rollout_func=tasks.rollout, or leave out the assistant's last message",
                 )
             moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
-            steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
-        finally:
-            threads.run_in_background(_cancel_live(episodes))
+            steps = dict(zip(live, self._step(moves), strict=True))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
 
     def _score_of(self, step: Any) -> float | None:
         if isinstance(step, ServeError):
-            self._note_failure(step)
+            self._log.note_failure(step)
             return None
         if not step.done:
-            self._warn("episodes go on after the first answer, and only that is scored: pass rollout_func too")
-        return finite(self.postprocess_reward(step.reward, 1, step.info), "the postprocessed reward")
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            log.warning(text)
-
-    def _note_failure(self, error: ServeError) -> None:
-        self.failures += 1
-        if self.failures & (self.failures - 1) == 0:  # the first, and ever more rarely
-            log.error("an episode was lost to the task server, not to the model (%d so far): %s", self.failures, error)
+            self._log.warn_once("episodes go on after the first answer, and only that is scored: pass rollout_func too")
+        return self.shape_reward(step.reward, 1, step.info)
 
 
 def _columns(games: list[Game], end_token: int) -> dict[str, Any]:
@@ -241,10 +230,8 @@ def _close_episodes(episodes: Any) -> None:
             closing.result(5)
 
 
-async def _cancel_live(episodes: Sequence[Any]) -> None:
-    """Ends those that nobody will step again."""
-    live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
-    await asyncio.gather(*(episode.cancel() for episode in live))
+async def _gather(work: Iterable[Awaitable[Any]]) -> None:
+    await asyncio.gather(*work)
 
 
 def _row(index: int, messages: list[Message]) -> dict[str, Any]:
@@ -312,19 +299,10 @@ _OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_ext
 def score_rows(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
     """The reward of each completion; a reward function of a `GRPOTrainer`."""
     named = {name: values for name, values in columns.items() if name not in _OF_TRL}
-    return [
-        _score({"prompt": prompts[number], **{name: values[number] for name, values in named.items()}}, completion)
-        for number, completion in enumerate(completions)
-    ]
-
-
-def _score(row: dict[str, Any], completion: Any) -> float:
-    scorer = scorer_in(row.get("extra_info"), row.get("data_source"))
-    text = completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
-    reward: float = play_row(scorer, FORMATS["trl"].task_of({**row, "prompt": _prompt(row)}, whole=False), text).reward
-    return reward
-
-
-def _prompt(row: dict[str, Any]) -> Any:
-    prompt = row["prompt"]
-    return [dict(message) for message in prompt] if isinstance(prompt, list) else prompt
+    rewards = []
+    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        row = {name: values[number] for name, values in named.items()}
+        row["prompt"] = [dict(message) for message in prompt] if isinstance(prompt, list) else prompt
+        scorer = scorer_in(row.get("extra_info"), row.get("data_source"))
+        rewards.append(play_row(scorer, FORMATS["trl"].task_of(row, whole=False), _text(completion)).reward)
+    return rewards

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from treetune import streams
 from treetune.environment import Action, Step
 from treetune.episode import DeadlinePassed, Episode, Limits
-from treetune.errors import TreetuneError, described
-from treetune.score import finite
+from treetune.errors import described
 from treetune.serve import ServeError
 from treetune.streams import Streams
 from treetune.taskset import Taskset
@@ -75,9 +74,7 @@ class Game:
     def reward(self) -> float | None:
         if self.failure is not None or not self.turns:
             return None
-        return finite(
-            self._hooks.postprocess_reward(sum(self.rewards), self.turns, self._info), "the postprocessed reward"
-        )
+        return self._hooks.shape_reward(sum(self.rewards), self.turns, self._info)
 
     @property
     def rewritten(self) -> bool:
@@ -159,9 +156,7 @@ async def _or_error(work: Awaitable[T]) -> T | ServeError:
     """A failure of the environment is one of the machinery, not of the model."""
     try:
         return await work
-    except TreetuneError as error:
-        return ServeError(error.message, remedy=error.remedy)
     except DeadlinePassed as error:
         return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
     except Exception as error:
-        return ServeError(described(error))
+        return ServeError(getattr(error, "message", described(error)), remedy=getattr(error, "remedy", None))

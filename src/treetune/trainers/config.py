@@ -1,0 +1,62 @@
+"""A trainer's config, whatever it is: a mapping, a node of OmegaConf, or an object with attributes.
+
+get_value(config, "environment.env_class")
+set_value(config, "data.train_files", ["train.parquet"])
+load_lists(config, None, faults)       # the tasksets of its train_tasks and val_tasks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from treetune.config import Faults
+from treetune.datasets.declared import LISTS, load_tasks
+from treetune.datasets.taskset import DatasetTaskset
+from treetune.target import missing_values
+
+
+def get_value(config: Any, path: str) -> Any:
+    """None where there is none, `???` where OmegaConf says that it must still be given."""
+    for name in path.split("."):
+        if not isinstance(config, Mapping):
+            config = getattr(config, name, None)
+        elif type(config).__module__.startswith("omegaconf") and _is_missing(config, name):
+            return "???"
+        else:
+            config = config.get(name)
+    return config
+
+
+def _is_missing(config: Any, name: str) -> bool:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.is_missing(config, name)
+
+
+def set_value(config: Any, path: str, value: Any) -> None:
+    *above, key = path.split(".")
+    if isinstance(config, dict):
+        for name in above:
+            if config.get(name) is None:
+                config[name] = {}
+            config = config[name]
+        config[key] = value
+    elif isinstance(config, Mapping):
+        from omegaconf import OmegaConf
+
+        OmegaConf.update(config, path, value, merge=False, force_add=True)  # type: ignore[arg-type]
+    else:
+        setattr(get_value(config, ".".join(above)), key, value)
+
+
+def load_lists(config: Any, cache_dir: str | Path | None, faults: Faults) -> dict[str, list[DatasetTaskset]]:
+    """The tasksets of `train` and `val`; what is wrong with them is added to the faults."""
+    lists = {}
+    for name in LISTS:
+        if (nodes := get_value(config, name)) == "???":
+            faults += missing_values(nodes, name)
+        elif nodes:
+            lists[name.removesuffix("_tasks")] = load_tasks(nodes, cache_dir, path=name, faults=faults)
+    return lists
