@@ -74,9 +74,10 @@ def table_of(rows: list[dict[str, Any]], *, truths: MixedAs = "refused") -> pa.T
         try:
             columns[name] = infer([row.get(name) for row in rows], name, json_fields, exact=True, truths=truths)
         except UnicodeEncodeError as error:
-            raise TasksetError(f"{name} has text that is no Unicode: {error.object!r:.80}") from None
+            problem = f"{name} has text that is no Unicode: {error.object!r:.80}"
+            raise TasksetError(problem, remedy="remove lone surrogates") from None
         except TypeError:
-            raise TasksetError(f"{name} has a key that is no text") from None
+            raise TasksetError(f"{name} has a key that is no text", remedy="name its keys by text") from None
     return with_json_fields(pa.table(columns), json_fields)
 
 

@@ -17,7 +17,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +51,8 @@ def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
     return RowTasks(_read_tasks(sources, None if format is None else format_named(format)))
 
 
-class RowTasks:
+class RowTasks(chain[Task]):
     """Tasks that come from rows: how they are scored stood there."""
-
-    def __init__(self, tasks: Iterator[Task]) -> None:
-        self._tasks = tasks
-
-    def __iter__(self) -> Iterator[Task]:
-        return self._tasks
-
-    def __next__(self) -> Task:
-        return next(self._tasks)
 
 
 def _read_tasks(sources: Sources, format: Format | None) -> Iterator[Task]:
@@ -182,20 +173,20 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
     try:
         if file.kind is FileKind.CSV:
             yield from _read_csv(path, on_fault)
-        elif file.kind is FileKind.LINES or _holds_lines(path):
-            yield from _read_lines(path, on_fault)
-        else:
-            yield from _read_document(path, on_fault)
+            return
+        lines = file.kind is FileKind.LINES or _holds_lines(path)
+        texts = _iter_lines(path) if lines else _iter_document(path)
+        while some := list(islice(texts, BATCH)):
+            with pause_gc():
+                yield _decode_batch(path, "line" if lines else "row", some, on_fault)
     except OSError as error:
         raise ReadError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _holds_lines(path: Path) -> bool:
     """Whether a `.json` file has an object on each line: the first is whole, and more follows."""
-    with open_plain(path) as file:
-        lines = (line for line in file if line.strip())
-        first, second = next(lines, b"").removeprefix(_BOM), next(lines, None)
-    if second is None or not first.lstrip().startswith(b"{"):
+    first, second = (*(text for _, text in islice(_iter_lines(path), 2)), b"", b"")[:2]
+    if not second or not first.lstrip().startswith(b"{"):
         return False
     try:
         _decode(first)
@@ -204,36 +195,29 @@ def _holds_lines(path: Path) -> bool:
     return True
 
 
-def _read_lines(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
+def _iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers."""
     with open_plain(path) as file:
-        numbered = enumerate(file, 1)
-        while some := list(islice(numbered, BATCH)):
-            if some[0][0] == 1:
-                some[0] = (1, some[0][1].removeprefix(_BOM))
-            some = [(number, line) for number, line in some if line and not line.isspace()]
-            with pause_gc():
-                yield _decode_batch(path, "line", some, on_fault)
+        for number, line in enumerate(file, 1):
+            text = line.removeprefix(_BOM) if number == 1 else line
+            if text and not text.isspace():
+                yield number, text
 
 
-def _read_document(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
-    """A JSON array of rows, or one row. Read whole: only its end tells whether an array is well-formed. Its rows are
-    decoded batch by batch."""
+def _iter_document(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The rows of a JSON array, or one row. Read whole: only its end tells whether an array is well-formed."""
     with open_plain(path) as file:
         content = file.read().removeprefix(_BOM)
     if not content.strip():
         raise ReadError(f"{path} is empty", remedy="an empty list of rows is []")
     if not content.lstrip().startswith(b"["):
-        yield _decode_batch(path, "row", [(0, content)], on_fault)
-        return
+        return iter([(0, content)])
     try:
-        raw = _split_array(content)
+        return enumerate(map(bytes, _split_array(content)))
     except msgspec.DecodeError as error:
         _, _, byte = str(error).rstrip(")").rpartition("(byte ")
         line = f", line {content.count(bytes([10]), 0, int(byte)) + 1}" if byte.isdigit() else ""
         raise ReadError(f"{path}{line}: {error}") from None
-    for first in range(0, len(raw), BATCH):
-        some = [(first + number, bytes(text)) for number, text in enumerate(raw[first : first + BATCH])]
-        yield _decode_batch(path, "row", some, on_fault)
 
 
 def _decode_batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_fault: OnFault | None) -> Batch:
@@ -242,7 +226,7 @@ def _decode_batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_faul
         try:
             row = _decode(text)
             if on_fault is not None:
-                _refuse_twice(text, row)
+                json.loads(text, object_pairs_hook=_refuse_twice)
             elif b"null" in text:
                 row = drop_nulls(row)
             rows.append(row)
@@ -272,27 +256,11 @@ def _decode(text: bytes) -> Row:
         return row
 
 
-def _refuse_twice(text: bytes, row: Row) -> None:
-    """Raises ValueError where a mapping has a key twice. A text with as many colons after quotes as keys has none; in
-    JSON that is itself text, there is a backslash before the quote."""
-    inside = text.count(b'\\":') if b"\\\\" not in text else 0
-    if text.count(b'":') - inside + text.count(b'" :') == _count_keys(row) and b'"\t:' not in text:
-        return
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) < len(items):
-            names = [name for name, _ in items]
-            raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in a mapping")
-        return found
-
-    json.loads(text, object_pairs_hook=pairs)
-
-
-def _count_keys(value: Any) -> int:
-    if isinstance(value, dict):
-        return len(value) + sum(_count_keys(item) for item in value.values() if isinstance(item, dict | list))
-    return sum(_count_keys(item) for item in value if isinstance(item, dict | list))
+def _refuse_twice(items: list[tuple[str, Any]]) -> None:
+    """Raises ValueError where a mapping has a key twice."""
+    names = [name for name, _ in items]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in a mapping")
 
 
 def _split_array(content: bytes) -> list[Any]:
