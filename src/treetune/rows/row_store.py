@@ -14,14 +14,15 @@ content of the source.
 
 from __future__ import annotations
 
-import os
 import threading
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,7 +35,7 @@ from treetune.rows.formats import row_uid
 from treetune.rows.loading import open_source
 from treetune.rows.reading import BUFFER, batches_of
 from treetune.rows.round_trip import parse_json_fields
-from treetune.rows.sources import Batch, File, HubName, ReadError, Row
+from treetune.rows.sources import File, HubName, ReadError, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +57,6 @@ class RowStore:
         self.path, self.source, self.rows, self.without_env_class = path, source, rows, without_env_class
         self.chunks = -(-rows // (CHUNK * TOGETHER))
         self._unit = unit
-        self._opened: tuple[int, Any] | None = None
 
     @classmethod
     def open(cls, source: File | HubName, cache: Cache, *, prompt_key: str, env_class_key: str) -> Self:
@@ -102,7 +102,7 @@ class RowStore:
             yield from values
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_file"}
 
     def _column(self, name: str, chunks: range) -> Iterator[list[bytes]]:
         import pyarrow as pa
@@ -114,14 +114,19 @@ class RowStore:
                 batches = map(reader.get_batch, range(first, min(first + CHUNK, reader.num_record_batches)))
                 yield [value for batch in batches for value in batch.column(0).to_pylist()]
 
+    @cached_property
+    def _file(self) -> Any:
+        """Processes that are forked may share it: rows are read at their place, whatever the file's position is."""
+        import pyarrow as pa
+
+        return pa.ipc.open_file(pa.OSFile(str(self.path)))
+
     def _read(self, number: int) -> list[bytes]:
-        """The values of a row. The file is opened once in each process: a forked one must not share its position."""
+        """The values of a row."""
         import pyarrow as pa
 
         try:
-            if self._opened is None or self._opened[0] != os.getpid():
-                self._opened = os.getpid(), pa.ipc.open_file(pa.OSFile(str(self.path)))
-            batch = self._opened[1].get_batch(number // TOGETHER)
+            batch = self._file.get_batch(number // TOGETHER)
         except (OSError, pa.ArrowException) as error:
             raise StorageError(
                 f"{self.path} is gone or damaged: {error}", remedy="delete it and make the dataset again"
@@ -145,27 +150,37 @@ def _write(path: Path, source: File | HubName, prompt_key: str, env_class_key: s
     """Writes the rows of a source; gives what a store knows of it."""
     import pyarrow as pa
 
-    rows, without_env_class, unit = 0, 0, "row"
-    waiting: list[tuple[bytes, ...]] = []
+    found = {"rows": 0, "unit": "row", "without_env_class": 0}
+    packed = _pack_rows(source, prompt_key, env_class_key, found)
     schema = pa.schema([(name, pa.binary()) for name in COLUMNS])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-
-        def write(count: int) -> None:
-            table = pa.record_batch(list(map(_make_array, zip(*waiting[:count], strict=True))), schema=schema)
-            for first in range(0, count, TOGETHER):
+        while some := _take(packed, CHUNK * TOGETHER):
+            table = pa.record_batch(list(map(_make_array, zip(*some, strict=True))), schema=schema)
+            for first in range(0, len(some), TOGETHER):
                 writer.write_batch(table.slice(first, TOGETHER))
-            del waiting[:count]
+    return found
 
-        for batch in batches_of(source):
-            with pause_gc():
-                without_env_class += sum(row.get(env_class_key) is None for row in batch.rows)
-                waiting += _pack_rows(batch, prompt_key, env_class_key)
-            rows, unit = rows + len(batch.rows), batch.unit
-            if whole := len(waiting) // TOGETHER * TOGETHER:
-                write(whole)
-        if waiting:
-            write(len(waiting))
-    return {"rows": rows, "unit": unit, "without_env_class": without_env_class}
+
+def _take(packed: Iterator[Any], count: int) -> list[Any]:
+    with pause_gc():
+        return list(islice(packed, count))
+
+
+def _pack_rows(
+    source: File | HubName, prompt_key: str, env_class_key: str, found: dict[str, Any]
+) -> Iterator[tuple[bytes, ...]]:
+    """The values of `COLUMNS` of each row; `found` is kept up to date."""
+    for batch in batches_of(source):
+        found["unit"] = batch.unit
+        found["rows"] += len(batch.rows)
+        for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
+            found["without_env_class"] += row.get(env_class_key) is None
+            uid = row_uid(row, prompt_key, env_class_key).encode()
+            try:
+                prompt = pack(row.pop(prompt_key, None))
+                yield prompt, pack(row), uid, b"%d" % number
+            except TypeError as error:
+                raise TasksetError(f"{batch.place(position)}: {error}", remedy="leave that column out") from None
 
 
 def _make_array(values: Sequence[bytes]) -> pa.Array:
@@ -176,13 +191,6 @@ def _make_array(values: Sequence[bytes]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
-def _pack_rows(batch: Batch, prompt_key: str, env_class_key: str) -> Iterator[tuple[bytes, ...]]:
-    for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
-        uid = row_uid(row, prompt_key, env_class_key).encode()
-        prompt = row.pop(prompt_key, None)
-        yield pack_row(prompt, batch, position), pack_row(row, batch, position), uid, b"%d" % number
-
-
 KEPT = 64 << 20
 """Bytes of row groups that are kept in memory."""
 
@@ -191,97 +199,77 @@ class ParquetRows:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._opened: tuple[int, Any] | None = None
-        self._ends: list[int] = []
-        self._json_fields: list[str] = []
         self._groups: OrderedDict[int, pa.RecordBatch] = OrderedDict()
         self._next = 0
         self._ahead: dict[int, Row] = {}
         """Rows that were made with the one before them; each is given once, for its values can be changed."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetRows, (self.path,)
+
     def __len__(self) -> int:
-        with self._lock:
-            self._open()
-            return self._ends[-1] if self._ends else 0
+        return self._ends[-1]
 
     def __getitem__(self, number: int) -> Row:
         with self._lock:
-            file = self._open()
-            if not 0 <= number < (self._ends[-1] if self._ends else 0):
+            if not 0 <= number < len(self):
                 raise IndexError(number)
             if number not in self._ahead:
                 count = TOGETHER if number == self._next and number else 1
-                self._ahead = {number + place: row for place, row in enumerate(self._make(file, number, count))}
+                self._ahead = {number + place: row for place, row in enumerate(self._make(number, count))}
             self._next = number + 1
             return self._ahead.pop(number)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["path"])  # type: ignore[misc]
-
-    def _open(self) -> Any:
-        """The file, opened once in each process: a forked one must not share its position."""
-        import pyarrow as pa
+    @cached_property
+    def _file(self) -> Any:
+        """Processes that are forked may share it: rows are read at their place, whatever the file's position is."""
         import pyarrow.parquet as pq
 
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._forget()
-            try:
-                file = pq.ParquetFile(self.path, pre_buffer=False, buffer_size=BUFFER)
-            except (pa.ArrowException, OSError) as error:
-                raise self._damage_error(error) from None
-            sizes = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
-            self._ends = list(accumulate(sizes))
-            self._json_fields = json_fields_of(file.metadata.metadata)
-            self._opened = os.getpid(), file
-        return self._opened[1]
+        with self._name_damage():
+            return pq.ParquetFile(self.path, pre_buffer=False, buffer_size=BUFFER)
 
-    def _make(self, file: Any, number: int, count: int) -> list[Row]:
+    @cached_property
+    def _ends(self) -> list[int]:
+        """How many rows there are up to the end of each row group."""
+        sizes = [self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups)]
+        return list(accumulate(sizes)) or [0]
+
+    @cached_property
+    def _json_fields(self) -> list[str]:
+        return json_fields_of(self._file.metadata.metadata)
+
+    def _make(self, number: int, count: int) -> list[Row]:
         group = bisect_right(self._ends, number)
         first = self._ends[group - 1] if group else 0
-        some = self._group(file, group).slice(number - first, count)
-        rows = to_rows(some.schema.names, some.columns, some.num_rows)
-        try:
+        with self._name_damage():
+            some = self._group(group).slice(number - first, count)
+            rows = to_rows(some.schema.names, some.columns, some.num_rows)
             return [parse_json_fields(row, self._json_fields) for row in rows] if self._json_fields else rows
-        except msgspec.DecodeError as error:
-            raise self._damage_error(error) from None
 
-    def _group(self, file: Any, number: int) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        if number in self._groups:
-            self._groups.move_to_end(number)
-            return self._groups[number]
-        try:
-            table = file.read_row_group(number, use_threads=False).combine_chunks()
-        except (pa.ArrowException, OSError) as error:
-            raise self._damage_error(error) from None
-        self._groups[number] = table.to_batches()[0]
+    def _group(self, number: int) -> pa.RecordBatch:
+        if number not in self._groups:
+            table = self._file.read_row_group(number, use_threads=False).combine_chunks()
+            self._groups[number] = table.to_batches()[0]
+        self._groups.move_to_end(number)
         while len(self._groups) > 1 and sum(group.nbytes for group in self._groups.values()) > KEPT:
             self._groups.popitem(last=False)
         return self._groups[number]
 
-    def _damage_error(self, error: Exception) -> StorageError:
-        return StorageError(f"{self.path} cannot be read as rows: {error}", remedy="write or build the file again")
+    @contextmanager
+    def _name_damage(self) -> Iterator[None]:
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
+            problem = f"{self.path} cannot be read as rows: {error}"
+            raise StorageError(problem, remedy="write or build the file again") from None
 
 
 # Values as MessagePack and back, exactly. It has no integers over 64 bits and no decimals: these are marked texts.
 
 _INTEGER, _DECIMAL = 1, 2
 _encoder = msgspec.msgpack.Encoder()
-
-
-def pack_row(row: Any, batch: Batch, position: int) -> bytes:
-    """A row of a batch, or a value of it."""
-    try:
-        return pack(row)
-    except TypeError as error:
-        raise TasksetError(f"{batch.place(position)}: {error}", remedy="leave that column out") from None
 
 
 def pack(value: Any) -> bytes:
