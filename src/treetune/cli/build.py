@@ -15,7 +15,7 @@ from treetune.cli.output import Screen, print_json
 from treetune.config import load_yaml
 from treetune.errors import UsageError
 from treetune.rows.formats import format_named
-from treetune.rows.kept_code import pop_kept_files
+from treetune.rows.scorer import pop_kept_files
 from treetune.target import build_taskset, read_target, refuse_server
 
 if TYPE_CHECKING:

@@ -35,10 +35,19 @@ from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, TreetuneError, described
 from treetune.plugins import file_of
-from treetune.rows.arrow_values import canonical_type, conform, pause_gc, with_json_fields
+from treetune.rows.arrow_values import pause_gc, with_json_fields
 from treetune.rows.formats import FORMATS
 from treetune.rows.loading import SourceBatch
-from treetune.rows.parquet import constant_column, infer_column, infer_mapping, keys_of, messages_column, prompt_column
+from treetune.rows.parquet import (
+    canonical_type,
+    conform,
+    constant_column,
+    infer_column,
+    infer_mapping,
+    keys_of,
+    messages_column,
+    prompt_column,
+)
 from treetune.rows.round_trip import ADDED, MARK, ROW, encode_unseen, encode_unseen_prompts
 from treetune.rows.rule import RULE
 from treetune.task import uid_of, uids_of_texts

@@ -3,16 +3,14 @@
 Parquet fills the missing keys of a mapping with nulls, JSON leaves them out: here a key whose value is null is absent.
 Nulls inside lists stay. Integers of any size and floats keep their exact value. A date or a time is its ISO text.
 
-Any two built files can be joined, for their types are canonical: text is `string`, whole numbers int64, fractions
-float64. Trainers join files by the library's rules: missing keys of a struct become nulls, but other types must be
-equal, and inside a list everything must be. Values of mixed types are JSON text, and the schema's metadata says so.
+Values of mixed types are JSON text, and the schema's metadata says so.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,6 @@ from treetune.errors import TasksetError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
 
 _encode = msgspec.json.Encoder().encode
 decode_json = msgspec.json.Decoder().decode
@@ -54,13 +51,6 @@ def to_json_text(value: Any) -> str:
     return encode_json(value).decode()
 
 
-def json_array(values: Iterable[Any]) -> pa.Array:
-    """Each value as JSON text."""
-    import pyarrow as pa
-
-    return pa.array([None if value is None else to_json_text(value) for value in values], pa.string())
-
-
 def to_python(array: pa.Array) -> list[Any]:
     """An Arrow array as Python values, without the keys that are null; whole columns at a time, which is several
     times faster than `to_pylist` and a walk over its result."""
@@ -73,7 +63,7 @@ def to_python(array: pa.Array) -> list[Any]:
         if array.null_count:
             made = [row if valid else None for row, valid in zip(made, array.is_valid().to_pylist(), strict=True)]
         return made
-    if _is_list(kind):
+    if is_list(kind):
         items = to_python(array.flatten())
         lengths = pc.list_value_length(array)
         # Not compared with 1: that would import pandas.
@@ -147,9 +137,7 @@ def _refuse_nan(value: Any) -> None:
         for item in value:
             _refuse_nan(item)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise TasksetError(
-            f"JSON has no {value}", remedy="leave the key out, or write .parquet with only numbers there"
-        )
+        raise TasksetError(f"JSON has no {value}", remedy="leave the key out; parquet holds it among numbers")
 
 
 JSON_FIELDS = b"treetune.json_fields"
@@ -180,88 +168,6 @@ def struct_of(children: Mapping[str, pa.Array], like: pa.Array) -> pa.Array:
 
 def set_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, column)
-
-
-def canonical_type(type_: pa.DataType) -> pa.DataType:
-    import pyarrow as pa
-
-    types = pa.types
-    if types.is_dictionary(type_):
-        return canonical_type(type_.value_type)
-    if types.is_large_string(type_) or types.is_string_view(type_) or types.is_decimal(type_):
-        return pa.string()
-    if types.is_temporal(type_):  # as ISO text, which is what every trainer and every wire can hold
-        return pa.string()
-    if types.is_integer(type_):
-        return pa.int64()
-    if types.is_floating(type_):
-        return pa.float64()
-    if types.is_large_binary(type_) or types.is_binary_view(type_) or types.is_fixed_size_binary(type_):
-        return pa.binary()
-    if _is_list(type_):
-        return pa.list_(canonical_type(type_.value_type))
-    if types.is_struct(type_):
-        # A struct without keys cannot be stored; it becomes JSON.
-        fields = [(field.name, canonical_type(field.type)) for field in type_]
-        return pa.struct(fields) if fields else pa.string()
-    return type_
-
-
-def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.DataType | None:
-    """The type that holds both, or None where only JSON can. `exact`: without changing a value, as 1 becomes 1.0."""
-    import pyarrow as pa
-
-    try:
-        schemas = [pa.schema([("x", first)]), pa.schema([("x", second)])]
-        both = pa.unify_schemas(schemas, promote_options="permissive").field("x").type
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return None
-    return None if exact and not (_holds(both, first) and _holds(both, second)) else both
-
-
-def _holds(wide: pa.DataType, type_: pa.DataType) -> bool:
-    """Whether the values of a type stay as they are in a wider one."""
-    import pyarrow as pa
-
-    if wide == type_ or pa.types.is_null(type_):
-        return True
-    if pa.types.is_struct(wide) and pa.types.is_struct(type_):
-        return all(_holds(wide.field(field.name).type, field.type) for field in type_)
-    return _is_list(wide) and _is_list(type_) and _holds(wide.value_type, type_.value_type)
-
-
-def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    """`array` as `type_`: keys that are missing become nulls, and what cannot be cast to text becomes JSON."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
-    if array.type == type_:
-        return array
-    if pa.types.is_dictionary(array.type):
-        return conform(array.dictionary_decode(), type_)
-    if pa.types.is_null(array.type):
-        return pa.nulls(len(array), type_)
-    if pa.types.is_struct(array.type) and pa.types.is_struct(type_):
-        children = children_of(array)
-        arrays = [
-            conform(children[field.name], field.type) if field.name in children else pa.nulls(len(array), field.type)
-            for field in type_
-        ]
-        return pa.StructArray.from_arrays(arrays, fields=list(type_), mask=pc.is_null(array))
-    if _is_list(array.type) and _is_list(type_):
-        array = array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
-        values = conform(array.flatten(), type_.value_type)  # without those below nulls, so the offsets are others
-        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0)).cast(pa.int32())
-        offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-        return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pc.is_null(array))
-    if pa.types.is_string(type_) and pa.types.is_temporal(array.type):
-        return pa.array(to_iso_texts(array), pa.string())
-    is_text = pa.types.is_string(canonical_type(array.type)) and not pa.types.is_nested(array.type)
-    if pa.types.is_string(type_) and not is_text:
-        return json_array(array.to_pylist())
-    return array.cast(type_)
 
 
 def schema_tree(schema: pa.Schema) -> dict[str, Any]:
@@ -300,7 +206,7 @@ def _describe_type(branch: Any) -> str:
     return f"list of {_describe_type(branch[0])}" if isinstance(branch, list) else str(branch)
 
 
-def _is_list(type_: pa.DataType) -> bool:
+def is_list(type_: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))

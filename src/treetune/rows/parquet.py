@@ -3,6 +3,10 @@
     with GrowingParquet(path, exact=True) as writer:
         writer.write(table_of(rows))
 
+Any two built files can be joined, for their types are canonical: text is `string`, whole numbers int64, fractions
+float64. Trainers join files by the library's rules: missing keys of a struct become nulls, but other types must be
+equal, and inside a list everything must be.
+
 Arrow would make 1.0 of the 1 beside 1.5, and has no integers over 64 bits, no mapping without keys and no columns of
 mixed types. Such columns, or such keys of `extra_info` and of reward columns, become JSON text, listed in the file's
 metadata. A ground truth never does: trainers compare with it (see `MixedTruths`).
@@ -19,21 +23,21 @@ from typing import Any, Literal, Self
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import (
     JSON_FIELDS,
-    canonical_type,
     children_of,
-    conform,
     drop_nulls,
-    json_array,
+    is_list,
     json_fields_of,
     set_column,
     struct_of,
+    to_iso_texts,
+    to_json_text,
     to_python,
-    unify_types,
     with_json_fields,
 )
 from treetune.rows.formats import FORMATS, MAPPINGS
@@ -177,6 +181,89 @@ def prompt_column(contents: pa.Array, system_prompt: str | None) -> pa.Array:
 
 def constant_column(value: str | None, count: int) -> pa.Array:
     return pa.nulls(count, pa.string()) if value is None else pa.repeat(pa.scalar(value, pa.string()), count)
+
+
+# Types
+
+
+_CANONICAL = [
+    (pa.types.is_temporal, pa.string()),  # as ISO text, which is what every trainer and every wire can hold
+    (pa.types.is_decimal, pa.string()),
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_integer, pa.int64()),
+    (pa.types.is_floating, pa.float64()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_binary_view, pa.binary()),
+    (pa.types.is_fixed_size_binary, pa.binary()),
+]
+
+
+def canonical_type(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(type_):
+        return canonical_type(type_.value_type)
+    if is_list(type_):
+        return pa.list_(canonical_type(type_.value_type))
+    if pa.types.is_struct(type_):
+        # A struct without keys cannot be stored; it becomes JSON.
+        fields = [(field.name, canonical_type(field.type)) for field in type_]
+        return pa.struct(fields) if fields else pa.string()
+    return next((canonical for is_kind, canonical in _CANONICAL if is_kind(type_)), type_)
+
+
+def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.DataType | None:
+    """The type that holds both, or None where only JSON can. `exact`: without changing a value, as 1 becomes 1.0."""
+    try:
+        schemas = [pa.schema([("x", first)]), pa.schema([("x", second)])]
+        both = pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+    return None if exact and not (_holds(both, first) and _holds(both, second)) else both
+
+
+def _holds(wide: pa.DataType, type_: pa.DataType) -> bool:
+    """Whether the values of a type stay as they are in a wider one."""
+    if wide == type_ or pa.types.is_null(type_):
+        return True
+    if pa.types.is_struct(wide) and pa.types.is_struct(type_):
+        return all(_holds(wide.field(field.name).type, field.type) for field in type_)
+    return is_list(wide) and is_list(type_) and _holds(wide.value_type, type_.value_type)
+
+
+def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """`array` as `type_`: keys that are missing become nulls, and what cannot be cast to text becomes JSON."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+    if array.type == type_:
+        return array
+    if pa.types.is_dictionary(array.type):
+        return conform(array.dictionary_decode(), type_)
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), type_)
+    if pa.types.is_struct(array.type) and pa.types.is_struct(type_):
+        children = children_of(array)
+        arrays = [
+            conform(children[field.name], field.type) if field.name in children else pa.nulls(len(array), field.type)
+            for field in type_
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=list(type_), mask=pc.is_null(array))
+    if is_list(array.type) and is_list(type_):
+        array = array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
+        values = conform(array.flatten(), type_.value_type)  # without those below nulls, so the offsets are others
+        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0)).cast(pa.int32())
+        offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+        return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pc.is_null(array))
+    if pa.types.is_string(type_) and pa.types.is_temporal(array.type):
+        return pa.array(to_iso_texts(array), pa.string())
+    is_text = pa.types.is_string(canonical_type(array.type)) and not pa.types.is_nested(array.type)
+    if pa.types.is_string(type_) and not is_text:
+        return json_array(array.to_pylist())
+    return array.cast(type_)
+
+
+def json_array(values: Iterable[Any]) -> pa.Array:
+    """Each value as JSON text."""
+    return pa.array([None if value is None else to_json_text(value) for value in values], pa.string())
 
 
 # Tables as a file

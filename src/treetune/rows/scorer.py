@@ -4,22 +4,37 @@
     taskset_of(scorer)              # what scores the row's task, made once per process
     with_type(task, taskset)        # the row's task as the taskset knows it
 
-Files that a scorer names are those of `treetune.rows.kept_code`: code of rows from elsewhere is not run unless trusted.
+Python files that a scorer names are kept in the cache by their hash, so that every process that shares it finds them:
+
+    spec = keep_files("/home/me/doubles.py:Doubles")      # "cache://3f…/doubles.py:Doubles", and a copy is in the cache
+    locate_files(spec)                                    # "/home/me/doubles.py:Doubles" again, or that of the copy
+
+Rows from elsewhere may name any code. A file runs only where this user's own build kept it, a module only where it is
+installed or a build of this user's named it; every other one is refused unless `trust` says otherwise.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import re
+import site
+import sys
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from treetune.config import to_plain
 from treetune.environment import Environment, SingleTurn
-from treetune.errors import TasksetError, UsageError
+from treetune.errors import PluginError, TasksetError, UsageError
+from treetune.files import with_imports
 from treetune.mixture import owner_of
-from treetune.plugins import Registry, environments, tasksets
-from treetune.rows.kept_code import check_module, keep_files, locate_files, spec_of
+from treetune.plugins import Registry, absolute_spec, environments, folders_of, tasksets
+from treetune.rows.cache import default_cache_dir, write_atomically
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.target import build_taskset
 from treetune.task import Task, own_fields, own_values
@@ -29,6 +44,13 @@ ENVIRONMENT = "env:"
 
 _ONLY_BUILD = ("filter", "pass_rates", "tokenizer", "shuffle")
 """Keys of a taskset that decide which tasks there are, not what they earn."""
+
+SEVERAL_TURNS = "train tasks of several turns with SkyRL, AReaL or TRL, or from `treetune serve`"
+
+TRUST = "TREETUNE_TRUST"
+"""The variable that sets `trust` in processes that take no argument, such as a trainer's workers."""
+
+_LOOK = f"look at that code, then pass --trust (in a trainer's processes: {TRUST}=1)"
 
 
 def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -42,7 +64,7 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
     if alone or taskset.overrides("environment") or own_fields(type(task)):
         return describe_taskset(taskset)
     if task.env_class is not None:
-        return scorer_of_environment(taskset.environment_spec(task.env_class))
+        return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
     return RULE if plain and task.ground_truth is not None else None
 
 
@@ -73,9 +95,6 @@ def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
     return f"{taskset.name}.score_group() is not called for rows: trainers score each answer alone"
 
 
-SEVERAL_TURNS = "train tasks of several turns with SkyRL, AReaL or TRL, or from `treetune serve`"
-
-
 def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
     """verl's reward functions are given one answer. An environment that does not say how long its episodes are is found
     out when it is played."""
@@ -83,7 +102,7 @@ def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
     own = taskset.overrides("environment") and not hasattr(taskset, "scorer_of")
     if task.env_class is None or own or task.extra_info.get("max_turns") == 1:
         return
-    spec = taskset.environment_spec(task.env_class)
+    spec = absolute_spec(task.env_class, folders_of(type(taskset)))
     cls: Any = environments.resolve(locate_files(spec, trust=getattr(taskset.config, "trust", True)))
     if has_several_turns(cls):
         raise UsageError(f"{task.env_class} has episodes of several turns, and verl plays one", remedy=SEVERAL_TURNS)
@@ -102,29 +121,20 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
         return _ByRule()
     if scorer.startswith(ENVIRONMENT):
         spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=trust)
-        _check_module(spec, environments, trust)
+        _check_spec(spec, environments, trust)
         environments.resolve(spec)  # its file runs now, before many threads ask for it at once
         return ByEnvironment(spec, name="environment")
     try:
-        node = msgspec.json.decode(scorer)
+        node = msgspec.json.decode(scorer, type=dict[str, Any])
     except msgspec.DecodeError:
         raise UsageError(
             f"a row names a scorer that is none: {scorer!r:.80}", remedy="it is rule, env:NAME, or a taskset as JSON"
         ) from None
-    if not isinstance(node, dict):
-        raise UsageError(f"a row names a scorer that is none: {scorer!r:.80}")
-    _check_module(str(node.get("id", "")), tasksets, trust)
+    _check_spec(str(node.get("id", "")), tasksets, trust)
     path = str((node.get("custom_cls") or {}).get("path", ""))
     if path.startswith("pkg://"):
-        check_module(path.removeprefix("pkg://"), trust=trust)
+        _check_module(path.removeprefix("pkg://"), trust)
     return build_taskset(locate_files(node, trust=trust), path="scorer", source="the scorer of a row")
-
-
-def _check_module(spec: str, registry: Registry, trust: bool) -> None:
-    """A module that a name stands for must be trusted; files are checked where they are located."""
-    place, _, _ = spec.rpartition(":")
-    if place and not place.endswith(".py") and spec not in registry.names() and place not in registry.foreign:
-        check_module(place, trust=trust)
 
 
 def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
@@ -164,3 +174,176 @@ class _ByRule(RuleTaskset):
         if task.ground_truth is None:
             raise TasksetError(f"a row of data_source {task.data_source!r} has no ground truth to compare with")
         return super().reward(task, answer)
+
+
+# The code that scorers name
+
+SCHEME = "cache://"
+
+_FILE = re.compile(r"(?P<file>.+\.py)(?P<name>:[^:/\\]+)?")
+_KEPT = re.compile(rf"{SCHEME}(?P<hash>[0-9a-f]+)/(?P<file>[^/\\:]+\.py)(?P<name>:[^:/\\]+)?")
+
+_kept: dict[Path, None] = {}
+
+
+def pop_kept_files() -> list[Path]:
+    """The files that this process kept since it was asked last."""
+    files = list(_kept)
+    _kept.clear()
+    return files
+
+
+def spec_of(cls: type, cache_dir: str | Path | None = None) -> str:
+    """`module:Name` of a class that other processes can import, else where its file is kept."""
+    module, installed = cls.__module__, _is_installed(cls.__module__)
+    # A part of a package is no single file that could be kept.
+    if installed or ("." in module and not module.startswith("treetune.files.")):
+        for folder in _folders(cache_dir) if not installed else ():
+            with contextlib.suppress(OSError):
+                (folder / "modules").mkdir(parents=True, exist_ok=True)
+                (folder / "modules" / module).touch()
+        return f"{module}:{cls.__qualname__}"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise PluginError(
+            f"{cls.__name__} has no source file, so no other process could score its rows",
+            remedy="define the class in a .py file rather than in a notebook or a prompt",
+        )
+    return f"{_keep(Path(file), cache_dir)}:{cls.__qualname__}"
+
+
+def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
+    """A value whose files of Python, `file.py` or `file.py:Name`, are kept in the cache and named by their hash."""
+
+    def keep_file(text: str) -> str:
+        match = None if text.startswith(SCHEME) else _FILE.fullmatch(text)
+        if match is None or not Path(match["file"]).expanduser().is_file():
+            return text
+        return _keep(Path(match["file"]).expanduser(), cache_dir) + (match["name"] or "")
+
+    return _map_texts(value, keep_file)
+
+
+def locate_files(value: Any, *, trust: bool = False) -> Any:
+    """The reverse: where the files are. A file that no build of this user's kept is refused, unless `trust`."""
+
+    def locate_file(text: str) -> str:
+        if text.startswith(SCHEME):
+            return _locate_kept(text)
+        if _FILE.fullmatch(text) and not _trusts(trust):
+            raise UsageError(f"a row names code that no build of yours has kept: {text}", remedy=_LOOK)
+        return text
+
+    return _map_texts(value, locate_file)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _map_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def _check_spec(spec: str, registry: Registry, trust: bool) -> None:
+    """A module that a name stands for must be trusted; files are checked where they are located."""
+    place, _, _ = spec.rpartition(":")
+    if place and not place.endswith(".py") and spec not in registry.names() and place not in registry.foreign:
+        _check_module(place, trust)
+
+
+def _check_module(module: str, trust: bool) -> None:
+    """Refuses a module that is neither installed nor was named by a build of this user's, unless `trust`."""
+    if not (_trusts(trust) or _is_installed(module) or (_folders()[0] / "modules" / module).is_file()):
+        raise UsageError(f"a row names code that is not installed: {module}", remedy=_LOOK)
+
+
+def _trusts(trust: bool) -> bool:
+    return trust or os.environ.get(TRUST) == "1"
+
+
+def _folders(cache_dir: str | Path | None = None) -> list[Path]:
+    """Where code is kept: always in the default folder, where processes without another cache folder look."""
+    return [folder / "code" for folder in dict.fromkeys((default_cache_dir(), default_cache_dir(cache_dir)))]
+
+
+def _keep(file: Path, cache_dir: str | Path | None) -> str:
+    """Copy a file, with what it imports from beside it, into the cache; gives its name there, `cache://HASH/file.py`."""
+    file = file.resolve()
+    _kept[file] = None
+    contents = _read_contents(file)
+    name = _hash_contents(contents)
+    for folder in (code / name for code in _folders(cache_dir)):
+        if (folder / ".origin").is_file():
+            continue
+        try:
+            for path, content in contents.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(folder / path, content)
+            write_atomically(folder / ".origin", os.fsencode(file))
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to the cache folder {folder}: {error.strerror}",
+                remedy="set TREETUNE_TASK_CACHE_DIR to a folder of your own",
+            ) from None
+    return f"{SCHEME}{name}/{file.name}"
+
+
+def _locate_kept(spec: str) -> str:
+    match = _KEPT.fullmatch(spec)
+    if match is None:
+        raise UsageError(f"{spec!r} names no code", remedy=f"it is {SCHEME}HASH/file.py:Name")
+    folder, file = _folders()[0] / match["hash"], match["file"]
+    places = [folder / file]
+    with contextlib.suppress(OSError):
+        # Where it was kept from comes first, if it is the same still: it may read other files beside it.
+        places.insert(0, Path(os.fsdecode((folder / ".origin").read_bytes())))
+    for place in places:
+        with contextlib.suppress(OSError):
+            if place.name == file and _hash_contents(_read_contents(place)) == match["hash"]:
+                return f"{place}{match['name'] or ''}"
+    raise UsageError(
+        f"the code that scores a row, {file}, is not in the cache of this machine: {folder}",
+        remedy="share the cache folder with every node (TREETUNE_TASK_CACHE_DIR), build the rows here, or install the "
+        "class as a package",
+    )
+
+
+def _read_contents(file: Path) -> dict[str, bytes]:
+    """What a file is made of: itself, and what it imports from beside it, by the names that they have there."""
+    files = [path for path in with_imports(file) if path.is_relative_to(file.parent)]
+    return {path.relative_to(file.parent).as_posix(): path.read_bytes() for path in files}
+
+
+def _hash_contents(contents: Mapping[str, bytes]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(contents):
+        total.update(f"{name}\0{hashlib.sha256(contents[name]).hexdigest()}\n".encode())
+    return total.hexdigest()[:32]
+
+
+def _is_installed(module: str) -> bool:
+    """Whether processes of this Python import the module wherever they were started. Runs nothing of it."""
+    from importlib.util import find_spec
+
+    top = module.partition(".")[0]
+    if top in ("treetune", "treetune_verl"):
+        return not module.startswith("treetune.files.")
+    try:
+        found = find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    if found is None or module == "__main__":
+        return False
+    places = list(found.submodule_search_locations or []) or [found.origin or ""]
+    return any(Path(place).resolve().parent in _installed_folders() for place in places)
+
+
+def _installed_folders() -> set[Path]:
+    places = [*site.getsitepackages(), site.getusersitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    found = [Path(place) for place in places if place]
+    for folder in list(found):
+        for listed in folder.glob("*.pth"):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                found += [Path(line) for line in listed.read_text().splitlines() if os.path.isabs(line)]
+    return {path.resolve() for path in found}
