@@ -228,18 +228,13 @@ def field_docs(struct: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for cls in reversed(struct.__mro__):
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+            definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
         except (OSError, TypeError):
             continue
-        body = cast(ast.ClassDef, tree.body[0]).body
-        for field, below in pairwise(body):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                docs[field.target.id] = inspect.cleandoc(str(below.value.value))
+        for field, below in pairwise(cast(ast.ClassDef, definition).body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = inspect.cleandoc(text)
     return docs
 
 

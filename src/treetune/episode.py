@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.threads import call
 
+T = TypeVar("T")
 CLOSE_SECONDS = 30.0
 """How long an environment may take to clean up."""
 
@@ -35,13 +36,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The most seconds of one rollout, of scoring a group, and of each call of an episode that others step."""
 
-    def overdue(self) -> str:
-        """What a failure says of a deadline that passed."""
-        return f"no end after {self.timeout} seconds"
+    def until(self) -> float | None:
+        """When the time that they allow from now on is over, by the loop's clock."""
+        return None if self.timeout is None else asyncio.get_running_loop().time() + self.timeout
 
 
 class DeadlinePassed(TimeoutError):
     """The time that the limits allow is over. A TimeoutError of an environment's own is its failure instead."""
+
+
+async def in_time(work: Awaitable[T], limits: Limits, until: float | None = None) -> T:
+    """The one deadline rule: whoever does not answer `until` then, or else in the time from now on, is no longer waited
+    for."""
+    until = limits.until() if until is None else until
+    if until is None:
+        return await work
+    try:
+        async with asyncio.timeout_at(until) as deadline:
+            return await work
+    except TimeoutError:
+        if deadline.expired():
+            raise DeadlinePassed(f"no end after {limits.timeout} seconds") from None
+        raise
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -98,7 +114,6 @@ class Episode:
         self._environment: Environment | None = None
         """None before it is made and once it is closed: what it holds is let go."""
         self._lock = asyncio.Lock()
-        self._turn = 0
         self.observation = Observation()
         """What it showed first."""
         self.result = Result()
@@ -120,7 +135,7 @@ class Episode:
         """Makes and starts the environment; what it shows first."""
         began = time.perf_counter()
         try:
-            self.observation = await self._in_time(self._open())
+            self.observation = await in_time(self._open(), self._limits, self._until)
         except BaseException:
             await self._close_shielded()
             raise
@@ -149,7 +164,6 @@ class Episode:
             if self._environment is None:
                 raise UsageError("this episode is over", remedy="start another")
             step = await self._play(self._environment, Action.of(action))
-            self._turn += 1
             if step.done:
                 self.finished = True
                 await self._close_shielded()
@@ -158,7 +172,8 @@ class Episode:
     async def _play(self, environment: Environment, action: Action) -> Step:
         began = time.perf_counter()
         try:
-            step = _checked(environment, await self._in_time(call(environment.step, action)))
+            answer = await in_time(call(environment.step, action), self._limits, self._until)
+            step = _check_step(environment, answer)
             self.result.add(step)
         except BaseException:
             # What an environment is worth after a failed step nobody knows.
@@ -166,24 +181,10 @@ class Episode:
             raise
         finally:
             self.step_seconds += time.perf_counter() - began
-        if not step.done and self._limits.max_turns is not None and self._turn + 1 >= self._limits.max_turns:
+        most = self._limits.max_turns
+        if not step.done and most is not None and len(self.result.rewards) >= most:
             step.done = step.truncated = self.cut_short = True
         return step
-
-    async def _in_time(self, work: Awaitable[Any]) -> Any:
-        """The one deadline rule: whoever does not answer in time is no longer waited for."""
-        until = self._until
-        if until is None:
-            if self._limits.timeout is None:
-                return await work
-            until = asyncio.get_running_loop().time() + self._limits.timeout
-        try:
-            async with asyncio.timeout_at(until) as deadline:
-                return await work
-        except TimeoutError:
-            if deadline.expired():
-                raise DeadlinePassed(self._limits.overdue()) from None
-            raise
 
     async def close(self) -> None:
         """Runs the environment's own `close`, once."""
@@ -236,7 +237,7 @@ def _is_own(method: Any) -> bool:
     return getattr(method, "__func__", None) not in (Environment.start, Environment.close)
 
 
-def _checked(environment: Environment, step: Any) -> Step:
+def _check_step(environment: Environment, step: Any) -> Step:
     """A step as it should be. An environment may return anything, also the same object each time."""
     name = type(environment).__name__
     if not isinstance(step, Step):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treetune.environment import Action
-from treetune.episode import DeadlinePassed, Episode, Limits
+from treetune.episode import DeadlinePassed, Episode, Limits, in_time
 from treetune.errors import EnvironmentFault
 from treetune.policy import Completion, Policy, Request, Sampling, Usage, check_continues
 from treetune.score import finite
@@ -44,21 +44,24 @@ async def score_together(
 ) -> None:
     """Give the traces of one task the rewards that the taskset's `score_group` finds for them."""
     scored = [trace for trace in traces if trace.outcome.scored]
-    limits = limits or Limits()
     try:
-        async with asyncio.timeout(limits.timeout) as deadline:
-            rewards = [finite(reward, "reward") for reward in await call(taskset.score_group, task, scored)]
+        given = await in_time(call(taskset.score_group, task, scored), limits or Limits())
+        rewards = [finite(reward, "reward") for reward in given]
         if len(rewards) != len(scored):
             raise EnvironmentFault(f"score_group gave {len(rewards)} rewards for {len(scored)} traces")
         for trace, reward in zip(scored, rewards, strict=True):
             trace.reward = reward
     except Exception as error:
-        failure = Failure.of(error, "score_group")
-        outcome = Outcome.ENVIRONMENT_ERROR
-        if deadline.expired():
-            outcome, failure = Outcome.TIMEOUT, Failure("TimeoutError", limits.overdue(), "score_group")
         for trace in scored:
-            trace.fail(outcome, failure)
+            _fail(trace, error, "score_group")
+
+
+def _fail(trace: Trace, error: Exception, phase: str) -> None:
+    if isinstance(error, DeadlinePassed):
+        trace.fail(Outcome.TIMEOUT, Failure("TimeoutError", str(error), phase))
+    else:
+        culprit = Outcome.POLICY_ERROR if phase == "policy" else Outcome.ENVIRONMENT_ERROR
+        trace.fail(culprit, Failure.of(error, phase))
 
 
 class Rollout:
@@ -74,19 +77,15 @@ class Rollout:
 
     async def run(self) -> Trace:
         trace, began = self.trace, time.perf_counter()
-        timeout = self._limits.timeout
-        until = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        until = self._limits.until()
         episode = Episode(self._taskset, trace.task, self._limits, until)
         try:
             await self._play(episode, until)
-        except DeadlinePassed as error:
-            trace.fail(Outcome.TIMEOUT, Failure("TimeoutError", str(error), self._phase))
         except asyncio.CancelledError:
             trace.fail(Outcome.CANCELLED, Failure("CancelledError", "cancelled", self._phase))
             raise
         except Exception as error:
-            culprit = Outcome.POLICY_ERROR if self._phase == "policy" else Outcome.ENVIRONMENT_ERROR
-            trace.fail(culprit, Failure.of(error, self._phase))
+            _fail(trace, error, self._phase)
         finally:
             if not episode.over:
                 await asyncio.shield(episode.close())  # a cancelled rollout still cleans up
@@ -135,12 +134,7 @@ class Rollout:
             continues=continues,
         )
         try:
-            async with asyncio.timeout_at(until) as deadline:
-                completion = await self._policy.complete(request)
-        except TimeoutError:
-            if deadline.expired():
-                raise DeadlinePassed(self._limits.overdue()) from None
-            raise
+            completion = await in_time(self._policy.complete(request), self._limits, until)
         finally:
             trace.timing.policy += time.perf_counter() - began
         check_continues(request, completion, self._policy.name)

@@ -32,8 +32,11 @@ CHEAP_SECONDS = 0.002
 """A task that is made faster than this is made on the event loop; others in a thread or by a worker."""
 MOST_STREAMS = 1024
 _PROBES = 8
-_DRAWN_AT_ONCE = 64
-_DRAWING_SECONDS = 0.02
+AHEAD = 64
+"""How many tasks are read before they are asked for."""
+KEPT = 4096
+"""How many of the latest tasks of a generator can be given again."""
+_TAKING_SECONDS = 0.05
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -261,28 +264,30 @@ async def draw_tasks(taskset: Taskset[Any, Any], num_tasks: int | None = None) -
     """The first tasks of the order with their occurrence, without a cursor; made off the loop in small batches."""
     tasks = taskset.draw(num_tasks)
     seen: Counter[str] = Counter()
-    while batch := await call_apart(_take, tasks):
+    failure = None
+    while failure is None:
+        batch, failure = await call_apart(_take, islice(tasks, AHEAD))
         for task in batch:
             uid = task.uid
             yield task, seen[uid]
             seen[uid] += 1
+        if not batch and failure is None:
+            return
+    raise failure
 
 
-def _take(tasks: Iterator[Any]) -> list[Any]:
-    batch: list[Any] = []
-    until = time.monotonic() + _DRAWING_SECONDS
-    for task in islice(tasks, _DRAWN_AT_ONCE):
-        batch.append(task)
-        if time.monotonic() > until:
-            break
-    return batch
-
-
-AHEAD = 64
-"""How many tasks are read before they are asked for."""
-KEPT = 4096
-"""How many of the latest tasks can be given again."""
-_SECONDS = 0.05
+def _take(tasks: Iterator[Task]) -> tuple[list[Task], Exception | None]:
+    """As many tasks as there is time for, and what went wrong with the next."""
+    taken: list[Task] = []
+    until = time.monotonic() + _TAKING_SECONDS
+    try:
+        for task in tasks:
+            taken.append(task)
+            if time.monotonic() > until:
+                break
+    except Exception as error:
+        return taken, error
+    return taken, None
 
 
 class Reader:
@@ -318,27 +323,14 @@ class Reader:
             elif index - KEPT > self._next:
                 self._first, self._tasks = index - KEPT // 2, deque()
             if index >= self._next:
-                self._tasks.extend(await call_apart(self._take, self._next, index))
+                if self._failure is not None:
+                    raise self._failure  # a generator that has failed gives nothing more
+                ahead = map(self._taskset.at, range(self._next, index + AHEAD))
+                tasks, self._failure = await call_apart(_take, ahead)
+                self._tasks.extend(tasks)
                 while len(self._tasks) > KEPT + AHEAD:
                     self._tasks.popleft()
                     self._first += 1
-
-    def _take(self, start: int, index: int) -> list[Task]:
-        """The tasks from `start` to at least one more; up to `index`, and a few ahead, while there is time."""
-        tasks: list[Task] = []
-        until = time.monotonic() + _SECONDS
-        try:
-            for position in range(start, index + AHEAD):
-                if self._failure is not None:
-                    raise self._failure
-                tasks.append(self._taskset.at(position))
-                if time.monotonic() > until:
-                    break
-        except Exception as error:
-            self._failure = error  # a generator that has failed gives nothing more
-            if not tasks:
-                raise
-        return tasks
 
 
 class Curriculum(Protocol):

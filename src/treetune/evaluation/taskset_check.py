@@ -5,7 +5,6 @@ A task is valid where at least one of the two ran and none failed; a taskset tha
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.episode import DeadlinePassed, in_time
 from treetune.errors import described
 from treetune.evaluation.config import ValidateConfig
 from treetune.evaluation.run_folder import Records, RunFolder
@@ -91,21 +91,17 @@ async def _check(taskset: Taskset[Any, Any], task: Task, occurrence: int, config
     check = TaskCheck(task.idx, task.uid, occurrence, Validity.UNCHECKED)
     rule = "validate-failed"
     try:
-        async with asyncio.timeout(config.limits.timeout) as deadline:
-            verdict = await taskset.check(task)
+        verdict = await in_time(taskset.check(task), config.limits)
         check.validity, check.reason = verdict.validity, verdict.reason
         if check.validity is Validity.INVALID:
             check.rule = "invalid-task"
         elif config.gold:
             rule = "gold-failed"
-            async with asyncio.timeout(config.limits.timeout) as deadline:
-                gold = await taskset.gold_of(task)
-            if gold is not None:
+            if await in_time(taskset.gold_of(task), config.limits) is not None:
                 await _check_gold(taskset, task, config, check)
     except Exception as error:
         check.validity, check.rule = Validity.INVALID, rule
-        timed_out = isinstance(error, TimeoutError) and deadline.expired()
-        check.reason = f"timeout: {config.limits.overdue()}" if timed_out else described(error)
+        check.reason = f"timeout: {error}" if isinstance(error, DeadlinePassed) else described(error)
     return check
 
 
