@@ -116,11 +116,6 @@ class LiveEpisode(msgspec.Struct, eq=False):
         while self.kept_bytes > self.terms.kept_bytes and len(self.replies) > 1:
             self.kept_bytes -= _size(self.replies.pop(self.turn - len(self.replies)))
 
-    async def wait_free(self) -> None:
-        if self.free is None:
-            self.free = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self.free])
-
     def rest(self) -> None:
         """The step is over."""
         self.playing, self.heard = None, time.monotonic()
@@ -184,7 +179,9 @@ class EpisodeBook:
                 raise WrongTurn(episode.turn, turn)
             if episode.playing is None:
                 return await self._play(episode, action)
-            await episode.wait_free()  # the same turn, asked for twice at once, or a step that must wait
+            # The same turn, asked for twice at once, or a step that must wait.
+            episode.free = episode.free or asyncio.get_running_loop().create_future()
+            await asyncio.wait([episode.free])
 
     async def _play(self, episode: LiveEpisode, action: Action) -> Any:
         """A step that fails ends its episode: what the environment is worth then nobody knows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar
 
 
@@ -38,11 +39,7 @@ class ConfigError(UsageError):
         super().__init__(f"{count} fault{'s' if count != 1 else ''} in {source}:\n" + "\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _config_error, (self.faults, self.source)
-
-
-def _config_error(faults: list[tuple[str, str]], source: str) -> ConfigError:
-    return ConfigError(faults, source=source)
+        return partial(ConfigError, self.faults, source=self.source), ()
 
 
 class UnknownNameError(UsageError):

@@ -126,16 +126,10 @@ class Interleave:
         return stream, within
 
     def _counts_before(self, index: int) -> list[int]:
-        below = [self._below(index, end) for end in self._ends]
+        """How often each stream came before `index`: the draws on a point below its end, less the streams before it."""
+        start, rounds = self._offset, _floor_sum(index, _CIRCLE, _STEP, self._offset)
+        below = [index + rounds - _floor_sum(index, _CIRCLE, _STEP, start + _CIRCLE - end) for end in self._ends]
         return [high - low for low, high in zip([0, *below], below, strict=False)]
-
-    def _below(self, index: int, end: int) -> int:
-        """How many of the draws before `index` fall on a point below `end`."""
-        return (
-            index
-            + _floor_sum(index, _CIRCLE, _STEP, self._offset)
-            - _floor_sum(index, _CIRCLE, _STEP, self._offset + _CIRCLE - end)
-        )
 
 
 class Spread:

@@ -132,7 +132,10 @@ class Streams:
         position = None
         if current.curriculum is not None:
             with user_code(f"{self.taskset.name}.curriculum().draw()"):
-                position = self._check_position(current.curriculum.draw(current.index))
+                position = current.curriculum.draw(current.index)
+            if type(position) is not int or not 0 <= position < (LAST if self.count is None else self.count):
+                problem = f"{self.taskset.name}.curriculum().draw() gave {position!r:.60}"
+                raise TasksetError(problem, remedy="return the position of a task: a number from 0 on, below count()")
         draw = Draw(stream, current.index, position)
         current.index += 1
         return draw
@@ -218,14 +221,6 @@ class Streams:
         if self.sequential:
             problem = f"{self.taskset.name} is only a generator: it has no task at an index of your choice"
             raise UsageError(problem, remedy="sample without an index, or write task_at(index)")
-
-    def _check_position(self, position: Any) -> int:
-        """What a curriculum drew, where there is such a task."""
-        last = LAST if self.count is None else self.count
-        if type(position) is not int or not 0 <= position < last:
-            problem = f"{self.taskset.name}.curriculum().draw() gave {position!r:.60}"
-            raise TasksetError(problem, remedy="return the position of a task: a number from 0 on, below count()")
-        return position
 
     def _reader(self, name: str) -> Reader:
         stream = self.open(name)

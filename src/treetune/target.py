@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from treetune import plugins
 from treetune.config import (
     CodeName,
     Faults,
@@ -30,17 +31,6 @@ from treetune.config import (
 )
 from treetune.errors import ConfigError, PluginError, TasksetError, TreetuneError, UsageError, user_code
 from treetune.files import code_hash, hash_files
-from treetune.plugins import (
-    absolute_path,
-    absolute_spec,
-    builtin,
-    environments,
-    file_of,
-    load_file,
-    load_module,
-    load_object,
-    tasksets,
-)
 from treetune.task import canonical, digest
 from treetune.taskset import Taskset
 
@@ -64,7 +54,7 @@ def read_target(
     if Path(target).suffix in (".yaml", ".yml"):
         data = load_yaml(target)
         if "taskset" not in data:
-            node = load_object(builtin("DECLARED_NODE"))(data, target, split, usual, of_lists)
+            node = plugins.load_object(plugins.builtin("DECLARED_NODE"))(data, target, split, usual, of_lists)
             return with_overrides({"taskset": node}, rest, source=target)
         data["taskset"] = located(data["taskset"], [Path(target).expanduser().resolve().parent])
     else:
@@ -91,13 +81,14 @@ def refuse_server(target: str, verb: str) -> None:
 def _node_of(target: str) -> dict[str, Any]:
     """The node of a target that is no YAML file."""
     if is_server(target):
-        servers = builtin("SERVERS")
+        servers = plugins.builtin("SERVERS")
         scheme = target.partition("://")[0]
         if scheme not in servers:
             known = ", ".join(f"{name}://" for name in servers)
             raise UsageError(f"{target!r} is the address of no server", remedy=f"it begins with {known}")
         return {"id": servers[scheme], "address": target}
-    return {"id": "rows", "files": [target]} if load_object(builtin("NAMES_ROWS"))(target) else {"id": target}
+    names_rows = plugins.load_object(plugins.builtin("NAMES_ROWS"))
+    return {"id": "rows", "files": [target]} if names_rows(target) else {"id": target}
 
 
 def load_taskset(
@@ -158,7 +149,7 @@ def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskse
     if names_class(node):
         cls = custom_class(node["custom_cls"], f"{path}.custom_cls")
     elif "id" in node:
-        cls = tasksets.resolve(str(node["id"]))
+        cls = plugins.tasksets.resolve(str(node["id"]))
     else:
         return None
     if not issubclass(cls, Taskset):
@@ -198,9 +189,9 @@ def custom_class(node: Any, path: str) -> type:
     if not place:
         raise ConfigError([(f"{path}.path", "is required: the Python file of the class")])
     if place.startswith("pkg://"):
-        module = load_module(place.removeprefix("pkg://").removesuffix(".py").replace("/", "."))
+        module = plugins.load_module(place.removeprefix("pkg://").removesuffix(".py").replace("/", "."))
     else:
-        module = load_file(place.removeprefix("file://"))
+        module = plugins.load_file(place.removeprefix("file://"))
     cls = getattr(module, name, None)
     classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Taskset)]
     own = [value.__name__ for value in classes if value.__module__ == module.__name__]
@@ -221,10 +212,10 @@ def located(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]] |
         return node
     found = dict(node)
     if "id" in node:
-        found["id"] = absolute_spec(str(node["id"]), folders)
+        found["id"] = plugins.absolute_spec(str(node["id"]), folders)
     custom = node.get("custom_cls")
     if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
-        found["custom_cls"] = {**custom, "path": absolute_path(custom["path"].removeprefix("file://"), folders)}
+        found["custom_cls"] = {**custom, "path": plugins.absolute_path(custom["path"].removeprefix("file://"), folders)}
     if isinstance(node.get("sources"), list):
         found["sources"] = [located(source, folders) for source in node["sources"]]
     try:
@@ -232,7 +223,7 @@ def located(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]] |
     except TreetuneError:  # reported when it is made
         cls = usual
     if cls is not None:
-        for kind, find in ((FileName, absolute_path), (CodeName, absolute_spec)):
+        for kind, find in ((FileName, plugins.absolute_path), (CodeName, plugins.absolute_spec)):
             for key in found.keys() & set(declared_keys(cls.config_type, kind)):
                 found[key] = _find_each(found[key], find, folders)
     return found
@@ -255,7 +246,7 @@ def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
         custom = {**node["custom_cls"], "path": path if "://" in path else str(Path(path).expanduser().resolve())}
         head: dict[str, Any] = {"custom_cls": custom}
     else:
-        head = {"id": absolute_spec(str(node["id"]), [Path.cwd()])}
+        head = {"id": plugins.absolute_spec(str(node["id"]), [Path.cwd()])}
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
     if "sources" in config:
@@ -314,9 +305,10 @@ def _code_of(taskset: Taskset[Any, Any]) -> str | None:
     named: list[Any] = []
     if isinstance(env_class := getattr(taskset.config, "env_class", None), str):
         with suppress(TreetuneError):  # reported where the environment is made
-            named.append(code_hash([environments.resolve(taskset.environment_spec(env_class))]))
+            named.append(code_hash([plugins.environments.resolve(taskset.environment_spec(env_class))]))
     for specs in declared_values(taskset.config, CodeName).values():
-        named += [hash_files([file]) for spec in specs if (file := file_of(spec)) is not None and file.is_file()]
+        files = [plugins.file_of(spec) for spec in specs]
+        named += [hash_files([file]) for file in files if file is not None and file.is_file()]
     return digest([own, *named]) if named else own
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -144,7 +145,7 @@ class ChatTokens:
     def next_prompt(self, messages: Sequence[Message], tokens: Tokens, *, continues: bool = False) -> Prompt:
         """A conversation that goes on from `tokens`; one that begins where there are none yet, or no text of them."""
         last = tokens.last
-        if last is None or last.prompt.text is None or not _has_answer(messages, last):
+        if last is None or last.prompt.text is None or _role_at(messages, last.prompt.shown) != "assistant":
             return self.prompt(messages, continues=continues)
         messages = self._as_taken(messages)
         prompt = self._show(messages, continues, encode=False)
@@ -192,7 +193,9 @@ class ChatTokens:
         if before != given:
             return None
         opened = given[: len(given) - len(prefix.lstrip())].rstrip()
-        end = self._end_text(last.sampled)
+        # The end token of the answer; nothing where it was cut off before one.
+        ended = last.sampled and last.sampled[-1] in self._tokenizer.all_special_ids
+        end = self._decode(last.sampled[-1:]) if ended else ""
         added = self._find_by_mark(messages, answer, opened, now, said, end, continues)
         return added if added is not None else self._find_by_end(messages, answer, opened, now, end)
 
@@ -226,11 +229,6 @@ class ChatTokens:
             return None
         shown, found, rest = upto[len(opened) :].rpartition(end)
         return rest + now[len(upto) :] if found and is_shown_by(messages[answer], shown.strip()) else None
-
-    def _end_text(self, sampled_ids: list[int]) -> str:
-        """The end token of an answer as text; nothing where it was cut off before one."""
-        special = sampled_ids and sampled_ids[-1] in self._tokenizer.all_special_ids
-        return self._decode(sampled_ids[-1:]) if special else ""
 
     # Messages, as the template takes them
 
@@ -320,10 +318,8 @@ class ChatTokens:
         )
 
 
-def _has_answer(messages: Sequence[Message], last: LastTurn) -> bool:
-    """Whether the last answer is where it belongs in the conversation."""
-    at = last.prompt.shown
-    return at < len(messages) and messages[at].get("role") == "assistant"
+def _role_at(messages: Sequence[Message], position: int) -> Any:
+    return messages[position].get("role") if position < len(messages) else None
 
 
 def _is_answer(message: Message, last: LastTurn, said: str) -> bool:
@@ -363,16 +359,10 @@ def with_arguments(message: Message, kind: type) -> Message:
 
 def _call_with_arguments(call: Any, kind: type) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or isinstance(function.get("arguments"), kind):
+    if not isinstance(function, dict) or isinstance(arguments := function.get("arguments"), kind):
         return call
-    arguments = function.get("arguments")
-    if kind is str:
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    else:
-        try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except ValueError:
-            return call
+    with suppress(ValueError):  # what is no JSON stays as it is
+        arguments = json.dumps(arguments, ensure_ascii=False) if kind is str else json.loads(str(arguments))
     return {**call, "function": {**function, "arguments": arguments}}
 
 

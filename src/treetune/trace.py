@@ -141,7 +141,7 @@ def decode_trace(line: bytes, type_of: Callable[[Task], type[Task]] | None = Non
     """A trace, with its task as the concrete type that `type_of` (a taskset's) tells."""
     trace = _decoder.decode(line)
     if type_of is not None and (concrete := type_of(trace.task)) is not Task:
-        trace.task = msgspec.json.decode(_raw_decoder.decode(line).task, type=concrete)
+        trace.task = msgspec.json.decode(_raw_decoder.decode(line)["task"], type=concrete)
     return trace
 
 
@@ -153,9 +153,5 @@ def _speakable(value: Any) -> Any:
     return [_speakable(item) for item in value] if isinstance(value, list) else value
 
 
-class _RawTask(msgspec.Struct):
-    task: msgspec.Raw
-
-
 _decoder = msgspec.json.Decoder(Trace)
-_raw_decoder = msgspec.json.Decoder(_RawTask)
+_raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
