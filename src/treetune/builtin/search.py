@@ -4,12 +4,9 @@
          extra_info={"corpus": "wiki.jsonl"})
     Task(prompt="...", env_class="searchcode", reward_spec={"ground_truth": "42"}, extra_info={"corpus": "wiki.jsonl"})
 
-`search` takes `<search>query</search>` each turn, then `<answer>…</answer>`: the last answer earns 1 if it is one of
-the accepted ones but for case, punctuation, articles and spaces.
-
-`searchcode` takes `<tool><search>query</search></tool>` or `<tool><python>print(6 * 7)</python></tool>` each turn, then
-`<solution>#### number</solution>`: the first `#### number` of all turns earns 1 if it is the ground truth, compared as
-in `gsm8k`. Python runs in a sandbox without packages, and what it printed is shown.
+`search` takes `<search>query</search>` each turn, then `<answer>…</answer>`: the last one counts. `searchcode` takes
+`<tool><search>query</search></tool>` or `<tool><python>print(6 * 7)</python></tool>` each turn, then
+`<solution>#### number</solution>`: the first `#### number` of all turns counts, as in `gsm8k`.
 
 What is searched: see `searcher`. What a tool answered is never taken for the policy's own answer.
 """
@@ -33,10 +30,8 @@ from treetune.task import Message, Task
 
 SHOWN_ANSWER = 1000
 """How many characters of an answer the trace keeps."""
-SECONDS = 10.0
-"""How long a program may run."""
-SHOWN_CHARACTERS = 9000
-"""How many characters of its output are shown."""
+SECONDS, SHOWN_CHARACTERS = 10.0, 9000
+"""How long a program may run, and how much of its output is shown."""
 
 _INFORMATION = "\n<information>{}</information>\n"
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -167,10 +162,8 @@ def read_accepted(truth: Any) -> list[str]:
         truth = truth.get("target")
     answers = [truth] if isinstance(truth, str) else truth
     if not isinstance(answers, list | tuple) or not answers or not all(isinstance(answer, str) for answer in answers):
-        raise EnvironmentFault(
-            f"search: the ground truth holds no texts but {truth!r:.100}",
-            remedy='write "Paris", ["Paris", "paris"] or {"target": ["Paris"]}',
-        )
+        why = f"search: the ground truth holds no texts but {truth!r:.100}"
+        raise EnvironmentFault(why, remedy='write "Paris", ["Paris", "paris"] or {"target": ["Paris"]}')
     return list(answers)
 
 

@@ -6,8 +6,7 @@ The first of these that is set: the corpus file that the row's `extra_info.corpu
 TREETUNE_SEARCH_URL (skyrl-gym's and Search-R1's protocol), the corpus file TREETUNE_SEARCH_CORPUS. A row never names an
 address.
 
-A corpus has one JSON object a line: `contents`, or `title` and `text`. It is searched by its words (BM25). The index
-holds word counts and where each line begins, not the texts: those are read from the file when they are found.
+A corpus has one JSON object a line: `contents`, or `title` and `text`. It is searched by its words (BM25).
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ CORPUS_VARIABLE = "TREETUNE_SEARCH_CORPUS"
 
 DOCUMENTS = 3
 """How many documents a search shows."""
-TIMEOUT = 5.0
-"""The most seconds of one request to a retriever."""
-RETRY_AFTER = (0.2, 0.8)
-"""The pauses before a request is repeated."""
+TIMEOUT, RETRY_AFTER = 5.0, (0.2, 0.8)
+"""The most seconds of one request to a retriever, and the pauses before it is repeated."""
 
 K1, B = 1.5, 0.75
 """How soon repetition of a word stops counting, and how much the length of a document counts against it."""
@@ -56,10 +53,8 @@ async def search(query: str, corpus: Any = None) -> list[str]:
         return await ask_retriever(url, query)
     corpus = corpus or os.environ.get(CORPUS_VARIABLE)
     if not corpus:
-        raise EnvironmentFault(
-            "there is nothing to search",
-            remedy=f"export {CORPUS_VARIABLE}=FILE.jsonl or {URL_VARIABLE}=http://..., or give rows extra_info.corpus",
-        )
+        remedy = f"export {CORPUS_VARIABLE}=FILE.jsonl or {URL_VARIABLE}=http://..., or give rows extra_info.corpus"
+        raise EnvironmentFault("there is nothing to search", remedy=remedy)
     documents: list[str] = await call(lambda: load_index(Path(str(corpus))).search(query, DOCUMENTS))
     return documents
 
@@ -93,7 +88,7 @@ async def ask_retriever(url: str, query: str) -> list[str]:
 
 
 class Index:
-    """The words of a corpus file as it is now."""
+    """The words of a corpus file and where each line begins; texts are read from the file when they are found."""
 
     def __init__(self, file: Path) -> None:
         import numpy as np  # here, for only a corpus needs it
@@ -140,12 +135,12 @@ class Index:
             threshold = np.partition(scores[hits], -count)[-count]
             hits = hits[scores[hits] >= threshold]
         best = hits[np.argsort(-scores[hits], kind="stable")][:count]
-        found_texts = []
+        texts = []
         with self._file.open("rb") as lines:
             for document in best:
                 lines.seek(self._begins[document])
-                found_texts.append(_read_document(lines.readline(), self._file, int(document) + 1))
-        return found_texts
+                texts.append(_read_document(lines.readline(), self._file, int(document) + 1))
+        return texts
 
 
 def load_index(file: Path) -> Index:
@@ -156,9 +151,7 @@ def load_index(file: Path) -> Index:
         with _building:
             return _build_index(file, state.st_mtime_ns, state.st_size)
     except OSError as error:
-        raise EnvironmentFault(
-            f"the corpus {file} cannot be read: {error.strerror or error}", remedy="a file of JSON lines"
-        ) from error
+        raise EnvironmentFault(f"the corpus cannot be read: {error}", remedy="a file of JSON lines") from error
 
 
 @lru_cache(maxsize=8)
@@ -180,7 +173,6 @@ def _read_document(line: bytes, file: Path, number: int) -> str:
         if not isinstance(contents, str) or not contents:
             raise ValueError("no text")
     except (msgspec.DecodeError, ValueError, TypeError, AttributeError) as error:
-        raise EnvironmentFault(
-            f"{file}, line {number}: {error}", remedy='each line is {"id": ..., "contents": ...} or has title and text'
-        ) from error
+        remedy = 'each line is {"id": ..., "contents": ...} or has title and text'
+        raise EnvironmentFault(f"{file}, line {number}: {error}", remedy=remedy) from error
     return contents

@@ -4,12 +4,11 @@
          extra_info={"db_id": "concert_singer", "data": "spider"})
 
 The databases lie below the folder that TREETUNE_TEXT2SQL_DB or a row's `extra_info.db_path` names, where skyrl-gym has
-them (`spider/database/ID/ID.sqlite`, see `LAYOUTS`) or directly (`ID/ID.sqlite`, `ID.sqlite`); `db_path` may also be
-the file. The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript
-breaks the format: exactly one `<solution>`, some `<think>…</think>`, and a `<think>` after each observation.
+them (see `LAYOUTS`) or directly (`ID/ID.sqlite`, `ID.sqlite`); `db_path` may also be the file. The solution earns 1 if
+it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks the format: exactly one
+`<solution>`, some `<think>…</think>`, and a `<think>` after each observation.
 
-SQL runs read-only, against a clock, one connection a query: writing fails, as do `ATTACH`, `VACUUM INTO` and pragmas
-that change something. Nothing but the one file is read. What the database answers is not searched for tags.
+SQL runs read-only, against a clock, one connection a query. What the database answers is not searched for tags.
 """
 
 from __future__ import annotations
@@ -39,22 +38,14 @@ LAYOUTS = {
 }
 """Where the databases of each collection lie below the folder."""
 
-TRY_SECONDS = 5.0
-"""The most seconds of a query between turns."""
-JUDGE_SECONDS = 30.0
-"""The most seconds of the solution, and of the ground truth."""
+TRY_SECONDS, JUDGE_SECONDS = 5.0, 30.0
+"""The most seconds of a query between turns, and of the solution and the ground truth."""
 MOST_ROWS = 100_000
 """The most different rows of a ground truth."""
-SHOWN_CHARACTERS = 9000
-SHOWN_ROWS = 50
-"""How many rows are shown where all of them are more than `SHOWN_CHARACTERS`."""
-SHOWN_VALUE = 500
-"""How many characters of one value are shown."""
-
-LONGEST_VALUE = 10_000_000
-"""The most bytes of one value or row."""
-LONGEST_PATTERN = 1000
-"""The most bytes of a LIKE pattern: matching one is quadratic and cannot be interrupted."""
+SHOWN_CHARACTERS, SHOWN_ROWS, SHOWN_VALUE = 9000, 50, 500
+"""How much of a table is shown, how many rows of a longer one, and how much of one value."""
+LONGEST_VALUE, LONGEST_PATTERN = 10_000_000, 1000
+"""Bytes of a value or row, and of a LIKE pattern: matching one is quadratic and cannot be interrupted."""
 INSTRUCTIONS = 10_000
 """How many steps of SQLite's machine pass between two looks at the clock: well under a millisecond."""
 
@@ -117,13 +108,10 @@ class Text2SqlEnvironment(TurnEnvironment):
 
     def _judge(self, truncated: bool) -> Step:
         solution = read_solution(_OBSERVATION.format("").join(self._said))
-        if solution is None:
-            reward, explanation = -1.0, "no solution in the format"
-        else:
-            difference = self._explain_difference(solution)
-            reward, explanation = (1.0, "the same rows") if difference is None else (0.0, difference)
+        difference = "no solution in the format" if solution is None else self._explain_difference(solution)
+        reward = -1.0 if solution is None else float(difference is None)
         metrics = {"turns": self.turns, "sql_errors": self._errors}
-        return self.end(reward, explanation, answer=solution, truncated=truncated, metrics=metrics)
+        return self.end(reward, difference or "right", answer=solution, truncated=truncated, metrics=metrics)
 
     def _explain_difference(self, solution: str) -> str | None:
         """Why the solution is not the ground truth; None if it is."""
@@ -135,10 +123,8 @@ class Text2SqlEnvironment(TurnEnvironment):
                     if len(expected) > MOST_ROWS:
                         raise SqlError(f"more than {MOST_ROWS:,} rows")
         except SqlError as error:
-            raise EnvironmentFault(
-                f"the ground truth does not run on {self._file}: {error}",
-                remedy="correct reward_spec.ground_truth, or leave the row out",
-            ) from error
+            why = f"the ground truth does not run on {self._file}: {error}"
+            raise EnvironmentFault(why, remedy="correct reward_spec.ground_truth, or leave the row out") from error
         seen: set[Row] = set()
         try:
             with query(self._file, solution, JUDGE_SECONDS) as rows:
@@ -156,20 +142,18 @@ def find_database(task: Task) -> Path:
     """The file that a task's question is about."""
     named = task.extra_info.get("db_path") or os.environ.get(FOLDER_VARIABLE)
     if not named:
-        raise EnvironmentFault(
-            "text2sql does not know where the databases are",
-            remedy=f"export {FOLDER_VARIABLE}=FOLDER, or give rows an extra_info.db_path",
-        )
+        remedy = f"export {FOLDER_VARIABLE}=FOLDER, or give rows an extra_info.db_path"
+        raise EnvironmentFault("text2sql does not know where the databases are", remedy=remedy)
     root = Path(str(named)).expanduser().resolve()
     if root.is_file():
         return root
-    db_id, data = _get_field(task, "db_id"), _get_field(task, "data")
+    # From `extra_info`, or from a task's own fields.
+    db_id, data = (task.extra_info.get(name) or getattr(task, name, None) for name in ("db_id", "data"))
     if not isinstance(db_id, str) or not db_id or db_id != Path(db_id).name:
         raise EnvironmentFault(f"db_id is {db_id!r}", remedy="give each row the name of its database")
     if data is not None and data not in LAYOUTS:
-        raise EnvironmentFault(
-            f"data is {data!r}{did_you_mean(str(data), LAYOUTS)}", remedy=f"one of {', '.join(LAYOUTS)}"
-        )
+        known = ", ".join(LAYOUTS)
+        raise EnvironmentFault(f"data is {data!r}{did_you_mean(str(data), LAYOUTS)}", remedy=f"one of {known}")
     folder = root / LAYOUTS.get(data or task.data_source, "")
     for place in (folder / db_id, root / db_id, root):
         if (file := place / f"{db_id}.sqlite").is_file():
@@ -197,9 +181,8 @@ def format_table(rows: sqlite3.Cursor) -> str:
         if length > SHOWN_CHARACTERS and len(lines) > SHOWN_ROWS:
             lines = [f"Truncated to {SHOWN_ROWS} lines since returned response too long:", *lines[: SHOWN_ROWS + 1]]
             break
-    else:
-        if len(lines) == 1:
-            lines.append("(no rows)")
+    if len(lines) == 1:
+        lines.append("(no rows)")
     return "\n".join(lines)[: 2 * SHOWN_CHARACTERS]
 
 
@@ -213,12 +196,6 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bytes):
         return f"X'{value[: SHOWN_VALUE // 2].hex()}'"
     return str(value)[:SHOWN_VALUE]
-
-
-def _get_field(task: Task, name: str) -> Any:
-    """From `extra_info`, or from a task's own field."""
-    value = task.extra_info.get(name)
-    return getattr(task, name, None) if value is None else value
 
 
 class SqlError(Exception):
@@ -236,9 +213,8 @@ def query(file: Path, sql: str, seconds: float) -> Iterator[sqlite3.Cursor]:
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", None) or ""
         if name.startswith(_BROKEN):
-            raise EnvironmentFault(
-                f"{file} cannot be read: {error}", remedy="an SQLite file that is whole, readable and in no other use"
-            ) from error
+            remedy = "an SQLite file that is whole, readable and in no other use"
+            raise EnvironmentFault(f"{file} cannot be read: {error}", remedy=remedy) from error
         if name == "SQLITE_INTERRUPT":
             raise SqlError(f"no end after {seconds:g} seconds") from None
         raise SqlError(str(error)) from None

@@ -38,10 +38,8 @@ class TurnEnvironment(Environment):
         if contract is not None:
             most, problem = contract.max_turns, contract.problem(task.ground_truth)
             if problem is not None:
-                raise EnvironmentFault(
-                    f"{task.env_class or type(self).__name__}: the ground truth {problem}",
-                    remedy=f"set reward_spec.ground_truth to {' or '.join(contract.takes)}",
-                )
+                remedy = f"set reward_spec.ground_truth to {' or '.join(contract.takes)}"
+                raise EnvironmentFault(f"{task.env_class}: the ground truth {problem}", remedy=remedy)
         self.turns = 0
         self.max_turns = 1 if most == 1 else max_turns_of(task, most)
 
@@ -83,9 +81,8 @@ def max_turns_of(task: Task, default: int) -> int:
         if isinstance(given, bool) or turns < 1 or turns != float(given):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise EnvironmentFault(
-            f"extra_info.max_turns is {given!r}", remedy="write a whole number from 1, or leave it out"
-        ) from None
+        remedy = "write a whole number from 1, or leave it out"
+        raise EnvironmentFault(f"extra_info.max_turns is {given!r}", remedy=remedy) from None
     return turns
 
 

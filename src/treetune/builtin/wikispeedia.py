@@ -157,10 +157,9 @@ class Wikispeedia(Taskset[WikispeediaTask, WikispeediaConfig]):
                     distance=distance,
                     graph=graph.digest,
                 )
-        raise TasksetError(
-            f"{config.graph} has no two articles that are {config.min_distance} to {config.max_distance} clicks apart",
-            remedy="lower min_distance, or use a larger graph",
-        )
+        distances = f"{config.min_distance} to {config.max_distance}"
+        why = f"{config.graph} has no two articles that are {distances} clicks apart"
+        raise TasksetError(why, remedy="lower min_distance, or use a larger graph")
 
     def validate(self, task: WikispeediaTask) -> Verdict:
         path = load_graph(task).path(task.source, task.target)

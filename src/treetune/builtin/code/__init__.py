@@ -30,12 +30,11 @@ async def require_sandbox() -> None:
 
 
 async def run_python(files: Mapping[str, bytes], *, stdin: bytes = b"", limits: SandboxLimits | None = None) -> Result:
-    """Run `main.py` in a fresh sandbox, without the user's packages and settings."""
+    """Run `main.py` in a fresh sandbox, without the user's packages and settings; its streams are UTF-8."""
     sandbox = Bubblewrap()
+    command = [sandbox.python, "-I", "-X", "utf8", MAIN]
     async with _slot():
-        result = await sandbox.run(
-            [sandbox.python, "-I", MAIN], stdin=stdin, files=files, limits=limits or SandboxLimits()
-        )
+        result = await sandbox.run(command, stdin=stdin, files=files, limits=limits or SandboxLimits())
     if result.ended is Ended.KILLED:
         raise EnvironmentFault("a sandbox was ended from outside", remedy="run the episode again")
     return result

@@ -12,6 +12,7 @@ are judged outside. Each case is a process of its own that begins afresh.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import io
 import json
@@ -45,10 +46,7 @@ NAMES = {
 """What answers may use without importing it: the names that LiveCodeBench gives them."""
 MODULES = "bisect collections copy datetime functools heapq io itertools math operator os random re string sys".split()
 PACKAGES = {"np": "numpy", "pd": "pandas"}
-STREAMS = (("stdin", "r", "surrogateescape"), ("stdout", "w", "surrogateescape"), ("stderr", "w", "backslashreplace"))
 ERROR_BYTES = 2000
-RESULT = 3
-"""The descriptor that a function's result is written to."""
 
 
 def main() -> None:
@@ -80,10 +78,8 @@ def load_names(code: str) -> dict[str, Any]:
     names.update({module: __import__(module) for module in MODULES})
     for name, package in PACKAGES.items():
         if re.search(rf"\b({name}|{package})\b", code):
-            try:
+            with contextlib.suppress(ImportError):  # an answer that really uses it says so itself
                 names[name] = __import__(package)
-            except ImportError:
-                continue  # an answer that really uses it says so itself
     return names
 
 
@@ -108,10 +104,8 @@ class CaseProcess:
             signal.sigtimedwait([signal.SIGCHLD], left)
             reaped, status = os.waitpid(child, os.WNOHANG)
         for kill in (os.killpg, os.kill)[: 1 if reaped else 2]:  # the group: what it left running
-            try:
+            with contextlib.suppress(OSError):
                 kill(child, signal.SIGKILL)
-            except OSError:
-                continue
         if not reaped:
             os.waitpid(child, 0)
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -131,16 +125,11 @@ class CaseProcess:
         seconds = self.answer["cpu_seconds"]
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         output = self.output.fileno()
-        printed = os.open(os.devnull, os.O_WRONLY) if self.calls else output
-        places = [(self.input.fileno(), 0), (printed, 1), (self.error.fileno(), 2), (output, RESULT)]
-        apart = [(os.dup(descriptor), place) for descriptor, place in places]  # none is another's place
-        for descriptor, place in apart if self.calls else apart[:RESULT]:
+        printed = os.open(os.devnull, os.O_WRONLY) if self.calls else output  # then it holds the result alone
+        for place, descriptor in enumerate((self.input.fileno(), printed, self.error.fileno())):
             os.dup2(descriptor, place)
-        os.closerange(RESULT + self.calls, 1024)
-        for number, (name, mode, errors) in enumerate(STREAMS):
-            stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
+        os.closerange(3, output)
+        os.closerange(output + 1, 1024)
         sys.argv = ["answer.py"]
         try:
             exit_as_usual(self.run_answer(names))
@@ -149,30 +138,22 @@ class CaseProcess:
 
     def run_answer(self, names: dict[str, Any]) -> int:
         """The exit code."""
+        module = types.ModuleType("answer" if self.calls else "__main__")
+        module.__dict__.update(names, __file__="answer.py")
+        sys.modules[module.__name__] = module
         try:
+            exec(compile(self.answer["code"], "answer.py", "exec"), module.__dict__)  # noqa: S102
             if self.calls:
-                self.call(names)
-            else:
-                self.execute("__main__", names)
+                holder = module.Solution() if hasattr(module, "Solution") else module
+                returned = getattr(holder, self.answer["function"])(*self.arguments)
+                value = check_value(list(returned) if isinstance(returned, tuple) else returned)
+                write(self.output.fileno(), json.dumps(value).encode())
         except SystemExit:
             return 0  # however a program ends itself, its output counts
         except BaseException as error:
             print(describe(error), file=sys.__stderr__)
             return 1
         return 0
-
-    def execute(self, name: str, names: dict[str, Any]) -> types.ModuleType:
-        module = types.ModuleType(name)
-        module.__dict__.update(names, __file__="answer.py")
-        sys.modules[name] = module
-        exec(compile(self.answer["code"], "answer.py", "exec"), module.__dict__)  # noqa: S102
-        return module
-
-    def call(self, names: dict[str, Any]) -> None:
-        module = self.execute("answer", names)
-        holder = module.Solution() if hasattr(module, "Solution") else module
-        returned = getattr(holder, self.answer["function"])(*self.arguments)
-        write(RESULT, json.dumps(check_value(list(returned) if isinstance(returned, tuple) else returned)).encode())
 
 
 def exit_as_usual(code: int) -> NoReturn:
@@ -181,7 +162,7 @@ def exit_as_usual(code: int) -> NoReturn:
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
-    for file in gc.get_objects():
+    for file in (sys.__stdout__, *gc.get_objects()):
         try:
             if isinstance(file, io.IOBase) and not file.closed:
                 file.flush()

@@ -3,14 +3,9 @@
     Task(prompt="Print the square of a number.", env_class="lcb",
          reward_spec={"ground_truth": [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}]})
 
-The ground truth is a list of cases or JSON of one. A case is what a program reads and must print. The answer earns 1 if
-every case is right. Printed lines are compared without the spaces around them, and as numbers where both sides are.
+The answer earns 1 if every case is right. A case is what a program reads and must print, or the call of a function:
+where LiveCodeBench's form says so, or where the prompt shows the stub of one function and the answer defines it.
 Expected outputs never enter the sandbox, and everything is compared outside of it.
-
-In LiveCodeBench's form a case may say `testtype: functional` and `metadata: {func_name: square}`: then a function is
-called, with one argument a line. Where cases say nothing and the prompt shows the stub of one function, such as
-`def square(n):`, that function is called, or a program is run where the answer does not define it. Rows written for
-SkyRL then say that it is a function, and skyrl-gym rewards only that.
 """
 
 from __future__ import annotations
@@ -33,17 +28,13 @@ from treetune.task import Message, Task
 from treetune.threads import call
 
 CASE_RUNNER = Path(__file__).with_name("case_runner.py").read_bytes()
-CPU_SECONDS = 6
-"""Processor time of one case."""
-CLOCK_SECONDS = 12.0
-"""The most seconds of one case by the clock, on a busy machine."""
-START_SECONDS = 10.0
-MOST_SECONDS = 300.0
-"""The most seconds of all cases together, by the clock."""
-MEMORY_MB = 1024
-DISK_MB = 64
+CPU_SECONDS, CLOCK_SECONDS = 6, 12.0
+"""Of one case: processor time, and by the clock, on a busy machine."""
+START_SECONDS, MOST_SECONDS = 10.0, 300.0
+"""By the clock: before the first case, and all cases together."""
+MEMORY_MB, DISK_MB = 1024, 64
 OUTPUT_KB = 1024
-"""How much an answer may print beyond twice what is expected."""
+"""How much an answer may print beyond what is expected."""
 SHOWN = 200
 """How many characters of a value an explanation quotes."""
 
@@ -92,13 +83,12 @@ class CasesContract(Contract, frozen=True, kw_only=True):
     """A contract whose ground truth is test cases, stored as LiveCodeBench has them: JSON, all values text."""
 
     def problem(self, truth: Any) -> str | None:
-        if (problem := super().problem(truth)) is not None:
-            return problem
+        problem = super().problem(truth)
         try:
             CodingProblem.of(truth)
         except ValueError as error:
-            return str(error)
-        return None
+            problem = problem or str(error)
+        return problem
 
     def encode(self, truth: Any, task: Task | None = None) -> Any:
         try:
@@ -244,17 +234,12 @@ def memorise(problem: CodingProblem) -> str:
     """A program, or a function where one is asked for, that knows every input of the cases."""
     if problem.function is None:
         table = {case.stdin.strip(): case.stdout for case in problem.cases}
-        return f"import sys\n\nprint({_literal(table)}[sys.stdin.read().strip()])"
-    table = {json.dumps(case.arguments): json.dumps(case.returns) for case in problem.cases}
-    return (
-        "import json\n\n"
-        f"def {problem.function}(*arguments):\n"
-        f"    return json.loads({_literal(table)}[json.dumps(list(arguments))])"
-    )
-
-
-def _literal(table: dict[str, str]) -> str:
-    return repr(table).replace("`", "\\x60")  # which would end the code block
+        code = "import sys\n\nprint(TABLE[sys.stdin.read().strip()])"
+    else:
+        table = {json.dumps(case.arguments): json.dumps(case.returns) for case in problem.cases}
+        code = f"import json\n\ndef {problem.function}(*given):\n    return json.loads(TABLE[json.dumps(list(given))])"
+    literal = repr(table).replace("`", "\\x60")  # which would end the code block
+    return f"TABLE = {literal}\n{code}"
 
 
 def find_code(text: str) -> str | None:
@@ -355,11 +340,12 @@ def _store_case(problem: CodingProblem, case: Case, raw: dict[str, Any]) -> dict
     """The case as skyrl-gym reads it."""
     if problem.function is None:
         return {**raw, "input": case.stdin, "output": case.stdout}
-    keeps = isinstance(raw["input"], str) and all(map(_is_json, raw["input"].split("\n")))
+    given, expected = raw["input"], raw["output"]
+    keeps = isinstance(given, str) and all(map(_is_json, given.split("\n")))
     return {
         **raw,
-        "input": raw["input"] if keeps else "\n".join(map(json.dumps, case.arguments)),
-        "output": raw["output"] if _is_json(raw["output"]) else json.dumps(case.returns),
+        "input": given if keeps else "\n".join(map(json.dumps, case.arguments)),
+        "output": expected if _is_json(expected) else json.dumps(case.returns),
         "testtype": "functional",
         "metadata": {**(raw.get("metadata") or {}), "func_name": problem.function},
     }

@@ -70,10 +70,8 @@ class HarborEnvironment(ShellEnvironment):
     async def start(self) -> list[Message]:
         folder = self._folder = folder_of(self.task)
         if folder.refusal is not None:
-            raise EnvironmentFault(
-                f"{folder.name} {folder.refusal_text}",
-                remedy="leave such tasks out with --taskset.unsupported skip",
-            )
+            remedy = "leave such tasks out with --taskset.unsupported skip"
+            raise EnvironmentFault(f"{folder.name} {folder.refusal_text}", remedy=remedy)
         info = self.task.extra_info
         disk_mb = int(info.get("disk_mb", DISK_MB))
         limits = SandboxLimits(
@@ -91,10 +89,8 @@ class HarborEnvironment(ShellEnvironment):
         self._shell = await self._machine.open(limits)
         files = pack(folder.recipe.files)
         if len(files) > disk_mb << 20 or await self._unpack(files) == FULL:
-            raise EnvironmentFault(
-                f"the files of {folder.name} do not fit: its disk has {disk_mb} MB",
-                remedy="raise --taskset.disk_mb; files are kept in memory",
-            )
+            why = f"the files of {folder.name} do not fit: its disk has {disk_mb} MB"
+            raise EnvironmentFault(why, remedy="raise --taskset.disk_mb; files are kept in memory")
         await self.shell.record_files()
         return self.task.messages
 
@@ -145,10 +141,8 @@ class HarborEnvironment(ShellEnvironment):
             return megabytes, files
         if os.strerror(errno.ENOSPC) in unpacked.error_text:
             return FULL
-        raise EnvironmentFault(
-            f"the files of {self._folder.name} cannot be put in place: {unpacked.error_text[-300:].strip()}",
-            remedy="look at its Dockerfile and its tests",
-        )
+        why = f"the files of {self._folder.name} cannot be put in place: {unpacked.error_text[-300:].strip()}"
+        raise EnvironmentFault(why, remedy="look at its Dockerfile and its tests")
 
     async def _read_rewards(self, result: Result) -> dict[str, float]:
         """The rewards that the tests wrote, by name."""

@@ -168,10 +168,9 @@ class HarborFolder:
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
-            raise TasksetError(
-                f"{self.path} is no Harbor task: {name} cannot be read ({error.strerror})",
-                remedy="a task has instruction.md, task.toml, environment/ and tests/test.sh",
-            ) from None
+            why = f"{self.path} is no Harbor task: {name} cannot be read ({error.strerror})"
+            remedy = "a task has instruction.md, task.toml, environment/ and tests/test.sh"
+            raise TasksetError(why, remedy=remedy) from None
 
 
 def fill_variables(env: dict[str, Any]) -> dict[str, str]:

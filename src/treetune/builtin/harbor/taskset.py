@@ -44,6 +44,7 @@ from treetune.taskset import Taskset
 REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
 GIT_ADDRESS = re.compile(r"(?P<address>(?:\w+://|\w+@[\w.-]+:|/|\.).*?)(?:@(?P<branch>[^@/:]+))?")
 REGISTRY_SECONDS = 60
+NO_NETWORK = "is there a network? a folder of tasks can always be named with --taskset.folder"
 
 
 class HarborConfig(MachineConfig, frozen=True, kw_only=True):
@@ -193,10 +194,7 @@ def _find_dataset(dataset: str, registry: str) -> RegistryDataset:
             content = Path(registry).expanduser().read_bytes()
         datasets = msgspec.json.decode(content, type=list[RegistryDataset])
     except (OSError, msgspec.MsgspecError) as error:
-        raise TasksetError(
-            f"the registry at {registry} cannot be read: {error}",
-            remedy="is there a network? a folder of tasks can always be named with --taskset.folder",
-        ) from error
+        raise TasksetError(f"the registry at {registry} cannot be read: {error}", remedy=NO_NETWORK) from error
     name, _, version = dataset.partition("@")
     found = [entry for entry in datasets if entry.name == name and version in ("", entry.version)]
     if not found:
@@ -229,7 +227,4 @@ def _clone(address: str, commit: str, folder: Path) -> None:
     except FileNotFoundError:
         raise TasksetError("git is not installed: it downloads datasets", remedy="apt-get install git") from None
     except subprocess.CalledProcessError as error:
-        raise TasksetError(
-            f"git cannot get the dataset: {error.stderr.strip()[-500:]}",
-            remedy="look at the address; is there a network? a folder can always be named with --taskset.folder",
-        ) from error
+        raise TasksetError(f"git cannot get the dataset: {error.stderr.strip()[-500:]}", remedy=NO_NETWORK) from error

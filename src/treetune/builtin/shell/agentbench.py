@@ -49,12 +49,9 @@ def taskset_class(spec: str) -> type[Taskset[Any, Any]]:
         return type("AgentBenchOS", (AgentBenchOS,), {"SPLIT": OS[spec]})
     if spec.rpartition("-")[0] in FAMILIES or ":" in spec or "." in spec:
         return type("AgentBench", (AgentBenchTaskset,), {"SPEC": spec})
-    raise UnknownNameError.of(
-        "task of AgentBench",
-        spec,
-        [*OS, *(f"{family}-dev" for family in FAMILIES)],
-        remedy="or a class, module:Class or file.py:Class, or one of its configs, tasks.yaml",
-    )
+    known = [*OS, *(f"{family}-dev" for family in FAMILIES)]
+    remedy = "or a class, module:Class or file.py:Class, or one of its configs, tasks.yaml"
+    raise UnknownNameError.of("task of AgentBench", spec, known, remedy=remedy)
 
 
 class AgentBenchOSConfig(OSInteractionConfig, frozen=True, kw_only=True):
@@ -142,11 +139,8 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         if family not in FAMILIES:
             return self.SPEC, {}
         if self.config.root is None:
-            raise UsageError(
-                f"{self.SPEC} is a task of AgentBench's own code: it needs a checkout, agentrl-worker and what that "
-                "code asks for",
-                remedy="name the checkout with --taskset.root",
-            )
+            why = f"{self.SPEC} is AgentBench's own code: it needs a checkout, agentrl-worker and what it asks for"
+            raise UsageError(why, remedy="name the checkout with --taskset.root")
         return _read_config(Path(self.config.root).expanduser() / "configs" / "tasks" / f"{family}.yaml", self.SPEC)
 
 
@@ -280,10 +274,8 @@ class TaskServerAdapter:
         try:
             given = self._typings.AgentOutput(messages=messages)
         except ValueError as error:
-            raise UsageError(
-                f"no messages of an assistant: {str(error).splitlines()[0]}",
-                remedy="send text, or a chat message with the role assistant",
-            ) from error
+            why = f"no messages of an assistant: {str(error).splitlines()[0]}"
+            raise UsageError(why, remedy="send text, or a chat message with the role assistant") from error
         self._update(state, await state.session.controller.agent_pull(given))
         return state
 

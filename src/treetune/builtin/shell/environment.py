@@ -84,10 +84,8 @@ class OSInteractionEnvironment(ShellEnvironment):
     async def start(self) -> list[Message]:
         sample, evaluation = self.task.sample, self.task.sample.evaluation
         if sample.refusal is not None:
-            raise EnvironmentFault(
-                f"this sample cannot be served: {sample.refusal}",
-                remedy="set scripts_root, or leave such samples out with --taskset.unsupported skip",
-            )
+            remedy = "set scripts_root, or leave such samples out with --taskset.unsupported skip"
+            raise EnvironmentFault(f"this sample cannot be served: {sample.refusal}", remedy=remedy)
         self._shell = await share_pool(self._limits, self._machine).take()
         checks_state = bool(evaluation.check) and not evaluation.has_reference
         began = (await self.run(["date", "+%s.%N"])).text.strip()
@@ -136,10 +134,8 @@ class OSInteractionEnvironment(ShellEnvironment):
             if isinstance(check, str):
                 problem = problem or problem_with_reference(check, result.text)
         if problem is not None:
-            raise EnvironmentFault(
-                f"the reference answer {problem} ({result.text[-200:]!r} {result.error_text[-200:]!r})",
-                remedy="leave the sample out; `treetune validate` tells which do not work here",
-            )
+            why = f"the reference answer {problem} ({result.text[-200:]!r} {result.error_text[-200:]!r})"
+            raise EnvironmentFault(why, remedy="leave it out; `treetune validate` tells which do not work here")
         return result.text
 
     async def _judge(self, answer: str) -> tuple[bool, str]:

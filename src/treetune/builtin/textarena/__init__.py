@@ -1,10 +1,8 @@
 """One game of textarena, with random numbers of its own, and the moves that win it.
 
-    game = TextArenaGame("TicTacToe-v0", seed=7, players=2)
+    game = TextArenaGame("TicTacToe-v0", seed=7, players=2, params={})
     game.player, game.read(0)    # whose turn it is; what player 0 has not seen yet
     game.act("[4]")              # True when the game is over
-    game.rewards
-    game.find_gold()             # ["[17]"], for games whose state shows what wins
 
 textarena's games draw from the global `random` (two from numpy's). Around every call into a game its own state is put
 in place and the one from before put back, so that neither side sees the other's draws. One game at a time does so.
@@ -40,10 +38,6 @@ WAIT_SECONDS = 120.0
 """How long a game waits for another that is at work; none takes nearly as long, unless it hangs."""
 
 
-class InvalidMove(Exception):
-    """Raised by a copy of a game that is used to try a move."""
-
-
 class TextArenaGame:
     def __init__(self, name: str, *, seed: int, players: int, params: dict[str, Any]) -> None:
         self._name = name
@@ -68,15 +62,13 @@ class TextArenaGame:
     def players(self) -> int:
         return int(self.env.state.num_players)
 
-    @property
-    def rewards(self) -> dict[int, float]:
-        """Empty until the game is over."""
-        return self.env.state.rewards or {}
+    def reward_of(self, player: int) -> float:
+        """0 until the game is over."""
+        return float((self.env.state.rewards or {}).get(player, 0.0))
 
-    def info_of(self, player: int) -> dict[str, Any]:
+    def info_of(self, player: int) -> Any:
         """What textarena tells of a player in the end: `reason`, `invalid_move`, `turn_count`."""
-        info: dict[str, Any] = self.env.state.game_info.get(player, {})
-        return info
+        return self.env.state.game_info.get(player, {})
 
     def read(self, player: int) -> str:
         """What is new to a player, but for its own words."""
@@ -106,12 +98,12 @@ class TextArenaGame:
         trial = copy.copy(self)
         trial._random = copy.copy(self._random)
         trial._env = _copy(self._env)
-        trial.env.state.set_invalid_move = _refuse
+        trial.env.state.set_invalid_move = None  # what a game calls that refuses a move; now it fails
         try:
             trial.act(text)
         except TreetuneError:
             raise
-        except Exception:  # many games trip over what they do not expect
+        except Exception:
             return False
         return True
 
@@ -193,9 +185,8 @@ def _explain(name: str, params: dict[str, Any], error: Exception) -> Exception:
         return error
     for kind, pattern, needed, remedy in MISSING:
         if isinstance(error, kind) and (found := re.search(pattern, str(error))):
-            return TasksetError(
-                f"{name} needs {needed.format(found[1])}", remedy=f"{remedy.format(found[1])}; or use another game"
-            )
+            why = f"{name} needs {needed.format(found[1])}"
+            return TasksetError(why, remedy=f"{remedy.format(found[1])}; or use another game")
     if isinstance(error, TypeError | AssertionError | ValueError) and params:
         return ConfigError([("taskset.params", f"{name} refuses them: {described(error)}")])
     return TasksetError(f"{name} does not start: {described(error)}", remedy="use another game")
@@ -211,10 +202,6 @@ def _copy(env: Any) -> Any:
     # English as a whole is only read, and long to copy.
     dictionary = vars(_unwrap(env)).get("dictionary")
     return copy.deepcopy(env, {id(dictionary): dictionary})
-
-
-def _refuse(*args: Any, **kwargs: Any) -> None:
-    raise InvalidMove
 
 
 def _import_textarena() -> Any:
@@ -250,10 +237,8 @@ class _Random:
         nltk: Any = importlib.import_module("nltk")
         numpy: Any = importlib.import_module("numpy").random
         if not _busy.acquire(timeout=WAIT_SECONDS):
-            raise EnvironmentFault(
-                f"another game of textarena has not come back for {WAIT_SECONDS:.0f} seconds",
-                remedy="a game that hangs blocks the others of its process; leave that game out",
-            )
+            why = f"another game of textarena has not come back for {WAIT_SECONDS:.0f} seconds"
+            raise EnvironmentFault(why, remedy="a game that hangs blocks the others of its process; leave it out")
         download, before = nltk.download, (random.getstate(), numpy.get_state())
         try:
             # Games fetch word lists each time they are made, found or not; what is missing is told instead.

@@ -62,10 +62,8 @@ class TextArenaEnvironment(TurnEnvironment):
         self._opponent.play()
         observed = self._game.read(POLICY)
         if isinstance(self.task.prompt, str) and observed != self.task.prompt:
-            raise EnvironmentFault(
-                f"{self.task.game} does not begin as it did when the task was made",
-                remedy="use the same version of textarena; an opponent must draw only from the rng that it is given",
-            )
+            why = f"{self.task.game} does not begin as it did when the task was made"
+            raise EnvironmentFault(why, remedy="use the same textarena; an opponent must draw from the given rng only")
         return observed
 
     def step(self, action: Action) -> Step:
@@ -77,7 +75,7 @@ class TextArenaEnvironment(TurnEnvironment):
         reason = str(game.info_of(POLICY).get("reason") or "")
         return Step(
             "\n".join(filter(None, [game.read(POLICY), reason])),
-            reward=float(game.rewards.get(POLICY, 0.0)),
+            reward=game.reward_of(POLICY),
             done=True,
             info={**info, "explanation": reason},
         )
@@ -108,10 +106,8 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
         config = self.config
         self._players = count_players(config.game, config.params, config.players)
         if self._players > 1 and not config.opponent:
-            raise TasksetError(
-                f"{config.game} is a game for {self._players} players: the policy is player 0, who are the others?",
-                remedy="pass --taskset.opponent random, a list of moves, or file.py:function",
-            )
+            why = f"{config.game} is a game for {self._players} players: the policy is player 0, who are the others?"
+            raise TasksetError(why, remedy="pass --taskset.opponent random, a list of moves, or file.py:function")
         if self._players == 1 and config.opponent:
             raise ConfigError([("taskset.opponent", f"{config.game} is a game for one player")])
         if isinstance(config.opponent, str) and config.opponent not in ("", "random"):
@@ -179,10 +175,8 @@ class Opponent:
         for player in range(1, self._game.players):
             info = self._game.info_of(player)
             if info.get("invalid_move"):
-                raise EnvironmentFault(
-                    f"player {player}, an opponent, lost by an invalid move: {info.get('reason')}",
-                    remedy="give an opponent that keeps to the rules of the game",
-                )
+                why = f"player {player}, an opponent, lost by an invalid move: {info.get('reason')}"
+                raise EnvironmentFault(why, remedy="give an opponent that keeps to the rules of the game")
 
     def _move(self, seen: list[str]) -> str:
         if isinstance(self._spec, list):
@@ -195,9 +189,7 @@ class Opponent:
         except Exception as error:
             raise EnvironmentFault(f"the opponent {self._spec} failed: {described(error)}") from error
         if not isinstance(answer, str):
-            raise EnvironmentFault(
-                f"the opponent {self._spec} gave a {type(answer).__name__}", remedy="return the move as text"
-            )
+            raise EnvironmentFault(f"{self._spec} gave a {type(answer).__name__}", remedy="return the move as text")
         return answer
 
     def _draw_allowed(self, offers: list[list[str]]) -> str:
@@ -208,10 +200,8 @@ class Opponent:
                 if self._game.allows(move):
                     return move
             tried.update(moves)
-        raise EnvironmentFault(
-            f"the opponent knows no valid move; tried: {', '.join(sorted(tried)) or 'none, for it is offered none'}",
-            remedy="give the game's moves as a list, or a function: --taskset.opponent file.py:name",
-        )
+        why = f"the opponent knows no valid move; tried: {', '.join(sorted(tried)) or 'none, for it is offered none'}"
+        raise EnvironmentFault(why, remedy="name the moves, or a function: --taskset.opponent file.py:name")
 
 
 def load_opponent(spec: str) -> Callable[[str, random.Random], Any]:
