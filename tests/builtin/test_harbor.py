@@ -562,7 +562,7 @@ def test_links_that_lead_out_of_the_task_are_not_followed(tmp_path):
     folder = write_task(tmp_path / "a")
     (folder / "tests" / "key").symlink_to(tmp_path / "secret" / "key")
     (folder / "environment" / "keys").symlink_to(tmp_path / "secret")
-    assert b"private" not in HarborFolder(folder).pack_tests()
+    assert b"private" not in HarborFolder(folder).pack_part("tests")
     write_task(folder, dockerfile="FROM x\nCOPY keys /keys\n")
     assert (
         HarborFolder(folder).refusal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import operator
 import random
 import re
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from treetune.builtin.turns import hash_number
 from treetune.score import VALID, Score, Verdict, invalid
 from treetune.task import Task
 from treetune.taskset import Taskset, TasksetConfig
@@ -28,9 +28,7 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
 
     def task_at(self, index: int) -> Task:
         level = self.config.level
-        # Hashed, not added: seed 7 at index i + 1 must not be seed 8 at index i.
-        key = hashlib.blake2b(f"{self.seed}/{level}/{index}".encode(), digest_size=8).digest()
-        expression, result = _draw_problem(level, random.Random(int.from_bytes(key, "little")))
+        expression, result = _draw_problem(level, random.Random(hash_number(f"{self.seed}/{level}/{index}")))
         return Task(
             prompt=f"What is {expression}? Answer with just the number.",
             reward_spec={"ground_truth": str(result)},
@@ -44,11 +42,7 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
             return Score(0.0, explanation="no number in the answer")
         last = str(int(numbers[-1]))
         right = last == task.ground_truth
-        return Score(
-            float(right),
-            answer=last,
-            explanation="right" if right else f"expected {task.ground_truth}, got {last}",
-        )
+        return Score(float(right), last, "right" if right else f"expected {task.ground_truth}, got {last}")
 
     def gold(self, task: Task) -> str:
         return str(task.ground_truth)

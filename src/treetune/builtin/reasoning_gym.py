@@ -6,13 +6,13 @@ one line of 2**32 such sums, cut into stretches; a seed only chooses where on th
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from treetune.builtin.turns import hash_number
 from treetune.errors import ConfigError, MissingExtraError, UnknownNameError
 from treetune.score import Score
 from treetune.task import Task
@@ -40,14 +40,12 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
     def __init__(self, config: ReasoningGymConfig | None = None) -> None:
         super().__init__(config)
         try:
-            importlib.import_module("reasoning_gym")
+            known = importlib.import_module("reasoning_gym.factory").DATASETS
         except ImportError:
             raise MissingExtraError.of("reasoning-gym", "reasoning-gym") from None
-        known = importlib.import_module("reasoning_gym.factory").DATASETS
         if self.config.dataset not in known:
             raise UnknownNameError.of("reasoning-gym generator", self.config.dataset, known)
-        start = hashlib.blake2b(f"{self.seed}".encode(), digest_size=8).digest()
-        self._start = int.from_bytes(start, "little") % _STRETCHES
+        self._start = hash_number(f"{self.seed}") % _STRETCHES
         try:
             self._load_stretch(0)
         except (AssertionError, TypeError, ValueError) as error:

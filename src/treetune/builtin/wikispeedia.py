@@ -3,16 +3,12 @@
     treetune eval wikispeedia --taskset.graph links.tsv -m scripted:gold -n 10
 
 Source and target of task i follow from (seed, i); how far apart they are is drawn first, so that long ways, which are
-rare in graphs of this kind, come as often as short ones.
-
-A graph file is JSON lines, `{"article": "Cat", "links": ["Dog", ...]}`, or two columns with tabs between, an article
-and one that it links to, as in the Wikispeedia dump of SNAP; or a folder of that dump (`articles.tsv`, `links.tsv`).
+rare in graphs of this kind, come as often as short ones. docs/tasksets.md shows the formats of a graph.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from collections.abc import Iterator
 from functools import lru_cache
@@ -35,8 +31,7 @@ TRIES = 100
 """Sources drawn at random before all are looked at, one after the other."""
 MARKS = "\"'[]()<>*`. "
 """What models like to put around a line or a name."""
-SUFFIXES = (".tsv", ".jsonl")
-FORMATS = "see docs/tasksets.md for the formats"
+FORMATS = "name a .tsv or .jsonl file, or a folder of the Wikispeedia dump, as docs/tasksets.md shows them"
 
 
 class WikispeediaTask(Task, frozen=True, kw_only=True):
@@ -97,8 +92,9 @@ class WikispeediaEnvironment(TurnEnvironment):
                 return "There is no article to go back to.\n\n"
             self._way.pop()
             return ""
-        name = line[5:].lstrip(": ")
-        link = _match_link(name, self._graph.links_of(place))
+        name, links = line[5:].lstrip(": "), self._graph.links_of(place)
+        forgiving = {_simplify(link): link for link in reversed(links)}
+        link = name if name in links else forgiving.get(_simplify(name))
         if link is None:
             return f"{place} has no link to {name[:100]!r}.\n\n"
         self._way.append(link)
@@ -141,11 +137,12 @@ class Wikispeedia(Taskset[WikispeediaTask, WikispeediaConfig]):
 
     def task_at(self, index: int) -> WikispeediaTask:
         config, graph = self.config, LinkGraph.load(self.config.graph)
+        low, high = config.min_distance, config.max_distance
         rng = random.Random(hash_number(f"wikispeedia/{self.seed}/{index}"))
         for source in _draw_sources(graph, rng):
-            levels = list(islice(graph.levels(source), config.max_distance + 1))
-            if len(levels) > config.min_distance:
-                distance = rng.randrange(config.min_distance, len(levels))
+            levels = list(islice(graph.levels(source), high + 1))
+            if len(levels) > low:
+                distance = rng.randrange(low, len(levels))
                 target = rng.choice(sorted(levels[distance]))
                 return WikispeediaTask(
                     prompt=write_prompt(graph, source, target, config.max_turns),
@@ -157,8 +154,7 @@ class Wikispeedia(Taskset[WikispeediaTask, WikispeediaConfig]):
                     distance=distance,
                     graph=graph.digest,
                 )
-        distances = f"{config.min_distance} to {config.max_distance}"
-        why = f"{config.graph} has no two articles that are {distances} clicks apart"
+        why = f"{config.graph} has no two articles that are {low} to {high} clicks apart"
         raise TasksetError(why, remedy="lower min_distance, or use a larger graph")
 
     def validate(self, task: WikispeediaTask) -> Verdict:
@@ -209,15 +205,8 @@ def _read_action(text: str) -> str | None:
     return None
 
 
-def _match_link(name: str, links: list[str]) -> str | None:
-    """The link that a name stands for: marks around it, underscores and capitals are forgiven."""
-    if name in links:
-        return name
-    plain = {_simplify(link): link for link in reversed(links)}
-    return plain.get(_simplify(name))
-
-
 def _simplify(name: str) -> str:
+    """Without marks around it, underscores and capitals."""
     return " ".join(name.replace("_", " ").split()).strip(MARKS).casefold()
 
 
@@ -226,8 +215,6 @@ class GraphError(UsageError):
 
 
 class LinkGraph:
-    """Made by `load`."""
-
     def __init__(self, links: dict[str, set[str]]) -> None:
         self.titles = sorted(links.keys() | {target for targets in links.values() for target in targets})
         self._links = {title: links.get(title, set()) - {title} for title in self.titles}
@@ -239,11 +226,12 @@ class LinkGraph:
     @classmethod
     def load(cls, path: str | Path) -> LinkGraph:
         """The graph of a file, read once as long as the file does not change."""
-        files = _find_files(Path(path).expanduser())
-        return _read_graph(tuple((file, (info := os.stat(file)).st_size, info.st_mtime_ns) for file in files))
-
-    def __contains__(self, title: str) -> bool:
-        return title in self._links
+        path = Path(path).expanduser()
+        files = [path / "articles.tsv", path / "links.tsv"] if path.is_dir() else [path]
+        if not files[-1].is_file() or files[-1].suffix not in (".tsv", ".jsonl"):
+            raise GraphError(f"{files[-1].absolute()} is no graph file", remedy=FORMATS)
+        there = [(file, file.stat()) for file in files if file.is_file()]
+        return _read_graph(tuple((file, info.st_size, info.st_mtime_ns) for file, info in there))
 
     def links_of(self, title: str) -> list[str]:
         return sorted(self._links[title])
@@ -280,7 +268,7 @@ def _read_graph(files: tuple[tuple[Path, int, int], ...]) -> LinkGraph:
         try:
             lines = file.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise GraphError(f"{file} cannot be read: {error}", remedy="it must be a text file in UTF-8") from None
+            raise GraphError(f"{file} cannot be read: {error}", remedy=FORMATS) from None
         for number, line in enumerate(lines, start=1):
             if line.strip() and not line.startswith("#"):
                 try:
@@ -291,19 +279,6 @@ def _read_graph(files: tuple[tuple[Path, int, int], ...]) -> LinkGraph:
     if not any(links.values()):
         raise GraphError(f"{files[0][0]} has no links", remedy=FORMATS)
     return LinkGraph(links)
-
-
-def _find_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = [file for file in (path / "articles.tsv", path / "links.tsv") if file.is_file()]
-        if path / "links.tsv" not in files:
-            raise GraphError(f"{path} has no links.tsv", remedy="name a folder of the Wikispeedia dump, or a file")
-        return files
-    if not path.is_file():
-        raise GraphError(f"no such file: {path}", remedy=f"paths are taken from {Path.cwd()}")
-    if path.suffix not in SUFFIXES:
-        raise GraphError(f"{path} is no graph file", remedy=f"its name must end in {' or '.join(SUFFIXES)}")
-    return [path]
 
 
 class _Article(msgspec.Struct):

@@ -14,7 +14,6 @@ import math
 import os
 import re
 import shlex
-from typing import Any
 
 import msgspec
 
@@ -118,7 +117,7 @@ class HarborEnvironment(ShellEnvironment):
             why = f"programs that the tests rely on were changed: {', '.join(tampered[:3])}"
             return self._end(0.0, why, said, truncated)
         await self.run(["sh", "-c", CLEAR])
-        megabytes, files = await self._unpack(self._folder.pack_tests())
+        megabytes, files = await self._unpack(self._folder.pack_part("tests"))
         if megabytes < LEAST_MB or files < LEAST_FILES:
             return self._end(0.0, "its files leave no room for the tests", said, truncated)
         verifier = self._folder.toml.verifier
@@ -203,34 +202,27 @@ def show(result: Result, seconds: float) -> str:
 
 def parse_rewards(path: str, content: bytes) -> dict[str, float]:
     try:
-        if path.endswith(".txt"):
-            named: Any = {"reward": float(content)}
-        else:
-            written = msgspec.json.decode(content)
-            named = written if isinstance(written, dict) else {"reward": written}
+        text = path.endswith(".txt")
+        written = float(content) if text else msgspec.json.decode(content, type=dict[str, float] | float)
     except ValueError:
-        named = {}
-    numbers = {name: number for name, number in named.items() if type(number) in (int, float)}
-    if not named or len(numbers) < len(named) or not all(map(math.isfinite, numbers.values())):
+        written = math.nan
+    rewards = written if isinstance(written, dict) else {"reward": written}
+    if not rewards or not all(map(math.isfinite, rewards.values())):
         raise EnvironmentFault(f"{path} holds no reward: {content[:200]!r}", remedy="let tests/test.sh write a number")
-    return {name: float(number) for name, number in numbers.items()}
+    return rewards
 
 
 def _write_gold(folder: HarborFolder) -> list[str] | None:
-    files = folder.read_solution()
-    script = files.get("/solution/solve.sh")
-    if script is None or folder.refusal is not None:
+    files = dict(folder.walk("solution"))
+    if "/solution/solve.sh" not in files or folder.refusal is not None:
         return None
     env = fill_variables(folder.toml.solution.env)
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    text = script.decode(errors="replace").strip()
+    script = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+    text = files["/solution/solve.sh"].read_text(errors="replace").strip()
     if len(files) == 1 and re.match(r"#!.*\bba?sh\b|(?!#!)", text):
-        lines.append(text)
+        script += text
     else:
-        for path, content in files.items():
-            lines += [f"mkdir -p {shlex.quote(path.rpartition('/')[0])}", f"base64 -d > {shlex.quote(path)} <<'END'"]
-            lines += [base64.encodebytes(content).decode().rstrip("\n"), "END"]
-        lines.append("chmod +x /solution/solve.sh && /solution/solve.sh")
-    script_text = "\n".join(lines)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", script_text)), default=0))
-    return [f"{fence}bash\n{script_text}\n{fence}\nDONE"]
+        packed = base64.encodebytes(folder.pack_part("solution")).decode()
+        script += f"base64 -d <<'END' | tar -xC /\n{packed}END\n/solution/solve.sh"
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", script)), default=0))
+    return [f"{fence}bash\n{script}\n{fence}\nDONE"]

@@ -103,16 +103,9 @@ class HarborFolder:
     def workdir(self) -> str:
         return self.toml.environment.workdir or self.recipe.workdir
 
-    def pack_tests(self) -> bytes:
-        """As a tar; scripts are among them."""
-        return pack((file.resolve(), place, 0o755) for place, file in self._walk("tests"))
-
-    @property
-    def has_tests(self) -> bool:
-        return "/tests/test.sh" in dict(self._walk("tests"))
-
-    def read_solution(self) -> dict[str, bytes]:
-        return {place: file.read_bytes() for place, file in self._walk("solution")}
+    def pack_part(self, name: str) -> bytes:
+        """`tests` or `solution` as a tar; scripts are among them."""
+        return pack((file.resolve(), place, 0o755) for place, file in self.walk(name))
 
     @cached_property
     def refusal(self) -> str | None:
@@ -148,11 +141,11 @@ class HarborFolder:
         files = [
             (place, file.read_bytes() if file.stat().st_size <= whole_bytes else file.stat().st_size)
             for part in ("environment", "tests")
-            for place, file in self._walk(part)
+            for place, file in self.walk(part)
         ]
         return digest([self._read("task.toml"), self._read("instruction.md"), files])
 
-    def _walk(self, name: str) -> Iterator[tuple[str, Path]]:
+    def walk(self, name: str) -> Iterator[tuple[str, Path]]:
         """The files of one of its folders, by their paths inside. A link that leads out of the task is none of it."""
         top = self.path / name
         for folder, folders, names in os.walk(top) if self._has(top) else ():

@@ -108,9 +108,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
             ability="shell",
             extra_info={
                 "folder": str(folder.path),
-                "max_turns": config.max_turns,
-                "command_seconds": config.command_seconds,
-                "disk_mb": config.disk_mb,
+                **{key: getattr(config, key) for key in ("max_turns", "command_seconds", "disk_mb")},
                 **config.machine().describe(),
                 **({"refused": folder.refusal} if folder.refusal else {}),
             },
@@ -122,7 +120,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
         folder = folder_of(task)
         if folder.refusal is not None:
             return invalid(folder.refusal_text)
-        return VALID if folder.has_tests else invalid("there is no tests/test.sh")
+        return VALID if "/tests/test.sh" in dict(folder.walk("tests")) else invalid("there is no tests/test.sh")
 
     def source(self) -> str:
         return digest([(path.name, self._open(path).digest(whole_bytes=0)) for path in self._folders])

@@ -4,9 +4,8 @@
     treetune serve agentbench:tasks.yaml --taskset.task os-dev --taskset.root AgentBench
     treetune eval agentbench:os-std --taskset.root AgentBench -m MODEL
 
-`os-dev` and `os-std` need only the data of an AgentBench checkout: they run as `os-interaction`. The others need what
-their own code needs, and say so. A task of `agentrl.worker` calls for actions; `TaskServerAdapter` gives it them one by
-one, without its worker, redis and Docker.
+`os-dev` and `os-std` run as `os-interaction` on the data of an AgentBench checkout. The others are tasks of
+`agentrl.worker`, which call for actions: `TaskServerAdapter` gives them one by one, without worker, redis and Docker.
 """
 
 from __future__ import annotations
@@ -73,15 +72,10 @@ class AgentBenchOS(OSInteraction):
             problem = "is required: the folder of an AgentBench checkout (or taskset.data: its samples alone)"
             raise ConfigError([("taskset.root", problem)])
         folder = Path(config.root).expanduser() / "data" / "os_interaction"
-        scripts = folder / "scripts"
-        super().__init__(
-            msgspec.structs.replace(
-                config,
-                split=self.SPLIT,
-                data=config.data or str(folder / "data"),
-                scripts_root=config.scripts_root or (str(scripts) if config.root and scripts.is_dir() else None),
-            )
-        )
+        data, scripts = config.data or str(folder / "data"), config.scripts_root
+        if scripts is None and config.root and (folder / "scripts").is_dir():
+            scripts = str(folder / "scripts")
+        super().__init__(msgspec.structs.replace(config, split=self.SPLIT, data=data, scripts_root=scripts))
 
 
 class AgentBenchConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -228,12 +222,9 @@ class EpisodeState:
     @property
     def reward(self) -> float:
         """The last reward that the task gave; where it gave none, what its result says."""
-        if self.rewards:
-            return self.rewards[-1]
-        found: Any = self.result
-        if isinstance(found, dict):
-            found = next((found[key] for key in RESULT_KEYS if isinstance(found.get(key), int | float)), None)
-        return float(found) if isinstance(found, int | float) else 0.0
+        named = self.result if isinstance(self.result, dict) else {"result": self.result}
+        found = [*self.rewards[-1:], *(named.get(key) for key in RESULT_KEYS)]
+        return next((float(value) for value in found if isinstance(value, int | float)), 0.0)
 
 
 class TaskServerAdapter:

@@ -34,24 +34,18 @@ NO_BYTECODE = {"PYTHONPYCACHEPREFIX": "/dev/null"}
 CHANGED_SYSTEM = "find /usr -xdev ! -type d -newerct @{} -print0"
 ACT = re.compile(r"^[ \t*_#]*Act(?:ion)?\s*:[ \t*_]*(.+)$", re.I | re.M)
 ANSWER = re.compile(r"answer\s*\((.*)\)\W*", re.I | re.S)
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {
-                "type": "object",
-                "properties": {argument: {"type": "string"}} if argument else {},
-                "required": [argument] if argument else [],
-            },
-        },
-    }
-    for name, description, argument in (
-        ("bash_action", "Run a script in the shell and see what it prints.", "script"),
-        ("answer_action", "Give the answer to the question; the task ends.", "answer"),
-        ("finish_action", "Say that the task is done, where it asks for no answer.", ""),
-    )
+
+
+def _describe(name: str, description: str, *arguments: str) -> dict[str, Any]:
+    properties = {argument: {"type": "string"} for argument in arguments}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = [
+    _describe("bash_action", "Run a script in the shell and see what it prints.", "script"),
+    _describe("answer_action", "Give the answer to the question; the task ends.", "answer"),
+    _describe("finish_action", "Say that the task is done, where it asks for no answer."),
 ]
 """The same actions as functions, for policies that call them."""
 

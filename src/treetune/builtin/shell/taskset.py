@@ -80,18 +80,12 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
     def task_at(self, index: int) -> OSTask:
         name, sample = self._samples[index]
         config = self.config
+        limits = {key: getattr(config, key) for key in ("max_turns", "command_seconds", "output_chars", "memory_mb")}
         return OSTask(
             prompt=write_prompt(sample, config.max_turns, config.command_seconds),
             env_class="os-interaction",
             ability="shell",
-            extra_info={
-                "name": name,
-                "max_turns": config.max_turns,
-                "command_seconds": config.command_seconds,
-                "output_chars": config.output_chars,
-                "memory_mb": config.memory_mb,
-                **config.machine(sample.image or config.image).describe(),
-            },
+            extra_info={"name": name, **limits, **config.machine(sample.image or config.image).describe()},
             sample=sample,
         )
 
@@ -134,12 +128,9 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                 yield f"{name}:{number}", read_sample(row, scripts, containers=self.config.has_images)
 
     def _find_files(self, data: Path) -> list[Path]:
-        if data.is_file():
-            return [data]
-        if self.config.split == "dev":
-            return [data / "dev.json"]
-        files = [path for path in data.glob("*/*.json") if path.is_file()]
-        return sorted(files, key=lambda path: (len(path.parent.name), path))
+        if data.is_file() or self.config.split == "dev":
+            return [data if data.is_file() else data / "dev.json"]
+        return sorted(data.glob("*/*.json"), key=lambda path: (len(path.parent.name), path))
 
     def _is_wanted(self, sample: Sample) -> bool:
         if sample.refusal is None or self.config.unsupported == "refuse":
