@@ -28,18 +28,8 @@ _BY_MEANING = ("math_verify", "math-verify")
 """The `reward_spec.method` that asks for more than equal text."""
 
 # The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
-_REPLACEMENTS = {
-    "an ": "",
-    "a ": "",
-    ".$": "$",
-    r"\$": "",
-    "\\ ": "",
-    " ": "",
-    "mbox": "text",
-    r",\text{and}": ",",
-    r"\text{and}": ",",
-    r"\text{m}": r"\text{}",
-}
+_REPLACEMENTS = {"an ": "", "a ": "", ".$": "$", r"\$": "", "\\ ": "", " ": "", "mbox": "text"}
+_REPLACEMENTS |= {r",\text{and}": ",", r"\text{and}": ",", r"\text{m}": r"\text{}"}
 _WITHOUT_MEANING = (
     *"square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents".split(),
     *"degrees cm gm pounds meters meals edges students childrentickets multiples".split(),
@@ -71,8 +61,8 @@ class AimeEnvironment(TurnEnvironment):
 
     @classmethod
     def gold(cls, task: Task) -> str | None:
-        problem = cls.CONTRACT.problem(task.ground_truth)
-        return None if problem else f"Answer: {spell_truth(task.ground_truth)[-1]}"
+        truth = task.ground_truth
+        return None if cls.CONTRACT.problem(truth) else f"Answer: {spell_truth(truth)[-1]}"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

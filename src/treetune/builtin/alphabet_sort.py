@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Annotated
 
-import msgspec
-
-from treetune.environment import Action, Environment, Step
+from treetune.builtin.turns import Positive, TurnEnvironment
+from treetune.environment import Action, Step
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import Task
 from treetune.taskset import Taskset, TasksetConfig
@@ -18,7 +16,6 @@ Ada Alan Amara Anouk Bela Bruno Carla Chidi Dara Diego Edda Emre Farah Felix Gre
 Ines Ivo Jana Jomo Kaya Kofi Lena Luca Maja Musa Nadia Nils Olga Omar Paula Pia Quinn Rafi Rosa Sami
 Selma Tariq Tove Uma Ulf Vera Viktor Wanda Wim Xenia Yara Yusuf Zoe Zoran
 """.split()
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class AlphabetSortTask(Task, frozen=True, kw_only=True):
@@ -56,7 +53,7 @@ class AlphabetSort(Taskset[AlphabetSortTask, AlphabetSortConfig]):
         return VALID if len(set(names)) == len(names) else invalid("a name appears twice: two orders would be right")
 
 
-class AlphabetSortEnvironment(Environment):
+class AlphabetSortEnvironment(TurnEnvironment):
     MULTI_TURN = True
 
     task: AlphabetSortTask
@@ -66,31 +63,22 @@ class AlphabetSortEnvironment(Environment):
         rounds = getattr(task, "rounds", None) or []
         return ["\n".join(sort_names(rounds, turn)) for turn in range(len(rounds))] or None
 
-    def __init__(self, task: AlphabetSortTask) -> None:
-        super().__init__(task)
-        self._turn = 0
-
     async def start(self) -> str:
         names = "\n".join(self.task.rounds[0])
         return f"Sort these names alphabetically. Answer with the sorted list only, one name per line.\n\n{names}"
 
     async def step(self, action: Action) -> Step:
         rounds = self.task.rounds
-        expected = sort_names(rounds, self._turn)
+        expected = sort_names(rounds, self.turns)
         given = [line.strip() for line in action.text.splitlines() if line.strip()]
         right = given == expected
-        self._turn += 1
-        done = self._turn == len(rounds)
-        return Step(
-            "" if done else "Add these names to the list and sort it again:\n\n" + "\n".join(rounds[self._turn]),
-            reward=right / len(rounds),
-            done=done,
-            info={
-                "answer": ", ".join(given),
-                "explanation": "in order" if right else f"expected {', '.join(expected)}",
-                "metrics": {f"turn_{self._turn}_right": float(right)},
-            },
-        )
+        self.next_turn()
+        done = self.turns == len(rounds)
+        said = "" if done else "Add these names to the list and sort it again:\n\n" + "\n".join(rounds[self.turns])
+        explanation = "in order" if right else f"expected {', '.join(expected)}"
+        metrics = {f"turn_{self.turns}_right": float(right)}
+        info = {"answer": ", ".join(given), "explanation": explanation, "metrics": metrics}
+        return Step(said, right / len(rounds), done, info)
 
 
 def sort_names(rounds: list[list[str]], turn: int) -> list[str]:

@@ -41,9 +41,8 @@ class Gsm8kEnvironment(TurnEnvironment):
 
     @classmethod
     def gold(cls, task: Task) -> str | None:
-        """The line that answers a ground truth, unless there is none."""
-        problem = cls.CONTRACT.problem(task.ground_truth)
-        return None if problem else f"#### {spell_truth(task.ground_truth)[-1]}"
+        truth = task.ground_truth
+        return None if cls.CONTRACT.problem(truth) else f"#### {spell_truth(truth)[-1]}"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

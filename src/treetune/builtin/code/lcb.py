@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -44,7 +44,7 @@ _ENDED = {
     Ended.OUTPUT: "far too much output",
 }
 _BLOCK = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
-_DEFINITION = re.compile(r"^([ \t]*)def \w+", re.MULTILINE)
+_NOTHING = object()
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -224,10 +224,15 @@ def _same_line(given: str, expected: str) -> bool:
 
 
 def same_value(given: str, expected: Any) -> bool:
+    return bool(_parse_json(given) == expected)
+
+
+def _parse_json(text: Any) -> Any:
+    """What the text says, or `_NOTHING`."""
     try:
-        return bool(json.loads(given) == expected)
-    except (ValueError, RecursionError):
-        return False
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return _NOTHING
 
 
 def memorise(problem: CodingProblem) -> str:
@@ -248,9 +253,7 @@ def find_code(text: str) -> str | None:
     return blocks[-1].strip() if blocks else None
 
 
-class Stub(msgspec.Struct, frozen=True):
-    """A function that the prompt asks to be written."""
-
+class Stub(NamedTuple):
     name: str
     parameters: int
 
@@ -263,18 +266,14 @@ def find_stub(messages: Sequence[Message]) -> Stub | None:
 
 
 def _parse_stub(code: str) -> Stub | None:
-    lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    definitions = _DEFINITION.findall(code)
-    if len(definitions) != 1:
+    lines = [line.rstrip() for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if lines and lines[-1].endswith(":"):  # a comment alone is no body
+        lines.append(lines[-1][: -len(lines[-1].lstrip())] + "    pass")
+    try:
+        tree = ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError):
         return None
-    tree = None
-    for body in ((), (f"{definitions[0]}    pass",)):  # a comment alone is no body
-        try:
-            tree = ast.parse("\n".join([*lines, *body]))
-            break
-        except (SyntaxError, ValueError):
-            continue
-    found = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)] if tree else []
+    found = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     method = len(found) == 1 and isinstance(found[0], ast.ClassDef) and found[0].name == "Solution"
     if method:
         found = list(found[0].body)  # type: ignore[attr-defined]
@@ -291,11 +290,8 @@ def _is_empty(statement: ast.stmt) -> bool:
 
 
 def _decode_cases(truth: Any) -> list[dict[str, Any]]:
-    if isinstance(truth, str):
-        try:
-            truth = json.loads(truth)
-        except (ValueError, RecursionError):
-            raise ValueError("is text, but no JSON of test cases") from None
+    if isinstance(truth, str) and (truth := _parse_json(truth)) is _NOTHING:
+        raise ValueError("is text, but no JSON of test cases")
     if not isinstance(truth, list) or not truth:
         raise ValueError("holds no test cases")
     for number, case in enumerate(truth, 1):
@@ -326,10 +322,8 @@ def _read_call(case: dict[str, Any], parameters: int | None) -> tuple[list[Any],
 
 def _read_value(text: str) -> Any:
     """What a text stands for: JSON, else a Python literal, else itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
+    if (value := _parse_json(text)) is not _NOTHING:
+        return value
     try:
         return json.loads(json.dumps(ast.literal_eval(text.strip())))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -341,19 +335,12 @@ def _store_case(problem: CodingProblem, case: Case, raw: dict[str, Any]) -> dict
     if problem.function is None:
         return {**raw, "input": case.stdin, "output": case.stdout}
     given, expected = raw["input"], raw["output"]
-    keeps = isinstance(given, str) and all(map(_is_json, given.split("\n")))
+    if not isinstance(given, str) or any(_parse_json(line) is _NOTHING for line in given.split("\n")):
+        given = "\n".join(map(json.dumps, case.arguments))
     return {
         **raw,
-        "input": given if keeps else "\n".join(map(json.dumps, case.arguments)),
-        "output": expected if _is_json(expected) else json.dumps(case.returns),
+        "input": given,
+        "output": json.dumps(case.returns) if _parse_json(expected) is _NOTHING else expected,
         "testtype": "functional",
         "metadata": {**(raw.get("metadata") or {}), "func_name": problem.function},
     }
-
-
-def _is_json(text: Any) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return False
-    return True
