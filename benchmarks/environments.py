@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.measure import cost, show
 from treetune import Action, Environment, Task, make
 from treetune.builtin.gsm8k import Gsm8kEnvironment
-from treetune.builtin.searcher import Index
+from treetune.builtin.search import Index
 
 EPISODES = 50_000
 ANSWER = "Half of 48 is 24, so together they are 48 + 24 = 72.\n#### 72"

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
 from treetune.builtin import math_verifier
 from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortEnvironment
-from treetune.builtin.searcher import Index, load_index
+from treetune.builtin.search import Index, load_index
 from treetune.builtin.turns import find_tagged
 from treetune.environment import Contract, contract_of
 from treetune.errors import EnvironmentFault, MissingExtraError
@@ -480,7 +480,7 @@ class TestRetriever:
         assert (last.reward, last.info["metrics"]["search_failures"]) == (1.0, 1)
 
     def test_a_server_that_is_not_there_or_never_answers_costs_little_time(self, monkeypatch):
-        monkeypatch.setattr("treetune.builtin.searcher.TIMEOUT", 0.2)
+        monkeypatch.setattr("treetune.builtin.search.TIMEOUT", 0.2)
 
         async def handler(request: web.Request) -> web.Response:
             await asyncio.sleep(3)

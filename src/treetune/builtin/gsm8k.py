@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from treetune.builtin.turns import TurnEnvironment, spell_truth
 from treetune.environment import Action, Contract, Kind, Observation, Step, Stored
 from treetune.task import Task
 
 FORMAT_REWARD = 0.2
 """What all turns of several together earn for the format alone."""
-
-NUMBER_PATTERN = r"-?[0-9.]+"
-"""What a ground truth must look like for any answer to match it."""
 
 _NOTHING = Observation()
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
@@ -36,7 +35,7 @@ class Gsm8kEnvironment(TurnEnvironment):
         about="Grade-school math in one answer that ends in `#### number`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,
-        pattern=NUMBER_PATTERN,
+        pattern=r"-?[0-9.]+",
     )
 
     @classmethod
@@ -66,11 +65,9 @@ class Gsm8kMultiTurnEnvironment(Gsm8kEnvironment):
     """A turn earns 1 for the right number, which ends the episode, 0.2 / max_turns for a wrong one in the right format,
     and 0 without `#### number`."""
 
-    CONTRACT = Contract(
+    CONTRACT = msgspec.structs.replace(
+        Gsm8kEnvironment.CONTRACT,
         about="Grade-school math in several attempts, each ending in `#### number`",
-        takes=(Kind.TEXT, Kind.NUMBER),
-        stored=Stored.TEXT,
-        pattern=NUMBER_PATTERN,
         needs={"extra_info": "may be empty, but not absent"},
         rewards="each turn: 1 right, 0.2 / max_turns well-formed, 0 otherwise",
         max_turns=5,

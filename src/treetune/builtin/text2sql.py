@@ -31,11 +31,7 @@ from treetune.task import Task
 Row = tuple[Any, ...]
 
 FOLDER_VARIABLE = "TREETUNE_TEXT2SQL_DB"
-LAYOUTS = {
-    "spider": "spider/database",
-    "bird": "bird/train/train_databases",
-    "synsql": "SynSQL-2.5M/databases",
-}
+LAYOUTS = {"spider": "spider/database", "bird": "bird/train/train_databases", "synsql": "SynSQL-2.5M/databases"}
 """Where the databases of each collection lie below the folder."""
 
 TRY_SECONDS, JUDGE_SECONDS = 5.0, 30.0
@@ -187,15 +183,8 @@ def format_table(rows: sqlite3.Cursor) -> str:
 
 
 def _format_row(row: Row) -> str:
-    return " | ".join(_format_value(value) for value in row)
-
-
-def _format_value(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return f"X'{value[: SHOWN_VALUE // 2].hex()}'"
-    return str(value)[:SHOWN_VALUE]
+    texts = ("NULL" if value is None else f"X'{value.hex()}'" if isinstance(value, bytes) else value for value in row)
+    return " | ".join(str(text)[:SHOWN_VALUE] for text in texts)
 
 
 class SqlError(Exception):

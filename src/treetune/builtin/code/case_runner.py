@@ -62,8 +62,7 @@ def main() -> None:
         if child == 0:
             case.run(names)
         ended, content = case.wait(child)
-        kind = "value" if case.calls else "text"
-        report = {"ended": ended, "kind": kind, "content": content.decode(errors="replace")}
+        report = {"ended": ended, "content": content.decode(errors="replace")}
         write(sink, json.dumps(report, ensure_ascii=False).encode() + b"\n")
         if ended != "done":
             return
@@ -91,10 +90,7 @@ class CaseProcess:
         self.input, self.output, self.error = (tempfile.TemporaryFile(buffering=0) for _ in range(3))  # noqa: SIM115
         write(self.input.fileno(), case["stdin"].encode("utf-8", "surrogatepass"))
         self.input.seek(0)
-        function = answer["function"]
-        defined = function is not None and re.search(rf"\bdef\s+{function}\b", answer["code"])
-        self.calls = bool(defined) or not answer["program"]
-        """Whether a function is called: where it must be, and where the answer defines it."""
+        self.calls = answer["function"] is not None
 
     def wait(self, child: int) -> tuple[str, bytes]:
         """How it ended, by itself or by its time, and what to say about it."""

@@ -62,6 +62,11 @@ class CodingProblem(msgspec.Struct, frozen=True):
     program: bool = True
     """Whether a program that reads standard input may solve it."""
 
+    def choose_function(self, code: str) -> str | None:
+        """What is called: the function where it must be one, or where the answer defines it."""
+        defined = self.function is not None and re.search(rf"\bdef\s+{self.function}\b", code)
+        return self.function if defined or not self.program else None
+
     @classmethod
     def of(cls, truth: Any, messages: Sequence[Message] = ()) -> CodingProblem:
         """From a list of cases or JSON of one; ValueError says what is wrong with it."""
@@ -131,19 +136,18 @@ class LcbEnvironment(TurnEnvironment):
         code = find_code(action.text)
         if code is None:
             return Step(done=True, info={"explanation": "no code block", "success": False})
-        request = await call(make_request, self._problem, code)
+        function, total = self._problem.choose_function(code), len(self._problem.cases)
+        request = await call(make_request, self._problem, code, function)
         result = await run_python({MAIN: CASE_RUNNER}, stdin=request, limits=limits_of(self._problem))
-        passed, explanation = await call(judge, self._problem, result)
-        total = len(self._problem.cases)
+        passed, explanation = await call(judge, self._problem, result, function is not None)
         return self.end(float(passed == total), explanation, answer=code, metrics={"cases": total, "passed": passed})
 
 
-def make_request(problem: CodingProblem, code: str) -> bytes:
+def make_request(problem: CodingProblem, code: str, function: str | None) -> bytes:
     """What the case runner reads, an answer and its cases: never an expected output."""
-    answer = {"code": code, "function": problem.function, "program": problem.program}
-    limits = {"cpu_seconds": CPU_SECONDS, "seconds": CLOCK_SECONDS}
+    answer = {"code": code, "function": function, "cpu_seconds": CPU_SECONDS, "seconds": CLOCK_SECONDS}
     cases = [{"stdin": case.stdin, "arguments": case.arguments} for case in problem.cases]
-    return "".join(json.dumps(line) + "\n" for line in [{**answer, **limits}, *cases]).encode()
+    return "".join(json.dumps(line) + "\n" for line in [answer, *cases]).encode()
 
 
 def limits_of(problem: CodingProblem) -> SandboxLimits:
@@ -161,7 +165,6 @@ class Report(msgspec.Struct, frozen=True):
     """What the case runner says of a case; as untrusted as the answer itself."""
 
     ended: Literal["done", "error", "timeout"]
-    kind: Literal["text", "value"]
     content: str
     """What was printed or, in JSON, returned; or the error."""
 
@@ -175,32 +178,30 @@ def read_reports(output: bytes) -> Iterator[Report]:
             return
 
 
-def judge(problem: CodingProblem, result: Result) -> tuple[int, str]:
+def judge(problem: CodingProblem, result: Result, called: bool) -> tuple[int, str]:
     """How many cases are right before the first that is not, and why it is not."""
     total = len(problem.cases)
     reports = read_reports(result.stdout)
     for number, case in enumerate(problem.cases, 1):
         report = next(reports, None)
-        fault = _find_fault(problem, case, report)
+        fault = _find_fault(case, report, called)
         if fault is not None:
             limit = _ENDED.get(result.ended) if report is None or report.ended != "done" else None
             return number - 1, f"case {number} of {total}: {limit or fault}"
     return total, "right"
 
 
-def _find_fault(problem: CodingProblem, case: Case, report: Report | None) -> str | None:
+def _find_fault(case: Case, report: Report | None, called: bool) -> str | None:
     """Why a case is not right; None if it is."""
-    if report is None or not (problem.program if report.kind == "text" else problem.function):
+    if report is None:
         return "it broke off"
     if report.ended == "timeout":
         return _ENDED[Ended.TIMEOUT]
     said = report.content.strip()
     if report.ended == "error":
         return _shorten(said.rpartition("\n")[2] or "it failed")
-    if report.kind == "text":
-        right, expected = same_lines(said, case.stdout), case.stdout
-    else:
-        right, expected = same_value(said, case.returns), json.dumps(case.returns)
+    expected = json.dumps(case.returns) if called else case.stdout
+    right = same_value(said, case.returns) if called else same_lines(said, expected)
     return None if right else f"{_shorten(said) or 'nothing'} instead of {_shorten(expected.strip())}"
 
 

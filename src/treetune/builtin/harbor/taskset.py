@@ -110,7 +110,6 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
                 "folder": str(folder.path),
                 **{key: getattr(config, key) for key in ("max_turns", "command_seconds", "disk_mb")},
                 **config.machine().describe(),
-                **({"refused": folder.refusal} if folder.refusal else {}),
             },
             name=folder.name,
             digest=folder.digest(),

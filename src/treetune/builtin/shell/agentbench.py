@@ -110,17 +110,13 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         cls: Any = load_object(spec if ":" in spec else ":".join(spec.rsplit(".", 1)))
         return TaskServerAdapter(cls(**{**parameters, **self.config.parameters}))
 
-    @cached_property
-    def _indices(self) -> list[int | str]:
-        return self.adapter.indices
-
     def count(self) -> int:
-        return len(self._indices)
+        return len(self.adapter.indices)
 
     def task_at(self, index: int) -> AgentBenchTask:
         task = self.adapter.task
         extra = {"tools": task.tools} if task.tools else {}
-        return AgentBenchTask(index=self._indices[index], data_source=task.name, extra_info=extra)
+        return AgentBenchTask(index=self.adapter.indices[index], data_source=task.name, extra_info=extra)
 
     def environment(self, task: AgentBenchTask) -> Environment:
         return AgentBenchEnvironment(task, self.adapter)
@@ -238,7 +234,7 @@ class TaskServerAdapter:
         self.live = 0
         """Episodes whose code has not ended yet."""
 
-    @property
+    @cached_property
     def indices(self) -> list[int | str]:
         """Without -1, which stands for samples that a client brings."""
         return [index for index in self.task.get_indices() if index != -1]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from treetune.builtin.searcher import URL_VARIABLE
+from treetune.builtin.search import URL_VARIABLE
 from treetune.builtin.text2sql import FOLDER_VARIABLE
 from treetune.environment import Action, Environment, Step
 from treetune.errors import MissingExtraError, PluginError, TreetuneError, UnknownNameError
