@@ -19,15 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast,
 
 import msgspec
 
-from treetune.errors import ConfigError, did_you_mean
+from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
 
 if TYPE_CHECKING:
     from treetune.taskset import Taskset
 
 T = TypeVar("T")
-Faults = list[tuple[str, str]]
-"""Each with the path of its key."""
-
 FileName = Annotated[str, "the name of a file"]
 """The type of a key that names a file or folder: looked for beside the YAML file first, and known by what it holds."""
 CodeName = Annotated[str, "the name of code"]
@@ -112,63 +109,50 @@ def _escaped(value: Any) -> Any:
 def convert(
     data: Any, struct: type[T], *, path: str = "", raw: Mapping[str, str] | None = None, source: str = "config"
 ) -> T:
-    """`data` as the typed config `struct`; raises one `ConfigError` with every fault in it."""
-    faults: Faults = []
-    result = collect(data, struct, path, raw or {}, faults)
-    if faults:
-        raise ConfigError(faults, source=source)
-    return cast(T, result)
-
-
-def collect(data: Any, struct: type, path: str, raw: Mapping[str, str], faults: Faults) -> Any:
-    """Like `convert`, but adds to `faults`, and gives None where there were any. `raw` holds the text of overrides by
-    path, so that `--model.name 7` can still be the string "7"."""
+    """`data` as the typed config `struct`; raises one `ConfigError` with every fault in it. `raw` holds the text of
+    overrides by path, so that `--model.name 7` can still be the string "7"."""
     data = {} if data is None else data
     if not isinstance(data, Mapping):
-        faults.append((path, f"expected keys and values, got {data!r:.60}"))
-        return None
+        raise ConfigError([(path, f"expected keys and values, got {data!r:.60}")], source=source)
     hints = get_type_hints(struct, include_extras=True)
     known = {field.name: field for field in msgspec.structs.fields(cast(Any, struct))}
     values: dict[str, Any] = {}
-    before = len(faults)
+    faults: Faults = []
     inside = f"{path}." if path else ""
     for key, value in data.items():
         here = f"{inside}{key}"
         if key not in known:
             hint = did_you_mean(str(key), known) or f"; known: {', '.join(known)}"
             faults.append((here, f"unknown key{hint}"))
-            continue
-        nested = _struct_in(hints[key])
-        if nested is not None and isinstance(value, Mapping):
-            values[key] = collect(value, nested, here, raw, faults)
-            continue
-        try:
-            values[key] = _value(value, hints[key], raw.get(here))
-        except msgspec.ValidationError as error:
-            faults.append((here, _plainly(str(error), value, hints[key])))
-    faults += [
-        (f"{inside}{name}", "is required") for name, field in known.items() if field.required and name not in data
-    ]
-    if len(faults) > before:
-        return None
+        elif (nested := _struct_in(hints[key])) is not None and isinstance(value, Mapping):
+            with gather_faults(faults):
+                values[key] = convert(value, nested, path=here, raw=raw)
+        else:
+            try:
+                values[key] = _value(value, hints[key], (raw or {}).get(here))
+            except msgspec.ValidationError as error:
+                faults.append((here, _plainly(str(error), value, hints[key])))
+    missing = [name for name, field in known.items() if field.required and name not in data]
+    faults += [(f"{inside}{name}", "is required") for name in missing]
     try:
-        return struct(**values)
+        if not faults:
+            return struct(**values)
     except (TypeError, ValueError) as error:
         faults.append((path, str(error)))
-        return None
+    raise ConfigError(faults, source=source)
 
 
-def collect_config(
-    cls: type[Taskset[Any, Any]],
+def convert_node(
     node: Mapping[str, Any],
-    path: str,
-    raw: Mapping[str, str],
-    faults: Faults,
+    cls: type[Taskset[Any, Any]],
     *,
+    path: str = "",
+    raw: Mapping[str, str] | None = None,
     any_key: bool = True,
 ) -> Any:
     """The typed config of a class from the keys of a node; further ones with `any_key`, where the class takes any."""
     inside = f"{path}." if path else ""
+    faults: Faults = []
     keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
     if "extra" in keys:
         faults.append((f"{inside}extra", "is no key of its own: write the further keys beside the others"))
@@ -176,7 +160,11 @@ def collect_config(
         own = set(cls.config_type.__struct_fields__)
         keys["extra"] = {key: keys.pop(key) for key in list(keys) if key not in own}
         faults += [(f"{inside}{key}", problem) for key, problem in _find_misspelt(cls, keys["extra"])]
-    return collect(keys, cls.config_type, path, raw, faults)
+    with gather_faults(faults):
+        config = convert(keys, cls.config_type, path=path, raw=raw)
+    if faults:
+        raise ConfigError(faults)
+    return config
 
 
 def _find_misspelt(cls: type[Taskset[Any, Any]], keys: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar
 
+Faults = list[tuple[str, str]]
+"""What is wrong with a config, each with the path of its key."""
+
 
 class TreetuneError(Exception):
     """The base of all of them; `exit_code` is what the command line ends with."""
@@ -104,9 +107,23 @@ def user_code(what: str) -> Iterator[None]:
         raise TasksetError(f"{what} failed: {described(error)}") from error
 
 
+@contextmanager
+def gather_faults(faults: Faults, key: str | None = None) -> Iterator[None]:
+    """Within it the faults of a config are added to others instead of being raised; any other error too, where it has a
+    `key` to stand under."""
+    try:
+        yield
+    except ConfigError as error:
+        faults += error.faults
+    except TreetuneError as error:
+        if key is None:
+            raise
+        faults.append((key, str(error)))
+
+
 def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str = "config") -> None:
     """Runs each check and raises one `ConfigError` with what all of them found, each fault under its check's place."""
-    faults: list[tuple[str, str]] = []
+    faults: Faults = []
     others: list[TreetuneError] = []
     for place, check in checks:
         try:

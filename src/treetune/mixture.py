@@ -17,7 +17,7 @@ from typing import Any, Self
 import msgspec
 
 from treetune import order
-from treetune.errors import ConfigError, TasksetError, UsageError, check_all
+from treetune.errors import ConfigError, Faults, TasksetError, UsageError, check_all, gather_faults
 from treetune.order import Interleave, Spread
 from treetune.task import Task
 from treetune.taskset import ConfigT, Taskset, TasksetConfig
@@ -193,15 +193,17 @@ def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, A
 
 
 def _build_sources(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:
-    from treetune.target import collect_taskset
+    from treetune.target import build_taskset
 
     if not nodes:
         raise ConfigError([("taskset.sources", "is required: at least one taskset")])
-    faults: list[tuple[str, str]] = []
-    built = [collect_taskset(node, f"taskset.sources[{number}]", {}, faults) for number, node in enumerate(nodes)]
+    faults: Faults = []
+    sources = []
+    for number, node in enumerate(nodes):
+        with gather_faults(faults):
+            sources.append(build_taskset(node, path=f"taskset.sources[{number}]"))
     if faults:
         raise ConfigError(faults)
-    sources = [taskset for taskset in built if taskset is not None]
     check_all((f"taskset.sources[{number}]", source.check_source) for number, source in enumerate(sources))
     return sources
 

@@ -19,17 +19,25 @@ import msgspec
 from treetune import plugins
 from treetune.config import (
     CodeName,
-    Faults,
     FileName,
-    collect_config,
     convert,
+    convert_node,
     declared_keys,
     declared_values,
     load_yaml,
     to_plain,
     with_overrides,
 )
-from treetune.errors import ConfigError, PluginError, TasksetError, TreetuneError, UsageError, user_code
+from treetune.errors import (
+    ConfigError,
+    Faults,
+    PluginError,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    gather_faults,
+    user_code,
+)
 from treetune.files import code_hash, hash_files
 from treetune.task import canonical, digest
 from treetune.taskset import Taskset
@@ -99,41 +107,29 @@ def load_taskset(
 
 
 def build_taskset(
-    node: Any, *, path: str = "taskset", raw: Mapping[str, str] | None = None, source: str = "config"
-) -> Taskset[Any, Any]:
-    """The taskset of a config node: `id` (or `custom_cls.path` and `custom_cls.name`) and its own keys."""
-    faults: Faults = []
-    taskset = collect_taskset(node, path, raw or {}, faults)
-    if taskset is None:
-        raise ConfigError(faults, source=source)
-    return taskset
-
-
-def collect_taskset(
     node: Any,
-    path: str,
-    raw: Mapping[str, str],
-    faults: Faults,
     *,
+    path: str = "taskset",
+    raw: Mapping[str, str] | None = None,
+    source: str = "config",
     cls: type[Taskset[Any, Any]] | None = None,
     **options: Any,
-) -> Taskset[Any, Any] | None:
-    """Like `build_taskset`, but adds to `faults` and gives None. `cls` is the class, where it is known already."""
-    if isinstance(node, str):
-        node = {"id": node}
+) -> Taskset[Any, Any]:
+    """The taskset of a config node: `id` (or `custom_cls.path` and `custom_cls.name`) and its own keys. `cls` is its
+    class where that is known already, and the `options` are those of the class."""
+    node = {"id": node} if isinstance(node, str) else node
     if not isinstance(node, Mapping):
-        faults.append((path, "expected an id, or keys and values with an id"))
-        return None
-    before = len(faults)
-    faults += missing_values(node, path)
+        raise ConfigError([(path, "expected an id, or keys and values with an id")], source=source)
+    faults = missing_values(node, path)
     any_key = cls is not None or "custom_cls" in node
     cls = cls or taskset_class(node, path)
     if cls is None:
         faults.append((f"{path}.id", "is required: a taskset's name, file.py:Name or module:Name"))
-        return None
-    config = collect_config(cls, node, path, raw, faults, any_key=any_key)
-    if len(faults) > before:
-        return None
+        raise ConfigError(faults, source=source)
+    with gather_faults(faults):
+        config = convert_node(node, cls, path=path, raw=raw, any_key=any_key)
+    if faults:
+        raise ConfigError(faults, source=source)
     with user_code(f"making {cls.__name__}"):
         taskset = cls.from_config(config, **options)
     if not hasattr(taskset, "config"):

@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from treetune.config import CodeName, Faults, collect_config, declared_values, load_yaml, with_overrides
+from treetune.config import CodeName, convert_node, declared_values, load_yaml, with_overrides
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
-from treetune.errors import ConfigError, TreetuneError, check_all
+from treetune.errors import ConfigError, Faults, TreetuneError, check_all, gather_faults
 from treetune.plugins import environments, file_of, load_object
 from treetune.rows.sources import check_loading
-from treetune.target import collect_taskset, custom_class, located, missing_values, names_class
+from treetune.target import build_taskset, custom_class, located, missing_values, names_class
 
 LISTS = ("train_tasks", "val_tasks")
 
@@ -132,10 +132,7 @@ def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
     node = plain_values(node)
     if not isinstance(node, Mapping):
         raise ConfigError([("", f"expected keys and values, got {node!r}")])
-    faults: Faults = []
-    taskset = collect_taskset(node, "", {}, faults, cls=_task_class(node), cache_dir=cache_dir)
-    if taskset is None:
-        raise ConfigError(faults)
+    taskset = build_taskset(node, path="", cls=_task_class(node), cache_dir=cache_dir)
     assert isinstance(taskset, DatasetTaskset)
     return taskset
 
@@ -283,8 +280,10 @@ def _keep_text(
         cls = DatasetTaskset
     as_yaml: Faults = []
     as_text: Faults = []
-    collect_config(cls, found, "", {}, as_yaml)
-    collect_config(cls, found, "", {".".join(keys): text for keys, text in raw.items()}, as_text)
+    with gather_faults(as_yaml):
+        convert_node(found, cls)
+    with gather_faults(as_text):
+        convert_node(found, cls, raw={".".join(keys): text for keys, text in raw.items()})
     for keys, text in raw.items():
         own = keys[0] not in cls.config_type.__struct_fields__ and isinstance(_get_at(node, keys), Mapping)
         if ".".join(keys) in dict(as_yaml).keys() - dict(as_text) or (own and isinstance(_get_at(written, keys), str)):

@@ -10,13 +10,11 @@ A key whose values are of mixed types becomes JSON, and the table says which.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from treetune.config import Faults
 from treetune.datasets.config import no_column
 from treetune.datasets.map_function import (
     NO_PROMPT,
@@ -33,7 +31,7 @@ from treetune.datasets.map_function import (
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
-from treetune.errors import ConfigError, TasksetError, TreetuneError, described
+from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, described, gather_faults
 from treetune.plugins import file_of
 from treetune.rows.arrow_values import pause_gc, with_json_fields
 from treetune.rows.formats import FORMATS
@@ -88,21 +86,21 @@ class RowBuilder:
                 faults.append(("extra_fields", f"{field!r} is a key that Treetune fills in itself"))
             elif field not in names:
                 faults.append(("extra_fields", no_column(field, names)))
-        with _collect(faults, "filter"):
+        with gather_faults(faults, "filter"):
             chosen = None if made else config.filter
             self._filter, self._filter_late = row_filter(chosen, names, config.pass_rates is not None)
         if config.pass_rates is not None:
-            with _collect(faults, "pass_rates"):
+            with gather_faults(faults, "pass_rates"):
                 self._pass_rates = read_pass_rates(config.pass_rates)
         if not made and not taskset.overrides_rows:  # a function of the user's own may make columns of its own
             if self._by_column:
                 texts = [name for name, kind in self.columns.items() if str(kind) in ("string", "large_string")]
-                with _collect(faults, "prompt_template"):
+                with gather_faults(faults, "prompt_template"):
                     self._template = Template(config.prompt_template, names, texts)
             elif config.chat_messages_field not in names:
                 faults.append(("chat_messages_field", no_column(config.chat_messages_field, names)))
             if config.ground_truth is not None:
-                with _collect(faults, "ground_truth"):
+                with gather_faults(faults, "ground_truth"):
                     self._truth = GroundTruth(config.ground_truth, names)
         if faults:
             raise ConfigError(faults)
@@ -286,17 +284,6 @@ class RowBuilder:
         elif "not in range" in str(error):
             remedy = "whole numbers have 64 bits: leave the column out of extra_fields, or make it text first"
         return TasksetError(f"row {first + number}{problem}", remedy=remedy)
-
-
-@contextmanager
-def _collect(faults: Faults, key: str) -> Iterator[None]:
-    """Adds what is raised inside to the faults, under the key where it has none of its own."""
-    try:
-        yield
-    except ConfigError as error:
-        faults.extend(error.faults)
-    except TreetuneError as error:
-        faults.append((key, str(error)))
 
 
 def _to_rows(batch: SourceBatch) -> list[Row]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from treetune.config import CodeName, FileName, declared_values
+from treetune.config import CodeName, FileName, convert_node, declared_values, to_plain
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
 from treetune.plugins import file_of
@@ -54,19 +54,12 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     @classmethod
     def _read_config(cls, node: Mapping[str, Any]) -> DatasetConfig:
         """The typed config from plain values or an OmegaConf node."""
-        from treetune.config import collect_config
-
-        faults: list[tuple[str, str]] = []
-        config: DatasetConfig = collect_config(cls, plain_values(node), "", {}, faults)
-        if faults:
-            raise ConfigError(faults)
+        config: DatasetConfig = convert_node(plain_values(node), cls)
         return config
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
         """A class of the user's own is made from plain values, wherever its config stood."""
-        from treetune.config import to_plain
-
         plain = to_plain(config)
         return cls({**{key: value for key, value in plain.items() if key != "extra"}, **config.extra}, **options)
 

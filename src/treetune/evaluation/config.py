@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.config import collect, defaults_of, to_plain
+from treetune.config import convert, defaults_of, to_plain
 from treetune.episode import Limits
-from treetune.errors import ConfigError, did_you_mean
+from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
 from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
-from treetune.target import collect_taskset, describe
+from treetune.target import build_taskset, describe
 from treetune.taskset import Taskset
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -107,10 +107,12 @@ def _read(
 ) -> tuple[Any, Taskset[Any, Any]]:
     others = KEYS.difference(struct.__struct_fields__)  # keys that no verb knows stay, to be found at fault
     own = {key: value for key, value in data.items() if key not in others}
-    faults: list[tuple[str, str]] = []
-    config = collect(own, struct, "", raw, faults)
-    taskset = collect_taskset(data.get("taskset"), "taskset", raw, faults)
-    if faults or taskset is None:
+    faults: Faults = []
+    with gather_faults(faults):
+        config = convert(own, struct, raw=raw)
+    with gather_faults(faults):
+        taskset = build_taskset(data.get("taskset"), raw=raw)
+    if faults:
         raise ConfigError(faults, source=source)
     return config, taskset
 

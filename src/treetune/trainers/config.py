@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune.config import Faults
 from treetune.datasets.declared import LISTS, load_tasks
 from treetune.datasets.taskset import DatasetTaskset
+from treetune.errors import Faults
 from treetune.target import missing_values
 
 

@@ -18,11 +18,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.config import Faults
 from treetune.datasets.declared import check_columns, check_environments, check_single_turns, load_tasks
 from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
-from treetune.errors import ConfigError, MissingExtraError, TasksetError, UsageError
+from treetune.errors import ConfigError, Faults, MissingExtraError, TasksetError, UsageError
 from treetune.rows.formats import task_to_score as _task
 from treetune.rows.rule import RULE
 from treetune.trainers.config import get_value, load_lists, set_value

@@ -17,11 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from treetune.config import Faults
 from treetune.datasets.declared import LISTS, check_columns, read_declared
 from treetune.datasets.join import join_files
 from treetune.environment import contract_of
-from treetune.errors import ConfigError, MissingExtraError, UnknownNameError, UsageError
+from treetune.errors import ConfigError, Faults, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
 from treetune.rows.formats import FORMATS, detect
 from treetune.rows.reading import read_rows
