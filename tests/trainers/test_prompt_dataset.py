@@ -365,10 +365,12 @@ def test_many_rows_are_counted_in_processes_where_the_tokenizer_has_no_threads(t
     monkeypatch.setattr(prompt_dataset, "WORTH_PROCESSES", 5_000)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     started: list[Any] = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: started.append(given) or popen(*given, **named))
+    pool = prompt_dataset.ProcessPoolExecutor
+    monkeypatch.setattr(
+        prompt_dataset, "ProcessPoolExecutor", lambda *given, **named: started.append(given[0]) or pool(*given, **named)
+    )
     dataset = made(source, WordTokenizer(), 20)
-    assert len(started) == 2
+    assert started == [2]
     assert len(dataset) == sum(n % 7 != 0 for n in range(9_000))
     assert dataset.report.first[1].place.endswith("line 8")
 
@@ -377,26 +379,13 @@ def test_counting_in_processes_runs_a_script_once(tmp_path):
     write(tmp_path / "a.jsonl", [row(n) for n in range(5_000)])
     (tmp_path / "script.py").write_text(
         "print('once'); from word_tokenizer import WordTokenizer\n"
-        "from treetune.trainers.skyrl import PromptDataset, prompt_dataset; prompt_dataset.WORTH_PROCESSES = 10\n"
-        "import os; os.cpu_count = lambda: 2\n"
-        "print(len(PromptDataset('a.jsonl', WordTokenizer(), 100)))"
-    )
-    done = script("script.py", cwd=tmp_path)
-    assert done.stdout.split() == ["once", "5000"], done.stderr
-
-
-def test_where_other_processes_cannot_count_this_one_does(tmp_path):
-    write(tmp_path / "a.jsonl", [row(n) for n in range(5_000)])
-    (tmp_path / "script.py").write_text(
-        "from word_tokenizer import WordTokenizer\n"
-        "from treetune.trainers.skyrl import PromptDataset, prompt_dataset; prompt_dataset.WORTH_PROCESSES = 10\n"
-        "import os; os.cpu_count = lambda: 2\n"
         "class Mine(WordTokenizer): pass\n"  # of a module that no other process can import
+        "from treetune.trainers.skyrl import PromptDataset, prompt_dataset; prompt_dataset.WORTH_PROCESSES = 10\n"
+        "import os; os.cpu_count = lambda: 2\n"
         "print(len(PromptDataset('a.jsonl', Mine(), 100)))"
     )
     done = script("script.py", cwd=tmp_path)
-    assert done.stdout.split() == ["5000"], done.stderr
-    assert "so this one does its work" in done.stderr
+    assert done.stdout.split() == ["once", "5000"], done.stderr
 
 
 # Later starts

@@ -104,21 +104,18 @@ class DockerRuntime:
                 await runtime.stream.__aenter__()
                 runtime._reading = asyncio.create_task(runtime._read())
                 await container.start()
-            await runtime._wait_ready(image)
+            async with asyncio.timeout(START_SECONDS):
+                await receive(runtime.reader)
+        except (OSError, EOFError, ValueError, TimeoutError) as error:
+            await runtime.close()
+            why = runtime._errors.decode(errors="replace").strip() or "it does not say why"
+            raise SandboxUnavailable(
+                f"no shell starts in a container of {image}: {why}", remedy="the image needs bash and python3"
+            ) from error
         except BaseException:
             await asyncio.shield(runtime.close())
             raise
         return runtime
-
-    async def _wait_ready(self, image: str) -> None:
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                await receive(self.reader)
-        except (OSError, EOFError, ValueError, TimeoutError) as error:
-            why = self._errors.decode(errors="replace").strip() or "it does not say why"
-            raise SandboxUnavailable(
-                f"no shell starts in a container of {image}: {why}", remedy="the image needs bash and python3"
-            ) from error
 
     async def _read(self) -> None:
         try:

@@ -45,14 +45,6 @@ print(count)
 """May have two processes, so it can make one."""
 
 
-class HeldBy(StrEnum):
-    """What counts the memory of all processes together."""
-
-    CGROUP = "cgroup"
-    WATCHED = "watched"
-    PROCESS = "process"
-
-
 class Users(StrEnum):
     RANGE = "range"
     """A range of users of its own, and root among them."""
@@ -60,11 +52,6 @@ class Users(StrEnum):
     """One user, who is root to itself."""
 
 
-TOGETHER = {
-    HeldBy.CGROUP: "a cgroup for all together",
-    HeldBy.WATCHED: "for all together Treetune looks twenty times a second",
-    HeldBy.PROCESS: "nothing for all together",
-}
 USERS = {
     Users.RANGE: "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed",
     Users.SINGLE: "one user: files in /usr can be added and removed but not changed; no su, no chown to others",
@@ -128,8 +115,10 @@ class Launcher(msgspec.Struct, frozen=True):
     interpreter: Interpreter
     becomes_user: bool
     """Treetune is root, and no sandbox should be."""
-    held_by: HeldBy
     parent: CgroupParent | None = None
+    """Where its cgroups are made, which count the memory of all processes together."""
+    looks: bool = True
+    """Whether Treetune may look at it where there is no cgroup."""
     users: Users | None = None
     """What users a shell has; None: no shell was tried."""
 
@@ -137,7 +126,7 @@ class Launcher(msgspec.Struct, frozen=True):
         """`mounts`: where files are kept in memory, as seen inside."""
         if self.parent is not None:
             return self.parent.hold(limits.all_memory, all_at_once=all_at_once)
-        return WatchedMemory(limits.all_memory, mounts) if self.held_by is HeldBy.WATCHED else Memory()
+        return WatchedMemory(limits.all_memory, mounts) if self.looks else Memory()
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,9 +150,11 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
         """Each limit, and what enforces it."""
         if self.launcher is None:
             return {}
+        looks = "Treetune's look twenty times a second" if self.launcher.looks else "nothing"
+        counted_by = looks if self.launcher.parent is None else "a cgroup"
         return {
             "seconds": "the pid namespace is killed",
-            "memory_mb": f"RLIMIT_DATA for a process; {TOGETHER[self.launcher.held_by]}",
+            "memory_mb": f"RLIMIT_DATA for a process; {counted_by} for all together",
             "processes": "RLIMIT_NPROC in a user namespace of its own",
             "disk_mb": "the size of a tmpfs",
             "output_kb": "reading no more, and killing",
@@ -221,9 +212,9 @@ def _list_launchers(interpreter: Interpreter) -> Iterator[Launcher]:
     """What can hold a sandbox's memory, the best first."""
     tools, becomes_user = Tools.find(), _may_become_user()
     if (parent := CgroupParent.find()) is not None:
-        yield Launcher(tools, interpreter, becomes_user, HeldBy.CGROUP, parent)
-    yield Launcher(tools, interpreter, becomes_user, HeldBy.WATCHED)
-    yield Launcher(tools, interpreter, becomes_user, HeldBy.PROCESS)
+        yield Launcher(tools, interpreter, becomes_user, parent)
+    yield Launcher(tools, interpreter, becomes_user)
+    yield Launcher(tools, interpreter, becomes_user, looks=False)
 
 
 def _list_shell_launchers(interpreter: Interpreter) -> Iterator[Launcher]:
@@ -253,14 +244,10 @@ def _try_command(launcher: Launcher) -> None:
             f"{python} does not run in a sandbox: {result.error_text.strip() or result.ended}",
             remedy="apt-get install python3: the system's Python is used where there is one",
         )
-    if (made := int(result.text)) > 1:
+    if int(result.text) != 1:
         raise SandboxUnavailable(
-            "the kernel does not count the processes of a sandbox, so that a fork bomb would not end",
-            remedy="run Treetune as an ordinary user, or as root outside of a user namespace",
-        )
-    if made < 1:
-        raise SandboxUnavailable(
-            "the kernel counts all processes of this user as those of a sandbox", remedy="use Linux 5.14 or newer"
+            "the kernel does not count the processes of a sandbox alone, so that a fork bomb would not end",
+            remedy="run Treetune as an ordinary user, or as root outside of a user namespace; use Linux 5.14 or newer",
         )
 
 

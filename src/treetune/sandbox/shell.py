@@ -185,11 +185,10 @@ class Shell:
     ) -> Result:
         began, limit = time.monotonic(), self.limits.output_kb << 10
         seconds = seconds or self.limits.seconds
-        try:
-            request |= {"seconds": seconds, "output_bytes": limit}
-            header, output = await self._ask(request, content, seconds, watch)
-        except _SandboxEnded as gone:
-            return Result(exit_code=KILLED, ended=gone.how, seconds=time.monotonic() - began)
+        request |= {"seconds": seconds, "output_bytes": limit}
+        header, output = await self._ask(request, content, seconds, watch)
+        if self._ended is not None:
+            return Result(exit_code=KILLED, ended=self._ended, seconds=time.monotonic() - began)
         code, split = header["exit_code"], header["stdout"]
         return Result(
             exit_code=KILLED if code is None else code,
@@ -204,10 +203,9 @@ class Shell:
         )
 
     async def _ask_file(self, request: dict[str, Any], content: bytes = b"") -> bytes:
-        try:
-            header, read = await self._ask(request, content, bubblewrap.START_SECONDS)
-        except _SandboxEnded:
-            raise SandboxGone("the sandbox has ended", remedy="open another") from None
+        header, read = await self._ask(request, content, bubblewrap.START_SECONDS)
+        if self._ended is not None:
+            raise SandboxGone("the sandbox has ended", remedy="open another")
         if header["failed"]:
             why = read.decode(errors="replace")
             raise UsageError(f"no file can be had in the sandbox: {why}", remedy="look at its path")
@@ -216,6 +214,7 @@ class Shell:
     async def _ask(
         self, request: dict[str, Any], content: bytes, seconds: float, watch: Watch | None = None
     ) -> tuple[dict[str, Any], bytes]:
+        """The runner's answer; where the sandbox ends instead, nothing, and `_ended` says how."""
         async with self._lock:
             if not self.alive:
                 raise SandboxGone("the sandbox has ended", remedy="open another")
@@ -228,20 +227,14 @@ class Shell:
                             watch(answer[1])
                     return answer
             except (OSError, EOFError, ValueError, TimeoutError):
-                if self._ended is None:
-                    self._ended = Ended.MEMORY if self._runtime.exceeds_memory() else Ended.KILLED
+                self._ended = Ended.MEMORY if self._runtime.exceeds_memory() else Ended.KILLED
                 await self.close()
-                raise _SandboxEnded(self._ended) from None
+                return {}, b""
             except asyncio.CancelledError:
                 # The answer would be taken for that to the next request.
                 self._ended = Ended.KILLED
                 await self.close()
                 raise
-
-
-class _SandboxEnded(Exception):
-    def __init__(self, how: Ended) -> None:
-        self.how = how
 
 
 def _check(text: str) -> None:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import subprocess
 import sys
-import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from hashlib import blake2b
 from itertools import accumulate
+from multiprocessing import get_context
 from operator import index as as_index
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import msgspec
 
@@ -308,35 +307,21 @@ def _count(store: RowStore, tokens: PromptTokens, limit: int, processes: int) ->
     if processes < 2 or tokens.has_threads or store.rows < WORTH_PROCESSES:
         yield from (tokens.above(limit, prompts) for prompts in store.prompts())
         return
-    children = [_start(store, tokens, limit, number, processes) for number in range(processes)]
-    try:
-        for chunk in range(store.chunks):
-            try:
-                yield pickle.load(cast(IO[bytes], children[chunk % processes].stdout))
-            except (EOFError, OSError, pickle.UnpicklingError):
-                warnings.warn("another process failed, so this one does its work", stacklevel=2)
-                yield tokens.above(limit, next(store.prompts(chunk)))
-    finally:
-        for child in children:
-            child.kill()
-            cast(IO[bytes], child.stdout).close()
-            child.wait()
+    # Forked, so that neither the user's script runs again nor a tokenizer has to be pickled.
+    work = store, tokens, limit
+    with ProcessPoolExecutor(processes, get_context("fork"), initializer=_keep_work, initargs=work) as pool:
+        yield from pool.map(_count_chunk, range(store.chunks))
 
 
-def _start(*work: Any) -> subprocess.Popen[bytes]:
-    # Not by `multiprocessing`, whose processes run the user's script again where that has no `__main__` guard.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import count_chunks; count_chunks()"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with contextlib.suppress(Exception), cast(IO[bytes], child.stdin) as given:  # it ends where nothing is given
-        pickle.dump(work, given)
-    return child
+_work: tuple[RowStore, PromptTokens, int]
+"""In another process: what it counts."""
 
 
-def count_chunks() -> None:
-    """What another process does: its share of the work in, counts out."""
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever is printed must not come between the counts
-    store, tokens, limit, first, step = pickle.load(sys.stdin.buffer)
-    for prompts in store.prompts(first, step):
-        pickle.dump(tokens.above(limit, prompts), output)
-        output.flush()
+def _keep_work(*work: Any) -> None:
+    global _work
+    _work = work
+
+
+def _count_chunk(chunk: int) -> Any:
+    store, tokens, limit = _work
+    return tokens.above(limit, next(store.prompts(chunk)))
