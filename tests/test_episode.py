@@ -101,7 +101,7 @@ async def by_http(workers=0):
 
 
 async def by_trl():
-    from treetune.trainers.trl.episodes import LocalEpisodes
+    from treetune.trainers.trl import LocalEpisodes
 
     (episode,) = await LocalEpisodes(Watched()).start_many([0])
     step = await episode.step("end")

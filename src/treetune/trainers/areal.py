@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from treetune.errors import MissingExtraError
-from treetune.serve import RemoteEpisode, ServeError, TaskServerClient
-from treetune.tokens import ChatTokens, Rewrites, Tokens, TokenSequence
-from treetune.trainers.conversation import Conversation, FailureLog, Hooks
+from treetune.serve import ServeError, TaskServerClient
+from treetune.tokens import ChatTokens, Rewrites, TokenSequence
+from treetune.trainers.game import FailureLog, Game, Hooks
 
 try:
     import numpy as np
@@ -34,17 +34,6 @@ except ImportError as error:
     raise MissingExtraError(f"AReaL cannot be imported: {error}", remedy="install areal as its guide says") from error
 
 log = logging.getLogger("TaskServerWorkflow")
-
-
-class Played(NamedTuple):
-    """An episode that was played to an end."""
-
-    tokens: Tokens
-    reward: float
-    """The sum of the steps' rewards."""
-    turns: int
-    info: dict[str, Any]
-    """That of the last step; `truncated` where the workflow's own limit ended the episode."""
 
 
 class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
@@ -87,63 +76,43 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             if index is None and self._in_groups:
                 servers.warn_once("rows without a task_index: the episodes of one group are of different tasks")
             async with await servers.client.start(None if index is None else int(index)) as episode:
-                played = await self._play(engine, episode)
+                game = Game(self._chat, self.tokenizer, self, episode)
+                await self._play(engine, game)
         except ServeError as error:
             servers.note_failure(error)
             stats.scalar(task_server_failure=1.0)
             return None
         servers.note_success()
         stats.scalar(task_server_failure=0.0)
-        if played is None:
+        if (reward := game.reward) is None:
             return None
-        sequences = played.tokens.sequences
+        sequences = game.tokens.sequences
         if len(sequences) > 1:
             group = ", and a group of a fixed size (reward_norm, adv_norm) no longer fits; rewrites='keep' avoids it"
             split = "the chat template rewrites history: such episodes become several rows"
             servers.warn_once(split + group * self._in_groups)
-        reward = self.shape_reward(played.reward, played.turns, played.info)
         stats.scalar(
             reward=reward,
-            raw_reward=played.reward,
-            num_turns=played.turns,
-            truncated=float(bool(played.info.get("truncated"))),
+            raw_reward=sum(game.rewards),
+            num_turns=game.turns,
+            truncated=float(bool(game.info.get("truncated"))),
             realigned_turns=sum(sequence.realigned for sequence in sequences),
             split_sequences=len(sequences) - 1,
         )
-        if "success" in played.info:
-            stats.scalar(success=float(bool(played.info["success"])))
+        if "success" in game.info:
+            stats.scalar(success=float(bool(game.info["success"])))
         return tensors(sequences, reward)
 
-    async def _play(self, engine: Any, episode: RemoteEpisode) -> Played | None:
-        conversation = Conversation(self._chat, self.tokenizer, self)
-        observation, info = episode.observation, episode.info
-        reward, turns, most = 0.0, 0, self.gconfig.max_tokens
+    async def _play(self, engine: Any, game: Game) -> None:
         request = uuid.uuid4().hex  # one for all turns, so that they find the same inference server and its cache
-        while True:
-            prompt = conversation.show(observation)
-            if len(prompt.ids) >= most:
-                if not turns:
-                    log.warning(
-                        "rejected: the first prompt has %d tokens, gconfig.max_tokens is %d", len(prompt.ids), most
-                    )
-                    return None
-                return Played(conversation.tokens, reward, turns, {**info, "truncated": True})
+        while game.ready(self.gconfig.max_tokens - 1, self.max_turns):
+            config, prompt = self.gconfig.new(), game.prompt
             response = await engine.agenerate(
-                ModelRequest(
-                    rid=request, input_ids=list(prompt.ids), gconfig=self.gconfig.new(), tokenizer=self.tokenizer
-                )
+                ModelRequest(rid=request, input_ids=list(prompt.ids), gconfig=config, tokenizer=self.tokenizer)
             )
-            given = prompt._replace(ids=list(response.input_tokens) or prompt.ids)
+            game.prompt = prompt._replace(ids=list(response.input_tokens) or prompt.ids)
             sampled, logprobs = list(response.output_tokens), list(response.output_logprobs)
-            action = conversation.take(given, sampled, logprobs, list(response.output_versions), info)
-            step = await episode.step(action)
-            turns += 1
-            reward += step.reward
-            observation, info = step.observation, step.info
-            if step.done:
-                return Played(conversation.tokens, reward, turns, info)
-            if turns >= self.max_turns:
-                return Played(conversation.tokens, reward, turns, {**info, "truncated": True})
+            game.see(await game.episode.step(game.take(sampled, logprobs, list(response.output_versions))))
 
 
 def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torch.Tensor]:

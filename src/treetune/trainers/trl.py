@@ -21,22 +21,25 @@ import re
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from treetune import threads
-from treetune.errors import UsageError
+from treetune import streams, threads
+from treetune.environment import Step
+from treetune.episode import DeadlinePassed, Episode, Limits
+from treetune.errors import UsageError, described
 from treetune.rows.formats import FORMATS
 from treetune.serve import ServeError, TaskServerClient
+from treetune.streams import Streams
 from treetune.target import load_taskset
 from treetune.task import Message, begins_answer, text_of
 from treetune.taskset import Taskset
-from treetune.tokens import ChatTokens
-from treetune.trainers.conversation import FailureLog, Hooks
+from treetune.tokens import ChatTokens, TokenSequence
+from treetune.trainers.game import FailureLog, Game, Hooks
 from treetune.trainers.one_answer import play_row, scorer_in
-from treetune.trainers.trl.episodes import Game, LocalEpisodes
 
 log = logging.getLogger("treetune.trl")
 
+T = TypeVar("T")
 Generate = Callable[[list[list[int]], Any], tuple[list[list[int]], list[list[float]] | None]]
 """Samples one answer to each prompt: (prompts in tokens, the trainer) -> (tokens sampled, their logprobs if known)."""
 
@@ -139,7 +142,7 @@ class TrlTasks(Hooks):
         for game in games:
             if game.failure is not None:
                 self._log.note_failure(game.failure)
-        if any(game.rewritten for game in games):
+        if any(len(game.tokens.sequences) > 1 for game in games):
             self._log.warn_once("history was rewritten in an episode: only what was said since is trained on")
         return _columns(games, tokenizer.eos_token_id)
 
@@ -208,7 +211,7 @@ class TrlTasks(Hooks):
 
 def _columns(games: list[Game], end_token: int) -> dict[str, Any]:
     """What TRL takes: the prompt is what stands before the first sampled token, the rest is the completion."""
-    rows = [game.row(end_token) for game in games]
+    rows = [_tokens_of(game, end_token) for game in games]
     starts = [row.mask.index(1) if 1 in row.mask else len(row.ids) - 1 for row in rows]
     cut = list(zip(rows, starts, strict=True))
     with_logprobs = all(row.logprobs for row in rows)
@@ -221,6 +224,15 @@ def _columns(games: list[Game], end_token: int) -> dict[str, Any]:
         "num_turns": [game.turns for game in games],
         "turn_rewards": [game.rewards for game in games],
     }
+
+
+def _tokens_of(game: Game, end_token: int) -> TokenSequence:
+    """The tokens to train on. TRL has one row for a prompt: where there are several sequences it is the last."""
+    if game.tokens.sequences:
+        return game.tokens.sequences[-1]
+    # Nothing was said, but TRL wants a token: this one is masked out.
+    ids = [*(game.prompt.ids or [end_token]), end_token]
+    return TokenSequence(ids=ids, mask=[0] * len(ids), logprobs=[0.0] * len(ids))
 
 
 def _close_episodes(episodes: Any) -> None:
@@ -288,6 +300,75 @@ def longest_prompt(trainer: Any) -> int | None:
             remedy="lower max_completion_length in GRPOConfig: it is that of one turn",
         )
     return min(limits) - answer
+
+
+# Episodes of a taskset in this process, with the face of `TaskServerClient`: what fails is a `ServeError` here too
+
+
+class LocalEpisode:
+    def __init__(self, episode: Episode, info: dict[str, Any]) -> None:
+        self._episode = episode
+        self.observation = episode.observation
+        self.info = info
+
+    @property
+    def over(self) -> bool:
+        return self._episode.over
+
+    async def step(self, action: Any) -> Step:
+        return self._episode.with_ending(await self._episode.step(action))
+
+    async def cancel(self) -> None:
+        await self._episode.close()
+
+
+class LocalEpisodes:
+    def __init__(self, taskset: Taskset[Any, Any], timeout: float = 600.0) -> None:
+        """`timeout` is for one start or step, in seconds."""
+        self._taskset = taskset
+        self._limits = Limits(timeout=timeout)
+        self._loading = asyncio.Lock()
+        self._streams: Streams | None = None
+
+    async def info(self) -> dict[str, Any]:
+        return {"name": self._taskset.name, "num_tasks": (await self._loaded()).count}
+
+    async def start(self, task_index: int) -> LocalEpisode:
+        task = await (await self._loaded()).task_at(task_index)
+        episode = await Episode.start(self._taskset, task, self._limits)
+        return LocalEpisode(episode, {"task_index": task_index, "data_source": task.data_source})
+
+    async def start_many(self, task_indices: Sequence[int]) -> list[LocalEpisode | ServeError]:
+        starting = [asyncio.ensure_future(_or_error(self.start(index))) for index in task_indices]
+        try:
+            return list(await asyncio.gather(*starting))
+        except asyncio.CancelledError:  # nobody gets those that have started
+            for begun in await asyncio.gather(*starting, return_exceptions=True):
+                if isinstance(begun, LocalEpisode):
+                    await begun.cancel()
+            raise
+
+    async def step_many(self, moves: Sequence[tuple[LocalEpisode, Any]]) -> list[Step | ServeError]:
+        return list(await asyncio.gather(*(_or_error(episode.step(action)) for episode, action in moves)))
+
+    async def close(self) -> None:
+        """Nothing outlives its episode here."""
+
+    async def _loaded(self) -> Streams:
+        async with self._loading:
+            if self._streams is None:
+                self._streams = await streams.load(self._taskset)
+            return self._streams
+
+
+async def _or_error(work: Awaitable[T]) -> T | ServeError:
+    """A failure of the environment is one of the machinery, not of the model."""
+    try:
+        return await work
+    except DeadlinePassed as error:
+        return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
+    except Exception as error:
+        return ServeError(getattr(error, "message", described(error)), remedy=getattr(error, "remedy", None))
 
 
 # Rows that `treetune build --format trl` made

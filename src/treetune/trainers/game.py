@@ -1,24 +1,29 @@
-"""A Conversation is an episode as a trainer sees it: messages, the tokens they were sampled as, and three hooks.
+"""A Game is an episode as a trainer plays it: messages, the tokens they were sampled as, rewards, and three hooks.
 
-    conversation = Conversation(chat, tokenizer, hooks)
-    prompt = conversation.show(observation)                                  # tokens for the model
-    action = conversation.take(prompt, sampled, logprobs, versions, info)    # for the environment
+    game = Game(chat, tokenizer, hooks, episode)
+    while game.ready(longest_prompt, max_turns):
+        ...                                    # the model answers game.prompt
+        game.see(await episode.step(game.take(sampled, logprobs)))
+    game.reward, game.tokens
 
 The hooks say how observations become messages, answers become actions, and rewards are shaped.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from treetune.environment import Action, Observation
+from treetune.environment import Action, Observation, Step
 from treetune.errors import UsageError
 from treetune.score import finite
 from treetune.serve import ServeError
 from treetune.task import Message, begins_answer
 from treetune.tokens import ChatTokens, Prompt, Tokens
+
+log = logging.getLogger("treetune.trainers")
 
 
 class Hooks:
@@ -48,17 +53,42 @@ class Hooks:
         return finite(self.postprocess_reward(reward, num_turns, info), "the postprocessed reward")
 
 
-class Conversation:
-    def __init__(self, chat: ChatTokens, tokenizer: Any, hooks: Hooks) -> None:
+class Game:
+    def __init__(self, chat: ChatTokens, tokenizer: Any, hooks: Hooks, episode: Any) -> None:
+        """`episode` is one of a task server or of this process, or the error that there was instead."""
         self._chat, self._tokenizer, self._hooks = chat, tokenizer, hooks
+        self.failure: ServeError | None = episode if isinstance(episode, ServeError) else None
+        self.episode: Any = None if self.failure else episode
         self.tokens = Tokens()
+        self.prompt = Prompt([])
+        self.turns = 0
+        self.rewards: list[float] = []
+        """Of each step."""
+        self.info: dict[str, Any] = self.episode.info if self.episode else {}
+        """That of the last step; `truncated` where a limit of the trainer's ended the game."""
+        self._observation: Any = self.episode.observation if self.episode else None
+        self._over = self.failure is not None
         self._shown: list[Message] = []
         self._history: list[Message] = []
         self._continues = False
 
-    def show(self, observation: Observation) -> Prompt:
+    def ready(self, longest_prompt: int | None, max_turns: int) -> bool:
+        """Whether the model is to answer; sets the prompt."""
+        if self._over:
+            return False
+        if self.turns < max_turns:
+            self.prompt = self._show()
+            if longest_prompt is None or len(self.prompt.ids) <= longest_prompt:
+                return True
+            if not self.turns:
+                log.warning("left out: the first prompt has %d tokens, %d fit", len(self.prompt.ids), longest_prompt)
+        self.info = {**self.info, "truncated": True}
+        self._over = True
+        return False
+
+    def _show(self) -> Prompt:
         history = self._history
-        shown = {"type": observation.type, "content": observation.content}
+        shown = {"type": self._observation.type, "content": self._observation.content}
         # A hook may change the messages that it is given: then the prompt tells another story, and is seen to.
         self._shown = self._hooks.format_observation_to_messages(shown, [dict(message) for message in history])
         # The beginning of an answer may be written already; the last answer itself is none.
@@ -66,23 +96,33 @@ class Conversation:
         return self._chat.next_prompt(self._shown, self.tokens, continues=self._continues)
 
     def take(
-        self,
-        prompt: Prompt,
-        sampled: Sequence[int],
-        logprobs: Sequence[float] | None,
-        versions: Sequence[int] | None,
-        info: dict[str, Any],
+        self, sampled: Sequence[int], logprobs: Sequence[float] | None, versions: Sequence[int] | None = None
     ) -> Action:
-        """Notes what the model was given and said; gives the action for it."""
+        """The action for what the model said to the prompt."""
         text = self._tokenizer.decode(sampled, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        text = prompt.prefix + text
-        message = {"role": "assistant", "content": text}
-        self.tokens.add_turn(prompt, sampled, logprobs, versions, message)
+        message = {"role": "assistant", "content": self.prompt.prefix + text}
+        self.turns += 1
+        self.tokens.add_turn(self.prompt, sampled, logprobs, versions, message)
         self._history = [*(self._shown[:-1] if self._continues else self._shown), message]
-        action = self._hooks.format_agent_output_to_action(text, info)
+        action = self._hooks.format_agent_output_to_action(message["content"], self.info)
         if isinstance(action, dict) and set(action) == {"type", "content"}:
             return Action(action["type"], action["content"])
         return Action.of(action)
+
+    def see(self, step: Step | ServeError) -> None:
+        """What the environment answered."""
+        if isinstance(step, ServeError):
+            self.failure, self._over = step, True
+        else:
+            self.rewards.append(step.reward)
+            self.info, self._observation, self._over = step.info, step.observation, step.done
+
+    @property
+    def reward(self) -> float | None:
+        """None where it was not played: it was lost to the task server, or its first prompt was too long."""
+        if self.failure is not None or not self.turns:
+            return None
+        return self._hooks.shape_reward(sum(self.rewards), self.turns, self.info)
 
 
 class FailureLog:
