@@ -22,7 +22,7 @@ def ours() -> None:
         run = RunFolder.create(Path(folder) / "run", TRACES, evaluation.resolved(), evaluation.taskset)
         with run:
             policy = load_policy("scripted:gold", evaluation.taskset)
-            summary = asyncio.run(Runner(evaluation, run, local_host(evaluation, policy)).run())
+            summary = asyncio.run(Runner(evaluation, run).run(local_host(evaluation, policy)))
     assert summary.mean_reward == 1.0
     assert summary.rollouts == ROLLOUTS
 

@@ -10,7 +10,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from treetune import evaluation
-from treetune.cli.options import CacheDir, Format, Json, MaxPromptLength, NumTasks, Tokenizer, Trust, read_overrides
+from treetune.cli import options
+from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.config import load_yaml
 from treetune.errors import UsageError
@@ -31,14 +32,14 @@ def build_command(
             "file.py:Name, module:Name, or rows: a file, a folder or a hub name."
         ),
     ],
-    format: Format = "verl",
-    num_tasks: NumTasks = None,
-    force: Annotated[bool, typer.Option("--force", help="Build again what is cached.")] = False,
-    cache_dir: CacheDir = None,
-    max_prompt_length: MaxPromptLength = None,
-    tokenizer: Tokenizer = None,
-    engine: Annotated[str, typer.Option(help="local, or ray to build on a Ray cluster.")] = "local",
-    trust: Trust = False,
+    format: options.Format = "verl",
+    num_tasks: options.NumTasks = None,
+    force: Annotated[bool, option("Build again what is cached.", "--force")] = False,
+    cache_dir: options.CacheDir = None,
+    max_prompt_length: options.MaxPromptLength = None,
+    tokenizer: options.Tokenizer = None,
+    engine: Annotated[str, option("local, or ray to build on a Ray cluster.")] = "local",
+    trust: options.Trust = False,
     json: Json = False,
 ) -> None:
     """Build any tasks into a trainer's rows, in cached parquet, and print where they are; for SkyRL, also the overrides
@@ -51,8 +52,7 @@ def build_command(
     format_named(format)
     if engine not in ("local", "ray"):
         raise UsageError(f"unknown engine {engine!r}", remedy="use local, ray")
-    limits = {"max_prompt_length": max_prompt_length, "tokenizer": tokenizer}
-    further = {key: value for key, value in limits.items() if value is not None}
+    further = without_none({"max_prompt_length": max_prompt_length, "tokenizer": tokenizer})
     builder = Builder(format, force, cache_dir, engine, Screen(json))
     if _declares_lists(target):
         if num_tasks is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from treetune.cli.options import CacheDir, Json
+from treetune.cli.options import CacheDir, Json, option
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UnknownNameError, UsageError, closest
@@ -64,10 +64,10 @@ def show_command(
 @cache_app.command("prune")
 def prune_command(
     older_than: Annotated[
-        float | None, typer.Option("--older-than", metavar="DAYS", min=0, help="What was not used for so many days.")
+        float | None, option("What was not used for so many days.", "--older-than", metavar="DAYS", min=0)
     ] = None,
-    all: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
-    damaged: Annotated[bool, typer.Option("--damaged", help="What is damaged, or left by a killed build.")] = False,
+    all: Annotated[bool, option("Everything.", "--all")] = False,
+    damaged: Annotated[bool, option("What is damaged, or left by a killed build.", "--damaged")] = False,
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from treetune.cli.options import Json, NumTasks
+from treetune.cli.options import Json, NumTasks, option
 from treetune.cli.output import Screen, print_json
 from treetune.errors import UsageError
 from treetune.rows.formats import format_named
@@ -27,14 +27,14 @@ def convert_command(
             "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl.",
         ),
     ],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="verl, skyrl or trl.")],
+    to: Annotated[str, option("verl, skyrl or trl.", "--to", metavar="FORMAT")],
     from_: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="The format of IN; else told by its columns.")
+        str | None, option("The format of IN; else told by its columns.", "--from", metavar="FORMAT")
     ] = None,
     num_tasks: NumTasks = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
+    force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Write nothing that `treetune validate` calls an error.")
+        bool, option("Write nothing that `treetune validate` calls an error.", "--check/--no-check")
     ] = True,
     json: Json = False,
 ) -> None:

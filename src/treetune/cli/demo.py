@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
 
 import treetune
 from treetune import evaluation as evaluating
 from treetune.cli.display import rollout_line, summary_table
 from treetune.cli.init import read_template
-from treetune.cli.options import Json
+from treetune.cli.options import Json, option
 from treetune.cli.output import Screen, print_json
 from treetune.errors import MissingExtraError, TreetuneError
 from treetune.policies import load_policy
@@ -34,11 +33,9 @@ MODELS = {
 
 
 def demo_command(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the demo puts its files.")] = Path(
-        "treetune-demo"
-    ),
-    num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks to evaluate.")] = 40,
-    train: Annotated[bool, typer.Option("--train", help="Train a tiny model too: a minute more (extra `trl`)")] = False,
+    output: Annotated[Path, option("Where the demo puts its files.", "-o", "--output")] = Path("treetune-demo"),
+    num_tasks: Annotated[int, option("How many tasks to evaluate.", "-n", "--num-tasks", min=1)] = 40,
+    train: Annotated[bool, option("Train a tiny model too: a minute more (extra `trl`)", "--train")] = False,
     json: Json = False,
 ) -> None:
     """Declare a task, draw it lazily, evaluate it with scripts, build it into parquet: a minute, no network.
@@ -109,7 +106,7 @@ def _evaluate(target: str, model: str, num_tasks: int, path: Path) -> tuple[Path
     taskset, path = evaluation.taskset, evaluating.unused_path(path)
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation.resolved(), taskset) as run:
         host = evaluating.local_host(evaluation, load_policy(model, taskset))
-        return path, asyncio.run(evaluating.Runner(evaluation, run, host).run())
+        return path, asyncio.run(evaluating.Runner(evaluation, run).run(host))
 
 
 def _build(screen: Screen, output: Path, tasks: list[Task]) -> tuple[Path, str]:

@@ -13,20 +13,10 @@ import msgspec
 import typer
 
 from treetune import evaluation as evaluating
+from treetune.cli import options
 from treetune.cli.display import display_for, summary_table
-from treetune.cli.hosts import ask_server, find_served, open_host, refuse_unservable
-from treetune.cli.options import (
-    TARGET,
-    TASKS,
-    Json,
-    MaxConcurrent,
-    NumTasks,
-    Output,
-    Resume,
-    Split,
-    Trust,
-    read_overrides,
-)
+from treetune.cli.hosts import ask_server, find_served, open_host, refuse_unservable, run_to_end
+from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
@@ -40,35 +30,21 @@ def eval_command(
     target: Annotated[str | None, typer.Argument(help=f"{TARGET} Absent with --resume -o DIR.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            help="scripted:gold, scripted:echo, scripted:p=0.5, local:PATH, or a model behind --endpoint.base_url.",
-        ),
+        option("scripted:gold, scripted:p=0.5, local:PATH, or a model behind --endpoint.base_url.", "-m", "--model"),
     ] = None,
-    num_tasks: NumTasks = None,
-    num_rollouts: Annotated[int | None, typer.Option("-r", "--num-rollouts", help="Tries per task.")] = None,
-    max_concurrent: MaxConcurrent = None,
-    pass_threshold: Annotated[
-        float | None, typer.Option(help="The reward from which a rollout counts as solved (1.0).")
-    ] = None,
-    split: Split = None,
-    output: Output = None,
-    resume: Resume = False,
-    rescore: Annotated[
-        bool, typer.Option("--rescore", help="With --resume, after a scorer changed: score what there is again.")
-    ] = False,
-    write_pass_rate: Annotated[
-        Path | None, typer.Option(help="Write the pass rate of each task, for `pass_rates` and `filter`.")
-    ] = None,
-    server: Annotated[
-        str | None, typer.Option(help="The same as the address as TARGET: evaluate on the server there.")
-    ] = None,
-    serve: Annotated[
-        int | None, typer.Option(min=1, help="Start a server with so many workers, and evaluate on it.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the first task.")] = False,
-    trust: Trust = False,
+    num_tasks: options.NumTasks = None,
+    num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
+    max_concurrent: options.MaxConcurrent = None,
+    pass_threshold: Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")] = None,
+    split: options.Split = None,
+    output: options.Output = None,
+    resume: options.Resume = False,
+    rescore: Annotated[bool, option("With --resume, after a scorer changed: score again.", "--rescore")] = False,
+    write_pass_rate: Annotated[Path | None, option("Write each task's pass rate, for `pass_rates`, `filter`.")] = None,
+    server: Annotated[str | None, option("The same as the address as TARGET: evaluate on the server there.")] = None,
+    serve: Annotated[int | None, option("Start a server with so many workers, and evaluate on it.", min=1)] = None,
+    dry_run: Annotated[bool, option("Show the resolved config and the first task.", "--dry-run")] = False,
+    trust: options.Trust = False,
     json: Json = False,
 ) -> int:
     """Evaluate a model on a taskset and save every trace.
@@ -91,14 +67,8 @@ def eval_command(
         if not resume or output is None:
             raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
         target = str(output / "config.yaml")
-    flags = {
-        "model": model,
-        "num_tasks": num_tasks,
-        "num_rollouts": num_rollouts,
-        "max_concurrent": max_concurrent,
-        "pass_threshold": pass_threshold,
-    }
-    given = {key: value for key, value in flags.items() if value is not None}
+    sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
+    given = without_none({"model": model, "pass_threshold": pass_threshold, **sizes})
     data = {"model": "", **read_target(target, overrides, split), **given}
     evaluation = evaluating.read_evaluation(data, overrides, source=target)
     first: list[Task] = []
@@ -165,29 +135,21 @@ def _run(
     else:
         run = evaluating.RunFolder.create(*begun)
     screen = Screen(json)
-    tally = evaluating.Tally(config.pass_threshold)
+    runner = evaluating.Runner(evaluation, run)
 
-    async def evaluate() -> evaluating.Summary:
-        nonlocal tally
+    async def evaluate() -> None:
+        if rescore:
+            again = await evaluating.score_again(evaluation, run)
+            screen.say(f"scored again: {again.changed} of {again.after.rollouts} rewards changed")
         async with open_host(evaluation, policy, workers) as host:
-            runner = evaluating.Runner(evaluation, run, host)
             done = runner.resume() if resume else 0
             with display_for(screen, evaluation, done) as display:
                 runner.on_trace = display.on_trace
-                try:
-                    return await runner.run()
-                finally:
-                    tally = runner.tally
+                await runner.run(host)
 
-    interrupted = False
     with run:
-        try:
-            if rescore:
-                again = asyncio.run(evaluating.score_again(evaluation, run))
-                screen.say(f"scored again: {again.changed} of {again.after.rollouts} rewards changed")
-            summary = asyncio.run(evaluate())
-        except KeyboardInterrupt:
-            interrupted, summary = True, tally.summary()
+        interrupted = not run_to_end(evaluate())
+    summary = runner.tally.summary()
     if write_pass_rate is not None and not interrupted:
         evaluating.write_pass_rates(path, write_pass_rate, config.pass_threshold)
     if json:
@@ -210,7 +172,7 @@ def _default_folder(evaluation: evaluating.Evaluation) -> Path:
 
 def rescore_command(
     run: Annotated[Path, typer.Argument(help="The folder of an earlier `treetune eval`.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="A new run folder (RUN/rescored).")] = None,
+    output: Annotated[Path | None, option("A new run folder (RUN/rescored).", "-o", "--output")] = None,
     json: Json = False,
 ) -> int:
     """Score saved traces again after a scorer changed, without the model. The old run is left as it is."""
@@ -223,10 +185,8 @@ def rescore_command(
     begun = (path, evaluating.TRACES, evaluation.resolved(), evaluation.taskset)
     with evaluating.RunFolder.create(*begun) as folder:
         rescorer = evaluating.Rescorer(evaluation, run, folder)
-        try:
-            summary, interrupted = asyncio.run(rescorer.run()), False
-        except KeyboardInterrupt:
-            summary, interrupted = rescorer.summary(), True
+        interrupted = not run_to_end(rescorer.run())
+    summary = rescorer.summary()
     screen = Screen(json)
     if json:
         print_json({**to_plain(summary), "run_dir": str(path), "interrupted": interrupted})

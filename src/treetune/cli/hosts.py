@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,15 @@ from treetune.taskset import Taskset
 
 _SILENT_SECONDS = 2.0
 """After so long a person is told what is waited for."""
+
+
+def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
+    """Runs it; gives False where Ctrl-C ended it, and what was done until then is to be shown."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def find_served(taskset: Taskset[Any, Any]) -> serve.ServedTaskset | None:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 import treetune
+from treetune.cli.options import option
 from treetune.errors import StorageError, UsageError
 from treetune.plugins import tasksets
 
@@ -22,12 +23,12 @@ _TEMPLATES = resources.files("treetune.cli").joinpath("templates")
 
 def init_command(
     name: Annotated[str, typer.Argument(help="The name of the new taskset, such as colour-names.")],
-    folder: Annotated[Path, typer.Option("-o", "--output", help="Where the new folder goes.")] = Path("."),
+    folder: Annotated[Path, option("Where the new folder goes.", "-o", "--output")] = Path("."),
     dataset: Annotated[
-        bool, typer.Option("--dataset", help="A script that writes train.parquet and validation.parquet for SkyRL.")
+        bool, option("A script that writes train.parquet and validation.parquet for SkyRL.", "--dataset")
     ] = False,
     server: Annotated[
-        bool, typer.Option("--server", help="A package to install and serve, with a Dockerfile, to share with others.")
+        bool, option("A package to install and serve, with a Dockerfile, to share with others.", "--server")
     ] = False,
 ) -> None:
     """Scaffold a taskset with a test that passes and a config; with --dataset, a script that makes a dataset; with

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 
-from treetune.cli.options import Json
+from treetune.cli.options import Json, option
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import defaults_of, field_docs
 from treetune.plugins import Registry, environments, tasksets
@@ -27,14 +27,12 @@ def list_command(
     ] = None,
     servers: Annotated[
         bool,
-        typer.Option(
-            "--servers", help="The running servers in a register, a folder or URL (default: TREETUNE_SERVERS)."
-        ),
+        option("The running servers in a register, a folder or URL (default: TREETUNE_SERVERS).", "--servers"),
     ] = False,
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="What works where: targets by verbs, kinds of tasks by trainers.")
+        bool, option("What works where: targets by verbs, kinds of tasks by trainers.", "--matrix")
     ] = False,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds that each of the --servers has to answer.")] = 2.0,
+    timeout: Annotated[float, option("Seconds that each of the --servers has to answer.", min=0.01)] = 2.0,
     json: Json = False,
 ) -> None:
     """What is installed: tasksets, environments, models. With a NAME: the keys of that taskset's config.

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from treetune.errors import UsageError, did_you_mean
+
+
+def option(help: str, *names: str, **settings: Any) -> Any:
+    """An option of a verb: what it means, and where the name of its parameter will not do, its names."""
+    return typer.Option(*names, help=help, **settings)
+
 
 TARGET = (
     "An id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name), or a server (tcp://, http://)."
@@ -21,30 +27,26 @@ TasksTarget = Annotated[
 """Of verbs that need the tasks themselves, which a server keeps."""
 NumTasks = Annotated[
     int | None,
-    typer.Option("-n", "--num-tasks", min=1, help="How many tasks: all unless given; an infinite taskset needs it."),
+    option("How many tasks: all unless given; an infinite taskset needs it.", "-n", "--num-tasks", min=1),
 ]
-MaxConcurrent = Annotated[int | None, typer.Option("-c", "--max-concurrent", help="How many at once (64).")]
+MaxConcurrent = Annotated[int | None, option("How many at once (64).", "-c", "--max-concurrent")]
 Split = Annotated[
     str | None,
-    typer.Option(
-        help="Of a config with train_tasks and val_tasks: which list. Absent: the only one, or val (`serve`: train)."
-    ),
+    option("Of a config with train_tasks and val_tasks: which list. Absent: the only one, or val (`serve`: train)."),
 ]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="The folder for the results.")]
-Resume = Annotated[bool, typer.Option(help="Go on with what is in -o: only what is missing or failed.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Run code that rows name, though no build of yours has kept it.")]
-Format = Annotated[str, typer.Option(help="verl, skyrl or trl.")]
+Output = Annotated[Path | None, option("The folder for the results.", "-o", "--output")]
+Resume = Annotated[bool, option("Go on with what is in -o: only what is missing or failed.")]
+Trust = Annotated[bool, option("Run code that rows name, though no build of yours has kept it.", "--trust")]
+Format = Annotated[str, option("verl, skyrl or trl.")]
 Tokenizer = Annotated[
-    str | None, typer.Option(help="A tokenizer, a folder or a name: it counts the tokens of prompts (extra `local`).")
+    str | None, option("A tokenizer, a folder or a name: it counts the tokens of prompts (extra `local`).")
 ]
-MaxPromptLength = Annotated[int | None, typer.Option(min=1, help="The most tokens of a prompt; needs --tokenizer.")]
-CacheDir = Annotated[Path | None, typer.Option(help="Else TREETUNE_TASK_CACHE_DIR, else ~/.cache/treetune/tasks.")]
-Token = Annotated[str | None, typer.Option(envvar="TREETUNE_TOKEN", help="The server's token.")]
-OpenAccess = Annotated[
-    bool, typer.Option("--open", help="Allow an address that other machines can reach without a token.")
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-JsonWhenReady = Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")]
+MaxPromptLength = Annotated[int | None, option("The most tokens of a prompt; needs --tokenizer.", min=1)]
+CacheDir = Annotated[Path | None, option("Else TREETUNE_TASK_CACHE_DIR, else ~/.cache/treetune/tasks.")]
+Token = Annotated[str | None, option("The server's token.", envvar="TREETUNE_TOKEN")]
+OpenAccess = Annotated[bool, option("Allow an address that other machines can reach without a token.", "--open")]
+Json = Annotated[bool, option("One JSON object on standard output.", "--json")]
+JsonWhenReady = Annotated[bool, option("One JSON object on standard output when it is ready.", "--json")]
 
 TASKS = ("taskset", "train_tasks", "val_tasks")
 """The groups in which a TARGET's own keys lie: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
@@ -88,3 +90,8 @@ def read_overrides(context: typer.Context, groups: Sequence[str], *, trust: bool
             raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
         overrides[key] = value
     return overrides | ({"taskset.trust": "true"} if trust else {})
+
+
+def without_none(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}

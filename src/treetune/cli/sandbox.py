@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 from rich.markup import escape
 
-from treetune.cli.options import Json
+from treetune.cli.options import Json, option
 from treetune.cli.output import Screen, print_json
 from treetune.errors import UsageError
 
@@ -21,10 +21,10 @@ sandbox_app = typer.Typer()
 @sandbox_app.command("build")
 def build_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make; it must not be there yet.")],
-    suite: Annotated[str, typer.Option(help="A release of Debian.")] = "bookworm",
-    include: Annotated[str, typer.Option(help="Further packages: gcc,git,...")] = "",
-    variant: Annotated[str, typer.Option(help="How much of Debian: minbase, important, standard.")] = "minbase",
-    mirror: Annotated[str | None, typer.Option(help="Where its packages are; by default Debian's own.")] = None,
+    suite: Annotated[str, option("A release of Debian.")] = "bookworm",
+    include: Annotated[str, option("Further packages: gcc,git,...")] = "",
+    variant: Annotated[str, option("How much of Debian: minbase, important, standard.")] = "minbase",
+    mirror: Annotated[str | None, option("Where its packages are; by default Debian's own.")] = None,
     json: Json = False,
 ) -> None:
     """Make a root file system in a folder with Debian's own tools (mmdebstrap, or debootstrap as root).
@@ -55,7 +55,7 @@ def build_command(
 
 @sandbox_app.command("check")
 def check_command(
-    rootfs: Annotated[Path | None, typer.Option(help="A root file system to try.")] = None, json: Json = False
+    rootfs: Annotated[Path | None, option("A root file system to try.")] = None, json: Json = False
 ) -> int:
     """What this machine offers: one-shot commands, shells, a Docker engine, and what enforces each limit.
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from treetune import evaluation
 from treetune.cli.hosts import ask_server, find_served
-from treetune.cli.options import TASKS, Json, Split, Target, Tokenizer, Trust, read_overrides
+from treetune.cli.options import TASKS, Json, Split, Target, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import Screen, print_json
 from treetune.config import to_plain
 from treetune.errors import MissingExtraError, user_code
@@ -24,7 +24,7 @@ from treetune.taskset import Taskset
 def show_command(
     context: typer.Context,
     target: Target,
-    num_tasks: Annotated[int, typer.Option("-n", "--num-tasks", min=1, help="How many tasks.")] = 5,
+    num_tasks: Annotated[int, option("How many tasks.", "-n", "--num-tasks", min=1)] = 5,
     split: Split = None,
     tokenizer: Tokenizer = None,
     trust: Trust = False,

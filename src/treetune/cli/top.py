@@ -14,7 +14,7 @@ from rich.text import Text
 
 from treetune import serve
 from treetune.cli.hosts import find_served
-from treetune.cli.options import Json, Token
+from treetune.cli.options import Json, Token, option
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.errors import UsageError
 from treetune.target import is_server, load_taskset
@@ -26,11 +26,11 @@ def top_command(
     ],
     token: Token = None,
     server_key: Annotated[
-        str | None, typer.Option(envvar="TREETUNE_SERVER_KEY", help="The public key of an encrypted server.")
+        str | None, option("The public key of an encrypted server.", envvar="TREETUNE_SERVER_KEY")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
-    deadline: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,
+    once: Annotated[bool, option("Show it once and end.", "--once")] = False,
+    every: Annotated[float, option("Seconds between two looks.")] = 1.0,
+    deadline: Annotated[float, option("Seconds to wait for an answer.")] = 10.0,
     json: Json = False,
 ) -> int:
     """Look at a running server: what it gave out, what is under way, rewards and errors."""
@@ -94,12 +94,10 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
 def probe_command(
     url: Annotated[str, typer.Argument(help="The address of a task server, such as http://127.0.0.1:5000.")],
     token: Token = None,
-    task_index: Annotated[
-        int, typer.Option(help="The task to try; -1: the next in the server's order, which then moves on.")
-    ] = 0,
-    action: Annotated[str, typer.Option(help="What to answer in each step.")] = "42",
-    turns: Annotated[int, typer.Option(min=1, help="How many steps, unless the episode ends before.")] = 3,
-    timeout: Annotated[float, typer.Option(help="Seconds for each request.")] = 30.0,
+    task_index: Annotated[int, option("The task to try; -1: the next in the server's order, which then moves on.")] = 0,
+    action: Annotated[str, option("What to answer in each step.")] = "42",
+    turns: Annotated[int, option("How many steps, unless the episode ends before.", min=1)] = 3,
+    timeout: Annotated[float, option("Seconds for each request.")] = 30.0,
     json: Json = False,
 ) -> int:
     """Test a running task server: health, info, one episode, timings, a verdict.

@@ -13,19 +13,9 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from treetune import evaluation
-from treetune.cli.hosts import refuse_unservable
-from treetune.cli.options import (
-    TASKS,
-    Json,
-    MaxConcurrent,
-    MaxPromptLength,
-    NumTasks,
-    Output,
-    Resume,
-    Split,
-    Tokenizer,
-    read_overrides,
-)
+from treetune.cli import options
+from treetune.cli.hosts import refuse_unservable, run_to_end
+from treetune.cli.options import TASKS, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import to_plain
 from treetune.errors import UsageError
@@ -51,30 +41,26 @@ def validate_command(
             "or one taskset: an id, config.yaml, file.py:Name or module:Name.",
         ),
     ],
-    num_tasks: NumTasks = None,
-    max_concurrent: MaxConcurrent = None,
-    split: Split = None,
+    num_tasks: options.NumTasks = None,
+    max_concurrent: options.MaxConcurrent = None,
+    split: options.Split = None,
     gold: Annotated[
         bool | None,
-        typer.Option(help="Run each row or task with its gold answer, rows with wrong ones too (tasksets: yes)."),
+        option("Run each row or task with its gold answer, rows with wrong ones too (tasksets: yes)."),
     ] = None,
-    output: Output = None,
-    resume: Resume = False,
+    output: options.Output = None,
+    resume: options.Resume = False,
     val: Annotated[
         list[str] | None,
-        typer.Option(help="Files: validation files, which must share no prompt with the others. Repeatable."),
+        option("Files: validation files, which must share no prompt with the others. Repeatable."),
     ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option(help="Files: an environment that is registered elsewhere. Repeatable.")
-    ] = None,
-    format: Annotated[str | None, typer.Option(help="Files: skyrl, verl or trl, if their columns do not tell.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Files: only the rules that need no contents.")] = False,
-    tokenizer: Tokenizer = None,
-    max_prompt_length: MaxPromptLength = None,
-    fix: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Files: write the rows with what is safe to fix fixed.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Files: --fix may overwrite OUT.")] = False,
+    env: Annotated[list[str] | None, option("Files: an environment that is registered elsewhere. Repeatable.")] = None,
+    format: Annotated[str | None, option("Files: skyrl, verl or trl, if their columns do not tell.")] = None,
+    quick: Annotated[bool, option("Files: only the rules that need no contents.", "--quick")] = False,
+    tokenizer: options.Tokenizer = None,
+    max_prompt_length: options.MaxPromptLength = None,
+    fix: Annotated[Path | None, option("Files: write the rows with what is safe to fix fixed.", metavar="OUT")] = None,
+    force: Annotated[bool, option("Files: --fix may overwrite OUT.", "--force")] = False,
     json: Json = False,
 ) -> int:
     """Check files of rows by every rule, or a taskset by its own `validate` and its gold answers.
@@ -101,9 +87,8 @@ def validate_command(
         if resume and output is None:
             raise UsageError("--resume needs to know which results", remedy="pass -o DIR")
         overrides = read_overrides(context, (*TASKS, "limits"))
-        flags = {"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold}
-        given_flags = {key: value for key, value in flags.items() if value is not None}
-        data = {**read_target(targets[0], overrides, split), **given_flags}
+        chosen = without_none({"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold})
+        data = {**read_target(targets[0], overrides, split), **chosen}
         return _validate_taskset(evaluation.read_validation(data, overrides, targets[0]), output, resume, json)
     if context.obj:
         raise UsageError(f"{context.obj[0]}: files of rows have no config to override")
@@ -200,14 +185,11 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
     else:
         run = evaluation.RunFolder.create(*begun)
     screen = Screen(json)
-    interrupted = False
+    checker = evaluation.TasksetChecker(validation, run)
     with run, Progress(console=screen, disable=not screen.is_terminal, transient=True) as progress:
         bar = progress.add_task("checking", total=config.num_tasks)
-        try:
-            checking = evaluation.check_taskset(taskset, config, run, lambda: progress.advance(bar))
-            summary = asyncio.run(checking)
-        except KeyboardInterrupt:
-            interrupted, summary = True, evaluation.summarise_checks(list(run.read()), taskset.name)
+        interrupted = not run_to_end(checker.run(lambda: progress.advance(bar)))
+    summary = checker.summary()
     if json:
         print_json({**to_plain(summary), "run_dir": str(path), "interrupted": interrupted})
     elif not interrupted:

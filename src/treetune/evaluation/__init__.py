@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from treetune.evaluation.run_folder import TRACES, RunFolder, unused_path, write_pass_rates
     from treetune.evaluation.runner import Runner, local_host
     from treetune.evaluation.summary import Summary, Tally
-    from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, check_taskset, summarise_checks
+    from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
 
 __all__ = ["Evaluation", "Validation", "read_evaluation", "read_validation", "refuse_unknown_keys"]
 __all__ += ["Rescorer", "score_again"]
 __all__ += ["TRACES", "RunFolder", "unused_path", "write_pass_rates"]
 __all__ += ["Runner", "local_host"]
 __all__ += ["Summary", "Tally"]
-__all__ += ["CHECKS", "RETRIED", "CheckSummary", "check_taskset", "summarise_checks"]
+__all__ += ["CHECKS", "RETRIED", "CheckSummary", "TasksetChecker"]
 
 _HOMES = {
     "config": ("Evaluation", "Validation", "read_evaluation", "read_validation", "refuse_unknown_keys"),
@@ -37,7 +37,7 @@ _HOMES = {
     "run_folder": ("TRACES", "RunFolder", "unused_path", "write_pass_rates"),
     "runner": ("Runner", "local_host"),
     "summary": ("Summary", "Tally"),
-    "taskset_check": ("CHECKS", "RETRIED", "CheckSummary", "check_taskset", "summarise_checks"),
+    "taskset_check": ("CHECKS", "RETRIED", "CheckSummary", "TasksetChecker"),
 }
 
 

@@ -1,6 +1,6 @@
 """Runs an evaluation: draws tasks, keeps a bounded number of rollouts under way, saves each as it ends.
 
-summary = await Runner(evaluation, run, host).run()
+summary = await Runner(evaluation, run).run(host)
 
 Tasks come from a host and rollouts run on it, here or elsewhere; this only counts and saves.
 """
@@ -62,10 +62,9 @@ class Job(NamedTuple):
 
 
 class Runner:
-    def __init__(self, evaluation: Evaluation, run: RunFolder[Trace], host: Host) -> None:
+    def __init__(self, evaluation: Evaluation, run: RunFolder[Trace]) -> None:
         self._config = evaluation.config
         self._taskset = evaluation.taskset
-        self._host = host
         self._run = run
         self._done: set[tuple[str, int, int]] = set()
         self.on_trace: Callable[[Trace, Tally], None] = lambda trace, tally: None
@@ -96,21 +95,21 @@ class Runner:
         except TasksetError:  # a task that the taskset no longer has
             return False
 
-    async def run(self) -> Summary:
+    async def run(self, host: Host) -> Summary:
         """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
         if self._taskset.scores_groups and self._config.num_rollouts > self._config.max_concurrent:
             warnings.warn("a group is larger than max_concurrent: its rollouts run in several batches", stacklevel=2)
         try:
-            await run_bounded(self._jobs(), self._work, self._config.max_concurrent)
+            await run_bounded(self._jobs(host), lambda job: self._work(host, job), self._config.max_concurrent)
         finally:
             summary = self.tally.summary()
             self._run.write_summary(summary)
         return summary
 
-    async def _jobs(self) -> AsyncIterator[Job]:
+    async def _jobs(self, host: Host) -> AsyncIterator[Job]:
         unseen = set(self._done)
         tasks = 0
-        async for task, occurrence in self._host.draw(self._config.num_tasks):
+        async for task, occurrence in host.draw(self._config.num_tasks):
             keys = [(task.uid, occurrence, number) for number in range(self._config.num_rollouts)]
             unseen.difference_update(keys)
             tasks += 1
@@ -124,9 +123,9 @@ class Runner:
             self._forget(unseen)
         self.tally.expected = tasks * self._config.num_rollouts
 
-    async def _work(self, job: Job) -> None:
+    async def _work(self, host: Host, job: Job) -> None:
         try:
-            traces = await self._play(job)
+            traces = await self._play(host, job)
         except TreetuneError as error:
             traces = [self._failed(job, number, error) for number in job.rollouts]
         for trace in traces:
@@ -134,7 +133,7 @@ class Runner:
             self.tally.add(trace)
             self.on_trace(trace, self.tally)
 
-    async def _play(self, job: Job) -> list[Trace]:
+    async def _play(self, host: Host, job: Job) -> list[Trace]:
         config, numbers = self._config, job.rollouts
         asked: dict[str, Any] = {
             "model": config.model,
@@ -143,8 +142,8 @@ class Runner:
             "occurrence": job.occurrence,
         }
         if job.grouped:
-            return await self._host.run_group(job.task, len(numbers), rollouts=numbers, **asked)
-        return [await self._host.run_rollout(job.task, rollout=numbers[0], **asked)]
+            return await host.run_group(job.task, len(numbers), rollouts=numbers, **asked)
+        return [await host.run_rollout(job.task, rollout=numbers[0], **asked)]
 
     def _failed(self, job: Job, number: int, error: TreetuneError) -> Trace:
         """What the host could not run is a failure of that rollout, which a resumed run tries again."""
