@@ -2,128 +2,94 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import os
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
+import uvloop
 
-from treetune.cli.options import TasksTarget, Trust
-from treetune.serve.http import HttpConfig
-
-if TYPE_CHECKING:
-    from treetune.cli.register import Registration
-    from treetune.serve.server import EnvServer
+from treetune import serve
+from treetune.cli import options
+from treetune.cli.hosts import refuse_unservable
+from treetune.cli.options import TASKS, option, read_overrides, without_none
+from treetune.cli.output import print_json
+from treetune.cli.register import Registration, open_registration
+from treetune.config import convert
+from treetune.episode import Limits
+from treetune.errors import UsageError
+from treetune.policies import EndpointConfig
+from treetune.target import build_taskset, read_target, refuse_server
 
 _REPORT_SECONDS = 10.0
-_HTTP = HttpConfig()
+log = logging.getLogger("treetune.serve")
+T = TypeVar("T")
 
 
 def serve_command(
     context: typer.Context,
-    target: TasksTarget,
+    target: options.TasksTarget,
     zmq: Annotated[
         str | None,
-        typer.Option(
-            "--zmq",
-            help="Where the pull server listens; port 0 takes a free one. Default: tcp://127.0.0.1:5555, or nowhere "
-            "where --http is given.",
-        ),
+        option("Where the pull server listens (tcp://127.0.0.1:5555, or nowhere with --http); port 0: a free one."),
     ] = None,
-    http: Annotated[
-        str | None, typer.Option("--http", help="Where the HTTP episode server listens: HOST:PORT, or :PORT.")
-    ] = None,
-    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Short for --http :PORT.")] = None,
-    max_episodes: Annotated[
-        int, typer.Option(help="HTTP episodes that live at once; beyond it: 429.")
-    ] = _HTTP.max_episodes,
-    episode_idle: Annotated[
-        float, typer.Option(help="Seconds until an HTTP episode nobody steps is closed.")
-    ] = _HTTP.idle_seconds,
-    episode_deadline: Annotated[
-        float, typer.Option(help="The most seconds of an HTTP episode.")
-    ] = _HTTP.deadline_seconds,
+    http: Annotated[str | None, option("Where the HTTP episode server listens: HOST:PORT, or :PORT.")] = None,
+    port: Annotated[int | None, option("Short for --http :PORT.", min=0, max=65535)] = None,
+    max_episodes: Annotated[int | None, option("HTTP episodes that live at once (1024); beyond it: 429.")] = None,
+    episode_idle: Annotated[float | None, option("Seconds until an HTTP episode nobody steps is closed (300).")] = None,
+    episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("-m", "--model", help="Who answers; the first where a request names none. May be repeated."),
+        option("Who answers; the first where a request names none. May be repeated.", "-m", "--model"),
     ] = None,
     allow_endpoint: Annotated[
-        list[str] | None, typer.Option(help="An address that requests may name, such as a trainer's inference server.")
+        list[str] | None, option("An address that requests may name, such as a trainer's inference server.")
     ] = None,
-    workers: Annotated[
-        int, typer.Option("-w", "--workers", min=0, help="Worker processes; 0: all in one process.")
-    ] = 0,
-    max_workers: Annotated[int | None, typer.Option(help="Up to how many when there is much to do.")] = None,
-    engine: Annotated[str, typer.Option(help="Where workers run: processes, or ray.")] = "processes",
+    workers: Annotated[int, option("Worker processes; 0: all in one process.", "-w", "--workers", min=0)] = 0,
+    max_workers: Annotated[int | None, option("Up to how many when there is much to do.")] = None,
+    engine: Annotated[str, option("Where workers run: processes, or ray.")] = "processes",
     capacity: Annotated[
-        int | None,
-        typer.Option(
-            help="Rollouts and episodes under way at once; beyond it the answer is `busy`. Absent: 512, or "
-            "--max-episodes where that is more."
-        ),
+        int | None, option("Rollouts and episodes at once, else `busy` (512, or --max-episodes where that is more).")
     ] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="A folder that keeps cursors and the key: the server goes on after a crash.")
-    ] = None,
-    accept_changes: Annotated[bool, typer.Option(help="Go on with a --state of other tasks.")] = False,
-    key_file: Annotated[Path | None, typer.Option(help="The key of the tasks' seals; made if absent.")] = None,
-    token: Annotated[
-        str | None, typer.Option(envvar="TREETUNE_TOKEN", help="Without it only `health` is answered.")
-    ] = None,
+    state: Annotated[Path | None, option("A folder for cursors and the key: the server goes on after a crash.")] = None,
+    accept_changes: Annotated[bool, option("Go on with a --state of other tasks.")] = False,
+    key_file: Annotated[Path | None, option("The key of the tasks' seals; made if absent.")] = None,
+    token: Annotated[str | None, option("Without it only `health` is answered.", envvar="TREETUNE_TOKEN")] = None,
     curve_key: Annotated[
-        Path | None, typer.Option(help="Encrypt connections with the key in this file, made where there is none.")
+        Path | None, option("Encrypt connections with the key in this file, made where there is none.")
     ] = None,
-    open_access: Annotated[
-        bool, typer.Option("--open", help="Allow an address that other machines can reach without a token.")
-    ] = False,
-    metrics: Annotated[str | None, typer.Option(help="Show figures to Prometheus at HOST:PORT.")] = None,
-    drain: Annotated[float, typer.Option(help="Seconds that work under way may take to end on SIGTERM.")] = 30.0,
+    open_access: options.OpenAccess = False,
+    metrics: Annotated[str | None, option("Show figures to Prometheus at HOST:PORT.")] = None,
+    drain: Annotated[float | None, option("Seconds that work under way may take to end on SIGTERM (30).")] = None,
     register: Annotated[
         str | None,
-        typer.Option(envvar="TREETUNE_SERVERS", help="Where `treetune list --servers` finds it: a folder, or a URL."),
+        option("Where `treetune list --servers` finds it: a folder, or a URL.", envvar="TREETUNE_SERVERS"),
     ] = None,
     advertise: Annotated[
         str | None,
-        typer.Option(
-            envvar="TREETUNE_ADVERTISE", help="The http address to register, where others see it under another one."
-        ),
+        option("The http address to register, if others see it under another one.", envvar="TREETUNE_ADVERTISE"),
     ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Of a config with train_tasks and val_tasks: which list (train, or the only one)."),
-    ] = None,
-    trust: Trust = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output when it is ready.")] = False,
+    split: options.Split = None,
+    trust: options.Trust = False,
+    json: options.JsonWhenReady = False,
 ) -> int:
     """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
 
     Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
-    import logging
-
-    import uvloop
-
-    from treetune.cli.hosts import refuse_unservable
-    from treetune.cli.options import TASKS, read_overrides
-    from treetune.cli.register import open_registration
-    from treetune.config import convert
-    from treetune.episode import Limits
-    from treetune.errors import UsageError
-    from treetune.policies import EndpointConfig
-    from treetune.serve.access import Access
-    from treetune.serve.host import ModelsConfig
-    from treetune.serve.http.door import HttpDoor, MetricsDoor
-    from treetune.serve.server import Door, EnvServer, ServerConfig
-    from treetune.serve.zmq.door import ZmqDoor
-    from treetune.target import build_taskset, read_target, refuse_server
-
     refuse_server(target, "serve")
     overrides = read_overrides(context, (*TASKS, "limits", "endpoint"), trust=trust)
     data = read_target(target, overrides, split, "train")
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
     names = model or ([str(data["model"])] if data.get("model") else [])
-    models = ModelsConfig(
+    models = serve.ModelsConfig(
         model=names[0] if names else None,
         endpoint=endpoint,
         models={name: endpoint for name in names[1:]},
@@ -131,76 +97,42 @@ def serve_command(
             convert({"base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
         ],
     )
-    if http is None and port is not None:
-        http = f"127.0.0.1:{port}"
-    elif port is not None:
+    if http is not None and port is not None:
         raise UsageError("--http and --port are the same", remedy="pass one of them")
-    doors: list[Door] = [MetricsDoor(metrics)] if metrics is not None else []  # shows figures to the very end
+    http = f"127.0.0.1:{port}" if port is not None else http
+    doors: list[serve.Door] = [serve.MetricsDoor(metrics)] if metrics is not None else []  # to the very end
     if zmq is not None or http is None:
-        doors.append(ZmqDoor() if zmq is None else ZmqDoor(zmq))
+        doors.append(serve.ZmqDoor() if zmq is None else serve.ZmqDoor(zmq))
     if http is not None:
-        episodes = {
-            "address": http,
-            "max_episodes": max_episodes,
-            "idle_seconds": episode_idle,
-            "deadline_seconds": episode_deadline,
-        }
-        doors.append(HttpDoor(convert(episodes, HttpConfig, source="the options")))
+        times = {"idle_seconds": episode_idle, "deadline_seconds": episode_deadline}
+        doors.append(serve.HttpDoor(_config(serve.HttpConfig, address=http, max_episodes=max_episodes, **times)))
     registration = open_registration(register, advertise)
-    settings: dict[str, Any] = {
-        "capacity": capacity,
-        "drain_seconds": drain,
-        "state": state,
-        "key_file": key_file,
-        "accept_changes": accept_changes,
-    }
-    config = convert(settings, ServerConfig, source="the options")
-    access = Access(token=token or None, curve_key=curve_key, open=open_access)
-    config = _with(config, access=access, limits=limits)
+    kept = {"state": state, "key_file": key_file, "accept_changes": accept_changes}
+    config = _config(serve.ServerConfig, capacity=capacity, drain_seconds=drain, **kept)
+    access = serve.Access(token=token or None, curve_key=curve_key, open=open_access)
+    config = msgspec.structs.replace(config, access=access, limits=limits)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     refuse_unservable(taskset)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if workers or max_workers or engine != "processes":
-        server = _pool(taskset, config, models, max(1, workers), max_workers, engine, doors)
+        workers = max(1, workers)
+        if max_workers is not None and max_workers < workers:
+            raise UsageError(f"--max-workers {max_workers} is less than --workers {workers}")
+        pool = _config(serve.PoolConfig, workers=workers, max_workers=max_workers)
+        loaded = serve.load_engine(engine)
+        server: serve.EnvServer = serve.EnvServerPool(taskset, config, models, pool, loaded, doors=doors)
     else:
-        server = EnvServer(taskset, config, models, doors=doors)
+        server = serve.EnvServer(taskset, config, models, doors=doors)
     uvloop.run(_serve(server, json, registration))
     return 0
 
 
-def _with(config: Any, **changes: Any) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(config, **changes)
-
-
-def _pool(
-    taskset: Any, config: Any, models: Any, workers: int, max_workers: int | None, engine: str, doors: Any
-) -> EnvServer:
-    from treetune.config import convert
-    from treetune.errors import UsageError
-    from treetune.serve.pool.broker import EnvServerPool
-    from treetune.serve.pool.worker import load_engine
-    from treetune.serve.pool.workers import PoolConfig
-
-    if max_workers is not None and max_workers < workers:
-        raise UsageError(f"--max-workers {max_workers} is less than --workers {workers}")
-    pool = convert({"workers": workers, "max_workers": max_workers}, PoolConfig, source="the options")
-    return EnvServerPool(taskset, config, models, pool, load_engine(engine), doors=doors)
+def _config(struct: type[T], **settings: Any) -> T:
+    """A config of the options that were given."""
+    return convert(without_none(settings), struct, source="the options")
 
 
-async def _serve(server: EnvServer, json: bool, registration: Registration | None = None) -> None:
-    import asyncio
-    import contextlib
-    import logging
-    import os
-    import signal
-
-    from treetune.cli.output import print_json
-    from treetune.cli.register import register_server
-
-    log = logging.getLogger("treetune.serve")
-    loop = asyncio.get_running_loop()
+async def _serve(server: serve.EnvServer, json: bool, registration: Registration | None) -> None:
     asked = asyncio.Event()
 
     def stop() -> None:
@@ -209,6 +141,7 @@ async def _serve(server: EnvServer, json: bool, registration: Registration | Non
         log.info("stopping: no new work; what is under way may end (%g s)", server.config.drain_seconds)
         asked.set()
 
+    loop = asyncio.get_running_loop()
     starting = asyncio.ensure_future(server.start())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: stop() if starting.done() else starting.cancel())
@@ -229,18 +162,16 @@ async def _serve(server: EnvServer, json: bool, registration: Registration | Non
     if json:
         found = {"address": at.get("zmq", ""), "http": at.get("http"), "pid": os.getpid(), "server_key": key}
         print_json({**found, "metrics": at.get("metrics")})
-    reporter = asyncio.create_task(_report(server, log))
-    async with register_server(registration, server, info):
+    reporter = asyncio.create_task(_report(server))
+    async with registration.keep(server, info) if registration is not None else contextlib.nullcontext():
         await asked.wait()
         reporter.cancel()
         await server.stop()
     log.info("stopped; the next index is %d", server.streams.cursor())
 
 
-async def _report(server: EnvServer, log: Any) -> None:
+async def _report(server: serve.EnvServer) -> None:
     """A line now and then while something happens."""
-    import asyncio
-
     before: Any = None
     while True:
         await asyncio.sleep(_REPORT_SECONDS)
