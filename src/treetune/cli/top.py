@@ -36,7 +36,7 @@ def top_command(
     """Look at a running server: what it gave out, what is under way, rewards and errors."""
     served = find_served(load_taskset(address)) if is_server(address) else None
     if served is None:
-        raise UsageError(f"{address} is no address of a server", remedy="write tcp://HOST:PORT or http://HOST:PORT")
+        raise UsageError(f"cannot connect to {address!r}", remedy="write tcp://HOST:PORT or http://HOST:PORT")
     served.token, served.server_key, served.deadline = token, server_key, deadline
     screen = Screen(json)
 
