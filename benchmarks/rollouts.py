@@ -19,7 +19,7 @@ def ours() -> None:
         {"taskset": {"id": "arithmetic"}, "model": "scripted:gold", "num_tasks": ROLLOUTS, "num_rollouts": 1}
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder.create(Path(folder) / "run", TRACES, evaluation.resolved(), evaluation.taskset)
+        run = RunFolder.create(Path(folder) / "run", TRACES, evaluation)
         with run:
             policy = load_policy("scripted:gold", evaluation.taskset)
             summary = asyncio.run(Runner(evaluation, run).run(local_host(evaluation, policy)))

@@ -29,7 +29,7 @@ VERBS = {
     "validate": ("validate:validate_command", "Check files of rows by every rule, or a taskset and its gold answers."),
     "eval": ("evaluate:eval_command", "Evaluate a model on a taskset and save every trace."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
-    "convert": ("convert:convert_command", "Write tasks to a file as another trainer's rows."),
+    "convert": ("build:convert_command", "Write tasks to a file as another trainer's rows."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
     "register": ("register:register_command", "Run a register of servers, for machines that share no folder."),
     "top": ("top:top_command", "Look at a running server: what is under way, rewards and errors."),

@@ -86,8 +86,8 @@ def demo_command(
     screen.say(f"   {parquet}  the rows, in the cache")
     if trained is not None:
         screen.say(f"   {trained['picture']}  how the training went")
-    again = f"runs this evaluation again: treetune eval {shlex.quote(str(path / 'config.yaml'))}"
-    screen.say(f"   {path / 'config.yaml'}  {again}")
+    again = f"treetune eval {shlex.quote(str(path / 'config.yaml'))}"
+    screen.say(f"   {path / 'config.yaml'}  runs this evaluation again: {again}")
     screen.say(f"   {path / 'traces.jsonl'}  every rollout: messages, reward, answer, timing")
     screen.say(f"   {path / 'summary.json'}  mean, standard error, pass@k, per outcome")
 
@@ -104,7 +104,7 @@ def _evaluate(target: str, model: str, num_tasks: int, path: Path) -> tuple[Path
     config = {"taskset": {"id": target}, "model": model, "num_tasks": num_tasks, "num_rollouts": 2}
     evaluation = evaluating.read_evaluation(config)
     taskset, path = evaluation.taskset, evaluating.unused_path(path)
-    with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation.resolved(), taskset) as run:
+    with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as run:
         host = evaluating.local_host(evaluation, load_policy(model, taskset))
         return path, asyncio.run(evaluating.Runner(evaluation, run).run(host))
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -128,12 +128,11 @@ def _run(
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
     policy = None if remote or workers is not None else load_policy(config.model, taskset, config.endpoint)
     path = output or _default_folder(evaluation)
-    begun = (path, evaluating.TRACES, evaluation.resolved(), taskset)
     if resume:
         remedy = "" if remote else "pass --rescore to score what there is again, "
-        run = evaluating.RunFolder.resume(*begun, changed=rescore, remedy=remedy)
+        run = evaluating.RunFolder.resume(path, evaluating.TRACES, evaluation, changed=rescore, remedy=remedy)
     else:
-        run = evaluating.RunFolder.create(*begun)
+        run = evaluating.RunFolder.create(path, evaluating.TRACES, evaluation)
     screen = Screen(json)
     runner = evaluating.Runner(evaluation, run)
 
@@ -152,14 +151,22 @@ def _run(
     summary = runner.tally.summary()
     if write_pass_rate is not None and not interrupted:
         evaluating.write_pass_rates(path, write_pass_rate, config.pass_threshold)
+    figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
+    stopped = f"interrupted; go on with: treetune eval --resume -o {shlex.quote(str(path))}" if interrupted else None
+    return _finish(summary, figures, stopped, screen, json)
+
+
+def _finish(
+    summary: evaluating.Summary, figures: dict[str, Any], stopped: str | None, screen: Screen, json: bool
+) -> int:
+    """Shows what a run amounts to; gives the exit code. `stopped` says what to do after an interruption."""
     if json:
-        figures = {**to_plain(summary), "errors": summary.errors}
-        print_json({**figures, "run_dir": str(path), "interrupted": interrupted})
-    elif not interrupted:
+        print_json({**figures, "interrupted": stopped is not None})
+    elif stopped is None:
         screen.print(summary_table(summary))
-        screen.say(f"run folder: {path}")
-    if interrupted:
-        screen.say(f"interrupted; go on with: treetune eval --resume -o {shlex.quote(str(path))}")
+        screen.say(f"run folder: {figures['run_dir']}")
+    if stopped is not None:
+        screen.say(stopped)
         return 130
     return 1 if summary.errors else 0
 
@@ -182,24 +189,17 @@ def rescore_command(
     evaluation = evaluating.read_evaluation(read_target(str(config)), source=str(config))
     refuse_unservable(evaluation.taskset)
     path = output or evaluating.unused_path(run / "rescored")
-    begun = (path, evaluating.TRACES, evaluation.resolved(), evaluation.taskset)
-    with evaluating.RunFolder.create(*begun) as folder:
+    with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
         rescorer = evaluating.Rescorer(evaluation, run, folder)
         interrupted = not run_to_end(rescorer.run())
     summary = rescorer.summary()
     screen = Screen(json)
-    if json:
-        print_json({**to_plain(summary), "run_dir": str(path), "interrupted": interrupted})
-    else:
+    if not json:
         mean = "-" if summary.before.mean_reward is None else f"{summary.before.mean_reward:.4f}"
         skipped = f"; {summary.skipped} failed rollouts have nothing to score" if summary.skipped else ""
         screen.say(f"{summary.changed} of {summary.after.rollouts} rewards changed; mean before: {mean}{skipped}")
         if summary.diverged:
             what = "rollouts diverged: the environment now says something else than was recorded"
             screen.say(f"{summary.diverged} {what}", style="yellow")
-        screen.print(summary_table(summary.after))
-        screen.say(f"run folder: {path}")
-    if interrupted:
-        screen.say(f"interrupted: only a part is scored again; {run} is as it was")
-        return 130
-    return 1 if summary.after.errors else 0
+    stopped = f"interrupted: only a part is scored again; {run} is as it was" if interrupted else None
+    return _finish(summary.after, {**to_plain(summary), "run_dir": str(path)}, stopped, screen, json)

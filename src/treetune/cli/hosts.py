@@ -107,7 +107,7 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
 
 
 def _runs_code(taskset: Taskset[Any, Any]) -> bool:
-    """By itself, or by the environment that its config names for all tasks."""
+    """Whether it does so itself, or the environment that its config names for all tasks."""
     if getattr(taskset.config, "has_images", False):
         return False  # the engine of its images contains it, and says itself where it does not
     env_class = getattr(taskset.config, "env_class", None)

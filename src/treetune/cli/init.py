@@ -19,6 +19,17 @@ from treetune.errors import StorageError, UsageError
 from treetune.plugins import tasksets
 
 _TEMPLATES = resources.files("treetune.cli").joinpath("templates")
+NEXT_STEPS = {
+    "dataset": """{place}/{module}_dataset.py       python {place}/{module}_dataset.py: change create_example
+{place}/test_{module}_dataset.py  pytest {place}""",
+    "server": """{place}/{module}.py  the environment and its tasks: change them
+{place}/README.md  pip install -e {place} && treetune serve {id} --http :5000
+{place}/Dockerfile  docker build -t {id} {place}""",
+    "taskset": """{place}/{module}.py       the taskset: change load_tasks and reward
+{place}/test_{module}.py  pytest {place}
+{place}/eval.yaml         treetune eval {place}/{module}.py:{cls} -m scripted:gold""",
+}
+"""By kind: the files that matter, each with what to do with it."""
 
 
 def init_command(
@@ -46,27 +57,16 @@ def init_command(
     if server and id in tasksets.names():  # one of the two would be found in the place of the other
         raise UsageError(f"there is a taskset {id!r} already, {tasksets.names()[id]}", remedy="choose another name")
     cls = "".join(part.capitalize() for part in module.split("_"))
-    place = folder / (id if server else module)
+    kind, place = "dataset" if dataset else "server" if server else "taskset", folder / (id if server else module)
     if os.path.lexists(place):
         raise UsageError(f"{place} exists already", remedy="choose another name, or another folder with -o")
     names = {"title": module.replace("_", " ").capitalize(), "module": module, "cls": cls, "id": id}
     try:
         place.mkdir(parents=True)
-        _write_templates("dataset" if dataset else "server" if server else "taskset", place, names)
+        _write_templates(kind, place, names)
     except OSError as error:
         raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
-    if dataset:
-        typer.echo(f"{place}/{module}_dataset.py       python {place}/{module}_dataset.py: change create_example")
-        typer.echo(f"{place}/test_{module}_dataset.py  pytest {place}")
-        return
-    if server:
-        typer.echo(f"{place}/{module}.py  the environment and its tasks: change them")
-        typer.echo(f"{place}/README.md  pip install -e {place} && treetune serve {id} --http :5000")
-        typer.echo(f"{place}/Dockerfile  docker build -t {id} {place}")
-        return
-    typer.echo(f"{place}/{module}.py       the taskset: change load_tasks and reward")
-    typer.echo(f"{place}/test_{module}.py  pytest {place}")
-    typer.echo(f"{place}/eval.yaml         treetune eval {place}/{module}.py:{cls} -m scripted:gold")
+    typer.echo(NEXT_STEPS[kind].format(place=place, **names))
 
 
 def _write_templates(kind: str, place: Path, names: dict[str, str]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -129,46 +128,24 @@ class TaskKind(StrEnum):
     MULTI_TURN = "environment, several turns"
 
 
-class Column(NamedTuple):
-    """A verb, a door or a trainer. It takes every target, or every kind of task, but for those that it refuses."""
-
-    name: str
-    refuses: Mapping[str, str] = {}
-    """What it does not take, with words of the message that says so."""
-
-
 _NO_SERVER: dict[str, str] = {TargetKind.SERVER: NEEDS_TASKS}
 _ONE_TURN: dict[str, str] = {TaskKind.MULTI_TURN: "has episodes of several turns, and verl plays one"}
-DOORS = ("zmq", "http")
-MATRIX: dict[str, tuple[type[StrEnum], list[Column]]] = {
-    "target": (
-        TargetKind,
-        [
-            Column("show"),
-            Column("validate", _NO_SERVER),
-            Column("eval"),
-            *(Column(f"build {format}", _NO_SERVER) for format in FORMATS),
-            Column("convert", _NO_SERVER),
-            *(Column(f"serve --{door}", _NO_SERVER) for door in DOORS),
-        ],
-    ),
-    "task": (
-        TaskKind,
-        [
-            Column("eval"),
-            *(Column(f"serve --{door}") for door in DOORS),
-            Column("verl", _ONE_TURN),
-            *(Column(name) for name in ("SkyRL", "AReaL", "TRL")),
-        ],
-    ),
+DOORS = ("serve --zmq", "serve --http")
+BUILDS = [f"build {format}" for format in FORMATS]
+VERBS = ["show", "validate", "eval", *BUILDS, "convert", *DOORS]
+PLAYERS = ["eval", *DOORS, "verl", "SkyRL", "AReaL", "TRL"]
+MATRIX: dict[str, tuple[type[StrEnum], dict[str, dict[str, str]]]] = {
+    "target": (TargetKind, {verb: {} if verb in ("show", "eval") else _NO_SERVER for verb in VERBS}),
+    "task": (TaskKind, {player: _ONE_TURN if player == "verl" else {} for player in PLAYERS}),
 }
-"""By table: what its rows are, and its columns."""
+"""By table: what its rows are, and its columns. A column takes every row but those that it refuses, each with words of
+the message that says so."""
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     """By table, row and column: True, or words of the refusal."""
     return {
-        table: {str(row): {column.name: column.refuses.get(row, True) for column in columns} for row in rows}
+        table: {str(row): {name: refuses.get(row, True) for name, refuses in columns.items()} for row in rows}
         for table, (rows, columns) in MATRIX.items()
     }
 

@@ -178,12 +178,11 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
     stem = f"validate--{taskset.name}--{time.strftime('%Y%m%d-%H%M%S')}"
     path = output or evaluation.unused_path(Path("runs") / stem)
-    begun = (path, evaluation.CHECKS, validation.resolved(), taskset)
     if resume:  # after a taskset was corrected too: what failed is checked again
-        run = evaluation.RunFolder.resume(*begun, changed=True)
+        run = evaluation.RunFolder.resume(path, evaluation.CHECKS, validation, changed=True)
         run.keep(lambda check: check.rule not in evaluation.RETRIED)
     else:
-        run = evaluation.RunFolder.create(*begun)
+        run = evaluation.RunFolder.create(path, evaluation.CHECKS, validation)
     screen = Screen(json)
     checker = evaluation.TasksetChecker(validation, run)
     with run, Progress(console=screen, disable=not screen.is_terminal, transient=True) as progress:

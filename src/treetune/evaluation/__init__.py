@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from treetune.evaluation.summary import Summary, Tally
     from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
 
-__all__ = ["Evaluation", "Validation", "read_evaluation", "read_validation", "refuse_unknown_keys"]
-__all__ += ["Rescorer", "score_again"]
-__all__ += ["TRACES", "RunFolder", "unused_path", "write_pass_rates"]
-__all__ += ["Runner", "local_host"]
-__all__ += ["Summary", "Tally"]
-__all__ += ["CHECKS", "RETRIED", "CheckSummary", "TasksetChecker"]
-
 _HOMES = {
     "config": ("Evaluation", "Validation", "read_evaluation", "read_validation", "refuse_unknown_keys"),
     "rescore": ("Rescorer", "score_again"),

@@ -18,19 +18,25 @@ from treetune.taskset import Taskset
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What evaluating and checking have in common."""
+
     taskset: dict[str, Any]
-    """What to evaluate: `id` (or `custom_cls`) and the taskset's own keys."""
-    model: str
-    """Who answers: `scripted:gold`, `local:PATH`, or the name of a model behind the endpoint."""
+    """The taskset: `id` (or `custom_cls`) and its own keys."""
     num_tasks: Positive | None = None
     """How many tasks; absent: all of a finite taskset."""
+    max_concurrent: Positive = 64
+    """The most rollouts, or checks, under way at once."""
+    pass_threshold: float = 1.0
+    """The reward from which a rollout counts as solved, where the environment does not say so itself; a gold answer
+    must reach it."""
+
+
+class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    """Who answers: `scripted:gold`, `local:PATH`, or the name of a model behind the endpoint."""
     num_rollouts: Positive = 1
     """How many times each task is tried."""
-    max_concurrent: Positive = 64
-    """The most rollouts under way at once."""
-    pass_threshold: float = 1.0
-    """The reward from which a rollout counts as solved, where the environment does not say so itself."""
     sampling: Sampling = Sampling()
     """Temperature, token limits and the like."""
     limits: Limits = Limits()
@@ -39,15 +45,7 @@ class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where the model is served."""
 
 
-class ValidateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    taskset: dict[str, Any]
-    """What to check: `id` (or `custom_cls`) and the taskset's own keys."""
-    num_tasks: Positive | None = None
-    """How many tasks; absent: all of a finite taskset."""
-    max_concurrent: Positive = 64
-    """The most checks under way at once."""
-    pass_threshold: float = 1.0
-    """The reward that a gold answer must reach."""
+class ValidateConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gold: bool = True
     """Run each task with its gold answer too."""
     limits: Limits = Limits(timeout=600.0)
@@ -63,15 +61,19 @@ def refuse_unknown_keys(data: Mapping[str, Any], source: str) -> None:
         raise ConfigError(faults, source=source)
 
 
-class Evaluation(msgspec.Struct):
+class Configured(msgspec.Struct):
     """A config with the taskset it names."""
 
-    config: EvalConfig
+    config: TasksConfig
     taskset: Taskset[Any, Any]
 
     def resolved(self) -> dict[str, Any]:
-        """The config that runs this evaluation again, every key spelled out."""
+        """The config that runs this again, every key spelled out."""
         return {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
+
+
+class Evaluation(Configured):
+    config: EvalConfig
 
     def overridden(self) -> dict[str, Any]:
         """Only what differs from the defaults, by dotted path."""
@@ -79,14 +81,8 @@ class Evaluation(msgspec.Struct):
         return dict(_differing(self.resolved(), defaults))
 
 
-class Validation(msgspec.Struct):
-    """How a taskset is checked, and the taskset."""
-
+class Validation(Configured):
     config: ValidateConfig
-    taskset: Taskset[Any, Any]
-
-    def resolved(self) -> dict[str, Any]:
-        return {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
 
 
 def read_evaluation(

@@ -102,7 +102,7 @@ async def score_again(evaluation: Evaluation, run: RunFolder[Trace]) -> RescoreS
     """Scores what a run has so far again, in its place; where that is interrupted, all of it stays as it was."""
     folder = run.path / ".rescored"
     shutil.rmtree(folder, ignore_errors=True)
-    with RunFolder.create(folder, TRACES, evaluation.resolved(), evaluation.taskset) as fresh:
+    with RunFolder.create(folder, TRACES, evaluation) as fresh:
         summary = await Rescorer(evaluation, run.path, fresh).run()
         run.replace(fresh)
     shutil.rmtree(folder)

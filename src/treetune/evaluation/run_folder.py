@@ -1,7 +1,7 @@
 """A run on disk: `config.yaml` (can be run again), records appended as they come, `summary.json`, and in
 `fingerprint.json` what the run began with, which a resumed run is compared with.
 
-    with RunFolder.create(Path("runs/x"), TRACES, config, taskset) as run:
+    with RunFolder.create(Path("runs/x"), TRACES, evaluation) as run:
         run.append(trace)
 
 The records are complete lines at every moment but perhaps the last, so a killed run can be resumed.
@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.evaluation.config import Configured
 from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
@@ -93,25 +95,18 @@ class RunFolder(Generic[R]):
         self._open_file()
 
     @classmethod
-    def create(cls, path: Path, records: Records[R], config: Mapping[str, Any], taskset: Taskset[Any, Any]) -> Self:
+    def create(cls, path: Path, records: Records[R], what: Configured) -> Self:
         """A new run folder; one that already holds a run is refused."""
         if (path / CONFIG).exists() or (path / records.file).exists():
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
-        beginning = Beginning(dict(config), taskset_fingerprint(taskset))
+        beginning = Beginning(what.resolved(), taskset_fingerprint(what.taskset))
         run = cls(path, records)
         run._write_beginning(beginning)
         return run
 
     @classmethod
     def resume(
-        cls,
-        path: Path,
-        records: Records[R],
-        config: Mapping[str, Any],
-        taskset: Taskset[Any, Any],
-        *,
-        changed: bool = False,
-        remedy: str = "",
+        cls, path: Path, records: Records[R], what: Configured, *, changed: bool = False, remedy: str = ""
     ) -> Self:
         """An existing one. Refused where the config differs from the one it began with in anything that could change a
         result, except that it may ask for more; or where the taskset changed, unless `changed` allows that. `remedy`
@@ -124,8 +119,9 @@ class RunFolder(Generic[R]):
             raise ResumeError(
                 f"{path / FINGERPRINT} cannot be read: {error}", remedy="start a new run with another -o"
             ) from None
+        config = what.resolved()
         grown = {key: config[key] for key in GROWING if _is_more(began.config.get(key), config.get(key))}
-        changes = config_differences({**began.config, **grown}, dict(config))
+        changes = config_differences({**began.config, **grown}, config)
         if refused := [change for change in changes if not change.startswith(HARMLESS)]:
             raise ResumeError(
                 f"the config of {path} differs from the one the run began with:\n"
@@ -135,7 +131,7 @@ class RunFolder(Generic[R]):
         for change in changes:
             if change.startswith("endpoint.base_url:"):
                 warnings.warn(f"the run goes on at another address: {change}", stacklevel=2)
-        if differences := began.taskset.differences(taskset_fingerprint(taskset)):
+        if differences := began.taskset.differences(taskset_fingerprint(what.taskset)):
             message = f"the taskset changed since the run in {path} began: {'; '.join(differences)}"
             if not changed:
                 other = "go on with the taskset as it was, or start a new run with another -o"
@@ -184,11 +180,9 @@ class RunFolder(Generic[R]):
 
     def append(self, record: R) -> None:
         line = self.records.encode(record) + b"\n"
-        try:
+        with _writing(self.path):
             while line:  # one write as a rule; more only on a nearly full disk, where the next raises
                 line = line[os.write(self._file, line) :]
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
 
     def write_summary(self, summary: Any) -> None:
         write_whole(self.path / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -211,9 +205,7 @@ def write_pass_rates(run: Path, out: Path, threshold: float) -> None:
     for trace in TRACES.read(run):
         if trace.outcome.scored:
             passes[trace.uid].append(trace.passed(threshold))
-    rates = [
-        {"uid": uid, "pass_rate": sum(tries) / len(tries), "rollouts": len(tries)} for uid, tries in passes.items()
-    ]
+    rates = [{"uid": uid, "pass_rate": fmean(tries), "rollouts": len(tries)} for uid, tries in passes.items()]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, msgspec.json.Encoder().encode_lines(rates))
 
@@ -245,11 +237,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"cannot write to {path}: {error.strerror or error}",
-        remedy="free some space or pass another -o; what was written is kept, and --resume goes on with it",
-    )
+        raise StorageError(
+            f"cannot write to {path}: {error.strerror or error}",
+            remedy="free some space or pass another -o; what was written is kept, and --resume goes on with it",
+        ) from error

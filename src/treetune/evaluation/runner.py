@@ -11,13 +11,13 @@ import asyncio
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from treetune.errors import TasksetError, TreetuneError, first_of
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_folder import RunFolder
 from treetune.evaluation.summary import Summary, Tally
-from treetune.host import Host, LocalHost, always
+from treetune.host import Host, LocalHost, PlayOptions, always
 from treetune.policy import Policy
 from treetune.streams import Streams
 from treetune.task import Task
@@ -124,26 +124,21 @@ class Runner:
         self.tally.expected = tasks * self._config.num_rollouts
 
     async def _work(self, host: Host, job: Job) -> None:
+        config, numbers = self._config, job.rollouts
+        asked = PlayOptions(
+            model=config.model, sampling=config.sampling, limits=config.limits, occurrence=job.occurrence
+        )
         try:
-            traces = await self._play(host, job)
+            if job.grouped:
+                traces = await host.run_group(job.task, len(numbers), rollouts=numbers, **asked)
+            else:
+                traces = [await host.run_rollout(job.task, rollout=numbers[0], **asked)]
         except TreetuneError as error:
-            traces = [self._failed(job, number, error) for number in job.rollouts]
+            traces = [self._failed(job, number, error) for number in numbers]
         for trace in traces:
             self._run.append(trace)
             self.tally.add(trace)
             self.on_trace(trace, self.tally)
-
-    async def _play(self, host: Host, job: Job) -> list[Trace]:
-        config, numbers = self._config, job.rollouts
-        asked: dict[str, Any] = {
-            "model": config.model,
-            "sampling": config.sampling,
-            "limits": config.limits,
-            "occurrence": job.occurrence,
-        }
-        if job.grouped:
-            return await host.run_group(job.task, len(numbers), rollouts=numbers, **asked)
-        return [await host.run_rollout(job.task, rollout=numbers[0], **asked)]
 
     def _failed(self, job: Job, number: int, error: TreetuneError) -> Trace:
         """What the host could not run is a failure of that rollout, which a resumed run tries again."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import MissingExtraError, PolicyError, UsageError
-from treetune.policy import Completion, Request, Sampling, Usage
-from treetune.task import Message
+from treetune.policy import Completion, Request, Usage
 from treetune.threads import call
 from treetune.tokens import ChatTokens, Tokens
 
@@ -50,10 +49,7 @@ class LocalPolicy:
 
     async def complete(self, request: Request) -> Completion:
         await self._busy.acquire()
-        key = f"{request.key}/{request.turn}"
-        generating = asyncio.ensure_future(
-            call(self.generate, request.messages, request.sampling, key, request.tokens, request.continues)
-        )
+        generating = asyncio.ensure_future(call(self._generate, request))
         generating.add_done_callback(lambda _: self._busy.release())
         # Shielded: a request that was given up keeps the model busy until its thread is done.
         completion: Completion = await asyncio.shield(generating)
@@ -62,19 +58,13 @@ class LocalPolicy:
     async def close(self) -> None:
         return None
 
-    def generate(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        key: str = "",
-        tokens: Tokens | None = None,
-        continues: bool = False,
-    ) -> Completion:
+    def _generate(self, request: Request) -> Completion:
         import torch
 
+        sampling = request.sampling
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
         top_p = 1.0 if sampling.top_p is None else sampling.top_p
-        prompt = self._chat.next_prompt(messages, tokens or Tokens(), continues=continues)
+        prompt = self._chat.next_prompt(request.messages, request.tokens or Tokens(), continues=request.continues)
         prompt_ids = prompt.ids
         most = sampling.max_tokens or DEFAULT_MAX_TOKENS
         if self._context is not None:
@@ -82,7 +72,7 @@ class LocalPolicy:
         if most < 1:
             raise PolicyError(f"the prompt of {len(prompt_ids)} tokens fills the context of {self._context}")
         # One draw a token from a generator of our own: torch's global one stays untouched.
-        rng = random.Random(None if sampling.seed is None else f"{sampling.seed}/{key}")
+        rng = random.Random(None if sampling.seed is None else f"{sampling.seed}/{request.key}/{request.turn}")
         ids: list[int] = []
         logprobs: list[float] = []
         finish = "length"

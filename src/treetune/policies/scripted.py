@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -14,18 +15,16 @@ WRONG = "I do not know."
 
 
 def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
-    if script == "gold":
-        return Gold(taskset, probability=1.0, name="scripted:gold")
     if script == "echo":
         return Echo()
-    if script.startswith("p="):
+    if script == "gold" or script.startswith("p="):
         try:
-            probability = float(script[2:])
+            probability = 1.0 if script == "gold" else float(script[2:])
         except ValueError:
-            probability = -1.0
+            probability = math.nan
         if 0 <= probability <= 1:
             return Gold(taskset, probability=probability, name=f"scripted:{script}")
-        raise UsageError(f"scripted:{script}: p must be a number from 0 to 1")
+        raise UsageError(f"scripted:{script}: p must be a number from 0 to 1", remedy="write scripted:p=0.5")
     hint = did_you_mean(script, ["gold", "echo"])
     raise UsageError(f"unknown script {script!r}{hint}", remedy="use scripted:gold, scripted:echo or scripted:p=0.5")
 

@@ -39,12 +39,6 @@ if TYPE_CHECKING:
     from treetune.serve.zmq.door import ZmqDoor
     from treetune.serve.zmq.sockets import socket_folder
 
-__all__ = ["BlockingEnvClient", "EnvClient", "EnvServer", "EnvServerPool", "ModelsConfig", "PoolConfig", "ServerConfig"]
-__all__ += ["Access", "Door", "HttpConfig", "HttpDoor", "MetricsDoor", "ZmqDoor", "load_engine", "socket_folder"]
-__all__ += ["RemoteEpisode", "ServeError", "ServedTaskset", "TaskServerClient", "probe"]
-__all__ += ["Register", "RegisterServer", "RegisteredServer", "ServerEntry", "ServerHealth", "check_health"]
-__all__ += ["make_id", "name_public_address", "open_register", "stay_registered"]
-
 _HOMES = {
     "access": ("Access",),
     "errors": ("ServeError",),
