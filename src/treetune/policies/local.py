@@ -49,7 +49,7 @@ class LocalPolicy:
 
     async def complete(self, request: Request) -> Completion:
         await self._busy.acquire()
-        generating = asyncio.ensure_future(call(self._generate, request))
+        generating = asyncio.ensure_future(call(self.generate, request))
         generating.add_done_callback(lambda _: self._busy.release())
         # Shielded: a request that was given up keeps the model busy until its thread is done.
         completion: Completion = await asyncio.shield(generating)
@@ -58,7 +58,7 @@ class LocalPolicy:
     async def close(self) -> None:
         return None
 
-    def _generate(self, request: Request) -> Completion:
+    def generate(self, request: Request) -> Completion:
         import torch
 
         sampling = request.sampling
