@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import re
 import warnings
 
@@ -69,11 +68,6 @@ def test_a_column_may_have_the_name_of_a_function():
 
 def test_the_columns_used_are_known_in_order():
     assert Filter("n > 1 and len(question) > n", list(ROW)).columns == ("n", "question")
-
-
-def test_a_filter_travels_to_another_process():
-    pickled = pickle.dumps(Filter("n > 3", ["m", "n"]))
-    assert pickle.loads(pickled).keeps({"n": 4})
 
 
 def test_an_unknown_column_is_named_with_the_nearest_and_with_those_there_are():

@@ -171,11 +171,11 @@ def _check_environments(taskset: DatasetTaskset, table: pa.Table, checked: set[A
         return
     for env_class in set(pc.unique(pc.struct_field(table["extra_info"], "env_class")).to_pylist()) - checked:
         checked.add(env_class)
-        problem = unknown_environment(taskset, env_class)
-        if problem is not None and not format.has_environments:
-            raise TasksetError(f"rows with the env_class {env_class!r}: {problem}")
-        if problem is not None:  # the trainer may have it
-            warnings.warn(f"rows with the env_class {env_class!r}: {problem}; the trainer must know it", stacklevel=2)
+        if (problem := unknown_environment(taskset, env_class)) is not None:
+            said = f"rows with the env_class {env_class!r}: {problem}"
+            if not format.has_environments:
+                raise TasksetError(said)
+            warnings.warn(f"{said}; the trainer must know it", stacklevel=2)
 
 
 def _build_tables(
@@ -204,16 +204,12 @@ def _build_in_processes(builder: RowBuilder, work: Iterator[Work], count: int) -
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    def get(future: Future[Built | TreetuneError]) -> Built:
-        built = future.result()
-        if isinstance(built, TreetuneError):
-            raise built
-        return built
-
     # Spawned: a fork of a process that has threads (pyarrow's, the library's) may hang.
     with ProcessPoolExecutor(count, get_context("spawn"), _set_builder, (builder,)) as pool:
         try:
-            yield from _keep_ahead(work, lambda item: pool.submit(_build_here, item), get, 2 * count)
+            yield from _keep_ahead(work, lambda item: pool.submit(_build_here, item), Future.result, 2 * count)
+        except TreetuneError as error:
+            raise error from None  # without the traceback of that process
         except BrokenProcessPool:
             raise TasksetError(
                 f"one of the {count} processes that build rows ended abruptly: by its own code, or for its memory",
@@ -230,14 +226,9 @@ def _set_builder(builder: RowBuilder) -> None:
     _builder = builder
 
 
-def _build_here(work: Work) -> Built | TreetuneError:
+def _build_here(work: Work) -> Built:
     assert _builder is not None
-    try:
-        return _builder.build(*work)
-    except TreetuneError as error:
-        if error.__cause__ is None:
-            return error  # raised, it would come with the traceback of this process
-        raise
+    return _builder.build(*work)
 
 
 def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:

@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from treetune.config import CodeName, convert_node, declared_values, load_yaml, with_overrides
+from treetune.config import CodeName, convert_node, declared_values, load_yaml, to_plain, with_overrides
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, Faults, TreetuneError, check_all, gather_faults
-from treetune.plugins import environments, file_of, load_object
+from treetune.plugins import environments, file_of, tasksets
 from treetune.rows.sources import check_loading
-from treetune.target import build_taskset, custom_class, located, missing_values, names_class
+from treetune.target import build_taskset, custom_class, located, names_class
 
 LISTS = ("train_tasks", "val_tasks")
 
@@ -88,12 +88,8 @@ def read_list_node(
     ]
     if faults:
         raise ConfigError(faults, source=target)
-    nodes = [
-        node
-        if names_class(node)
-        else {"id": "dataset", **{key: value for key, value in node.items() if key != "custom_cls"}}
-        for node in entries
-    ]
+    plain = [{key: value for key, value in node.items() if key != "custom_cls"} for node in entries]
+    nodes = [node if names_class(node) else {"id": "dataset", **plain[number]} for number, node in enumerate(entries)]
     if len(nodes) == 1:
         return nodes[0]
     weighted = any(node.get("weight") is not None for node in nodes)
@@ -105,26 +101,29 @@ def load_tasks(
 ) -> list[DatasetTaskset]:
     """The tasksets of a list of configs. All faults of all of them are added to `faults`, or raised as one error."""
     found: Faults = []
-    tasksets = []
-    for number, node in enumerate(_plain_entries(nodes, path, found)):
+    loaded: list[DatasetTaskset] = []
+    try:
+        entries = plain_values(nodes)
+        if isinstance(entries, str | Mapping) or not isinstance(entries, Iterable):
+            raise ConfigError([("", f"expected a list of tasks, got {entries!r:.60}")])
+    except ConfigError as error:
+        found += [(path, problem) for _, problem in error.faults]
+        entries = []
+    for number, node in enumerate(entries):
         here = f"{path}[{number}]"
-        if missing := missing_values(node, here):
-            found += missing
-            continue
         try:
             taskset = load_task(node, cache_dir)
+            found += [(f"{here}.{key}", problem) for key, problem in _further_faults(taskset.config)]
+            loaded.append(taskset)
         except ConfigError as error:
             found += [(f"{here}.{key}" if key else here, problem) for key, problem in error.faults]
         except TreetuneError as error:
             found.append((here, str(error)))
-        else:
-            found += [(f"{here}.{key}", problem) for key, problem in _further_faults(taskset.config)]
-            tasksets.append(taskset)
     if found and faults is None:
         raise ConfigError(found)
     if faults is not None:
         faults += found
-    return tasksets
+    return loaded
 
 
 def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
@@ -139,13 +138,9 @@ def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
 
 def _task_class(node: Mapping[str, Any]) -> type[DatasetTaskset]:
     """The class that an entry names; what is wrong with it is a fault of its key."""
-    cls: Any = DatasetTaskset
     key = "custom_cls" if names_class(node) else "id"
     try:
-        if key == "custom_cls":
-            cls = custom_class(node["custom_cls"], key)
-        elif ":" in str(node.get("id", "")):
-            cls = load_object(str(node["id"]))
+        cls = custom_class(node[key], key) if key != "id" else tasksets.resolve(str(node.get("id", "dataset")))
     except ConfigError:
         raise
     except TreetuneError as error:
@@ -165,17 +160,6 @@ def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
         for file in map(file_of, specs):
             if file is not None and not file.is_file():
                 yield key, f"no such file: {file}"
-
-
-def _plain_entries(nodes: Any, path: str, faults: Faults) -> list[Any]:
-    """The entries of a list as plain values."""
-    try:
-        if isinstance(nodes, str | Mapping) or not isinstance(nodes, Iterable):
-            raise ConfigError([("", f"expected a list of tasks, got {plain_values(nodes)!r:.60}")])
-        return [plain_values(node) for node in plain_values(nodes)]
-    except ConfigError as error:
-        faults += [(path, problem) for _, problem in error.faults]
-        return []
 
 
 # Checks of loaded lists, each with one error for all tasks
@@ -224,9 +208,9 @@ def check_single_turns(lists: Lists, source: str = "config") -> None:
 
 def _places(lists: Lists) -> Iterator[tuple[str, DatasetTaskset]]:
     """Each taskset, and where it stands in its config."""
-    for name, tasksets in lists.items():
+    for name, entries in lists.items():
         key = f"{name}_tasks" if name in ("train", "val") else name
-        for number, taskset in enumerate(tasksets):
+        for number, taskset in enumerate(entries):
             yield key if name == "taskset" else f"{key}[{number}]", taskset
 
 
@@ -272,22 +256,18 @@ def _keep_text(
     found: dict[str, Any] = located(node, folders, DatasetTaskset)
     if not raw:
         return found
-    for keys in raw:
-        found = _set_at(found, keys, _get_at(node, keys))
     try:
         cls = _task_class(found)
     except ConfigError:  # reported when the entry is loaded
         cls = DatasetTaskset
-    as_yaml: Faults = []
-    as_text: Faults = []
-    with gather_faults(as_yaml):
-        convert_node(found, cls)
-    with gather_faults(as_text):
-        convert_node(found, cls, raw={".".join(keys): text for keys, text in raw.items()})
+    typed: dict[str, Any] = {}
+    with gather_faults([]):  # reported when the entry is loaded
+        typed = to_plain(convert_node(found, cls, raw={".".join(keys): text for keys, text in raw.items()}))
     for keys, text in raw.items():
-        own = keys[0] not in cls.config_type.__struct_fields__ and isinstance(_get_at(node, keys), Mapping)
-        if ".".join(keys) in dict(as_yaml).keys() - dict(as_text) or (own and isinstance(_get_at(written, keys), str)):
-            found = _set_at(found, keys, text)
+        value = _get_at(node, keys)
+        own = keys[0] not in cls.config_type.__struct_fields__ and isinstance(value, Mapping)
+        is_text = _get_at(typed, keys) == text or (own and isinstance(_get_at(written, keys), str))
+        found = _set_at(found, keys, text if is_text else value)
     return found
 
 

@@ -42,7 +42,6 @@ class RowDropped(Exception):
 def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
     """Compiled at the first row, which shows the columns."""
     config = taskset.config
-    data_source, ability, reward_method = config.data_source, config.ability, config.reward_method
     make_prompt: Callable[[Row], list[Message]] | None = None
     truth: GroundTruth | None = None
 
@@ -56,17 +55,15 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
             prompt = make_prompt(row)
         except ValueError as error:
             raise TasksetError(f"row {index}: {error}") from None
-        extra = {"index": index}
-        for field in config.extra_fields:
-            extra[field] = row[field]
-        made: Row = {"data_source": data_source, "prompt": prompt, "extra_info": extra}
-        if ability is not None:
-            made["ability"] = ability
+        extra = {"index": index} | {field: row[field] for field in config.extra_fields}
+        made: Row = {"data_source": config.data_source, "prompt": prompt, "extra_info": extra}
+        if config.ability is not None:
+            made["ability"] = config.ability
         if truth is not None:
             found = truth.find(row[truth.column])
             if found is None:
                 raise RowDropped(NO_TRUTH)
-            made["reward_model"] = {"style": reward_method, "ground_truth": found}
+            made["reward_model"] = {"style": config.reward_method, "ground_truth": found}
         return made
 
     return make_row
@@ -80,7 +77,7 @@ def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[M
             raise ConfigError([("chat_messages_field", no_column(field, columns))])
 
         def read_messages(row: Row) -> list[Message]:
-            if is_silent(row[field]):
+            if row[field] is None or row[field] == []:
                 raise RowDropped(NO_PROMPT)
             return _read_messages(row[field], config.system_prompt)
 
@@ -112,10 +109,9 @@ def find_fault(made: Any) -> str | None:
             return f"has a message whose role is a {type(role).__name__}"
         if isinstance(content := message.get("content"), bytes | bool | int | float):
             return f"has a message whose content is a {type(content).__name__}"
-    if type(reward := made.get("reward_model")) is not dict and reward is not None:
-        return "has a reward_model that is no dict"
-    if type(extra := made.get("extra_info")) is not dict and extra is not None:
-        return "has a extra_info that is no dict"
+    for key in ("reward_model", "extra_info"):
+        if type(value := made.get(key)) is not dict and value is not None:
+            return f"has {key} that is no dict"
     return None
 
 
@@ -127,7 +123,7 @@ def find_lack(made: Row) -> str | None:
         if not truth if type(truth) is str else store_truth(plain(truth)) is None:
             return NO_TRUTH
     last = made["prompt"][-1].get("content")  # which mostly says something
-    return NO_PROMPT if not (last and type(last) is str and not last.isspace()) and is_silent(made["prompt"]) else None
+    return NO_PROMPT if not (last and type(last) is str and not last.isspace()) and _is_silent(made["prompt"]) else None
 
 
 def plain(value: Any) -> Any:
@@ -144,9 +140,9 @@ def call_make_map_fn(taskset: DatasetTaskset) -> Callable[[Row, int], Any]:
         raise TasksetError(f"{whose} gave {function!r:.80}, not a function", remedy="return a function of (row, index)")
     parameters = inspect.signature(function).parameters.values()
     several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:]
-    # A second one with a default is its author's own (`lambda row, key=key`), unless its name says otherwise.
-    if several or any(p.default is p.empty or p.name in ("index", "idx", "i") for p in positional[:1]):
+    second = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:2]
+    # One with a default is its author's own (`lambda row, key=key`), unless its name says otherwise.
+    if several or any(p.default is p.empty or p.name in ("index", "idx", "i") for p in second):
         return function
 
     def with_index(row: Row, index: int) -> Any:
@@ -198,30 +194,19 @@ def store_truth(value: Any) -> Any:
     return msgspec.to_builtins(value) if isinstance(value, times) else str(value)
 
 
-def is_silent(messages: Any) -> bool:
-    """Whether a conversation asks nothing: there is none, or nobody but the system says a word."""
-    if messages is None or messages == []:
-        return True
-    if not isinstance(messages, list):
-        return False
-    for message in messages:
-        if not isinstance(message, dict):
-            return False
-        speaker = message.get("role") or message.get("from")
-        if speaker != "system" and any(_has_words(message.get(key)) for key in ("content", "value", "tool_calls")):
-            return False
-    return True
-
-
-def _has_words(value: Any) -> bool:
-    return bool(value.strip() if isinstance(value, str) else value)
+def _is_silent(messages: list[Any]) -> bool:
+    """Whether nobody but the system says a word."""
+    said = [
+        message.get(key) for message in messages if message["role"] != "system" for key in ("content", "tool_calls")
+    ]
+    return not any(value.strip() if isinstance(value, str) else value for value in said)
 
 
 def _read_messages(value: Any, system_prompt: str | None) -> list[Message]:
     """The messages of one row, every key kept; raises ValueError with what is wrong."""
     from treetune.rows.prompt_lengths import messages_of
 
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list):
         raise ValueError(f"expected a list of messages, got {value!r:.80}")
     messages = messages_of([_spell_message(entry, number) for number, entry in enumerate(value)])
     if system_prompt is not None and messages[0]["role"] != "system":

@@ -9,11 +9,14 @@ A key whose values are of mixed types becomes JSON, and the table says which.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from treetune.datasets.config import no_column
 from treetune.datasets.map_function import (
@@ -53,8 +56,9 @@ from treetune.task import uid_of, uids_of_texts
 RESERVED = ("index", "scorer", "env_class", ROW, MARK)
 """Keys of `extra_info` that Treetune itself fills in."""
 
-_COMPLETED = ("data_source", "prompt", "reward_model", "extra_info", "env_class")
-"""Columns whose values are checked or completed; any other is stored as the map function gave it."""
+
+_SEEN = ("data_source", "extra_info", "env_class")
+"""Columns that verl hands to reward functions."""
 
 
 class _Built(NamedTuple):
@@ -106,6 +110,10 @@ class RowBuilder:
             raise ConfigError(faults)
         # Also where columns are built: a source may turn out to give rows.
         self._make_row = (lambda row, index: row) if made else call_make_map_fn(taskset)
+
+    @cached_property
+    def _scorer(self) -> str | None:
+        return self.taskset.scorer
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowBuilder, (self.taskset, self.columns, self._made)
@@ -173,7 +181,7 @@ class RowBuilder:
         return table if table.num_rows else None
 
     def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> _Built | None:
-        config, scorer = self.taskset.config, self.taskset.scorer
+        config, scorer = self.taskset.config, self._scorer
         texts: list[Any] = self._template.fill(table)
         truths = None if self._truth is None else [*map(self._truth.find, table[self._truth.column].to_pylist())]
         kept = list(range(len(texts)))
@@ -210,13 +218,25 @@ class RowBuilder:
                 row_json = [encode_unseen({"prompt": prompt, **around, "extra_info": info}) for prompt, info in rows]
             else:
                 row_json = encode_unseen_prompts(prompts, around)
-        fields = {field: _store_field(table[field], field) for field in config.extra_fields}
-        environments, scorers = [config.env_class] * len(kept), [scorer] * len(kept)
-        columns["extra_info"] = _extra_info(_take(indices, kept), uids, scorers, environments, row_json, fields, [])
+        extra = {
+            "index": pa.array(_take(indices, kept), pa.int64()),
+            "uid": pa.array(uids, pa.string()),
+            "scorer": constant_column(scorer, len(kept)),
+        }
+        if config.env_class is not None:
+            extra["env_class"] = constant_column(config.env_class, len(kept))
+        if row_json is not None:
+            extra[ROW] = pa.array(row_json, pa.string())
+        for field in config.extra_fields:
+            extra[field] = _store_field(table[field], field)
+            if field == "uid" and extra[field].null_count:  # a uid of the user's own stays
+                extra[field] = pc.coalesce(extra[field].cast(pa.string()), pa.array(uids, pa.string()))
+        columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
         return _Built(pa.table(columns), kept, uids)
 
     def _build_rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> _Built | None:
         rows: list[Row] = []
+        uids: list[str] = []
         kept: list[int] = []
         left_out: dict[str, list[int]] = {}
         make_row = self._make_row
@@ -242,13 +262,42 @@ class RowBuilder:
             if not self._made and (lack := find_lack(made)) is not None:
                 left_out.setdefault(lack, []).append(number)
                 continue
-            rows.append(made)
+            uid, row = self._complete_row(made, index)
+            rows.append(row)
+            uids.append(uid)
             kept.append(number)
         self._leave_out(left_out, indices, dropped)
-        if not rows:
-            return None
-        table, uids = _table_of_rows(self.taskset, rows, _take(indices, kept))
-        return _Built(table, kept, uids)
+        return _Built(_table_of(rows), kept, uids) if rows else None
+
+    def _complete_row(self, made: Row, index: int) -> tuple[str, Row]:
+        """The uid of a made row's task, and the row with everything that a canonical one has."""
+        taskset, config = self.taskset, self.taskset.config
+        given = made.get("extra_info") or {}
+        env_class = made.get("env_class") or given.get("env_class") or config.env_class
+        if type(env_class) is not str and env_class is not None:
+            raise TasksetError(f"row {index} has the env_class {env_class!r}, which is no name")
+        reward = _complete_reward(made.get("reward_model"), config.reward_method)
+        spec = _reward_spec(reward)
+        uid = uid_of({"prompt": made["prompt"], "env_class": env_class, "reward_spec": spec})
+        scorer = self._scorer if env_class is None else taskset.scorer_of_environment(env_class)
+        if scorer == RULE and "ground_truth" not in spec:
+            scorer = None
+        extra = {"index": _index(given.get("index", index), index), "uid": uid, "scorer": scorer}
+        if env_class is not None:
+            extra["env_class"] = env_class
+        if scorer not in (None, RULE):
+            unseen = {key: plain(value) for key, value in made.items() if key not in _SEEN}
+            extra[ROW] = encode_unseen({**unseen, "reward_model": reward, "extra_info": given})
+        for key, value in given.items():
+            if key not in RESERVED and not (key == "uid" and value is None):
+                extra[key] = plain(value)
+        own = made.get("data_source")
+        data_source = config.data_source if own is None else str(own)
+        row = {**made, "data_source": data_source, "reward_model": reward, "extra_info": extra}
+        row.pop("env_class", None)
+        if reward is None:
+            del row["reward_model"]
+        return uid, row
 
     def _leave_out(self, left_out: Mapping[str, list[int]], indices: list[int], dropped: Counter[str]) -> None:
         """Counts the rows that are left out, by reason; raises where the config makes faults of them."""
@@ -274,7 +323,7 @@ class RowBuilder:
                 number, error = candidate, fault
                 break
         problem, remedy = f": {error}", None
-        if isinstance(error, TypeError) and "expected bytes" in str(error):
+        if isinstance(error, TypeError) and re.search("expected bytes|str keys", str(error)):
             problem, remedy = " has a key that is no text", "name the keys of a row, and of mappings in it, by text"
         elif isinstance(error, UnicodeEncodeError):
             problem = f": text that is no Unicode: {error.object[error.start : error.end]!r} is half of a character"
@@ -303,92 +352,18 @@ def _store_field(column: pa.ChunkedArray, field: str) -> pa.Array:
         raise ValueError(f"{field} cannot be kept in extra_info: {error}") from None
 
 
-def _table_of_rows(taskset: DatasetTaskset, rows: list[Row], indices: list[int]) -> tuple[pa.Table, list[str]]:
-    """Made rows with everything that a canonical row has; and the uid of each row's task."""
-    config, mixed = taskset.config, list[str]()
-    names = keys_of(rows)
-    columns: dict[str, Any] = {
-        name: infer_column([row.get(name) for row in rows], name, mixed) for name in names if name not in _COMPLETED
-    }
-    columns["prompt"] = messages_column([row["prompt"] for row in rows])
-    columns["data_source"] = pa.array(
-        [str(config.data_source if (own := row.get("data_source")) is None else own) for row in rows], pa.string()
-    )
-    specs: list[dict[str, Any]] = [{}] * len(rows)
-    rewards: list[dict[str, Any] | None] = [None] * len(rows)
-    if "reward_model" in names:
-        rewards = [_complete_reward(row.get("reward_model"), config.reward_method) for row in rows]
-        specs = [_reward_spec(reward) for reward in rewards]
-        columns["reward_model"] = infer_mapping(rewards, "reward_model", mixed)
-    given = [row.get("extra_info") or {} for row in rows]
-    keys = keys_of(given)
-    environments = [config.env_class] * len(rows)
-    if "env_class" in names or "env_class" in keys:
-        environments = [
-            _env_class(row.get("env_class") or info.get("env_class") or config.env_class, index)
-            for row, info, index in zip(rows, given, indices, strict=True)
-        ]
-    uids = [
-        uid_of({"prompt": row["prompt"], "env_class": env_class, "reward_spec": spec})
-        for row, env_class, spec in zip(rows, environments, specs, strict=True)
-    ]
-    own = taskset.scorer
-    scorers = [
-        taskset.scorer_of_environment(env_class)
-        if env_class is not None
-        else (None if own == RULE and "ground_truth" not in spec else own)
-        for env_class, spec in zip(environments, specs, strict=True)
-    ]
-    row_json = None
-    if any(scorer not in (None, RULE) for scorer in scorers):
-        seen = [name for name in names if name not in ("data_source", "extra_info", "env_class")]
-        row_json = []
-        for row, reward, info in zip(rows, rewards, given, strict=True):
-            unseen = {key: plain(row[key]) for key in seen if key in row}
-            row_json.append(encode_unseen({**unseen, "reward_model": reward, "extra_info": info}))
-    if "index" in keys:
-        indices = [_index(info.get("index", index), index) for info, index in zip(given, indices, strict=True)]
-    fields = {
-        key: infer_column([plain(info.get(key)) for info in given], f"extra_info.{key}", mixed)
-        for key in keys
-        if key not in RESERVED
-    }
-    columns["extra_info"] = _extra_info(indices, uids, scorers, environments, row_json, fields, mixed)
-    ordered = dict.fromkeys(["data_source", "prompt", *names, "extra_info"])
-    table = pa.table({name: columns[name] for name in ordered if name in columns})
-    return with_json_fields(table, mixed), uids
-
-
-def _extra_info(
-    indices: list[int],
-    uids: list[str],
-    scorers: list[str | None],
-    environments: list[str | None],
-    row_json: list[str] | None,
-    fields: Mapping[str, pa.Array],
-    mixed: list[str],
-) -> pa.StructArray:
-    """The column of what Treetune adds to rows, and of the user's own fields. A uid of the user's own stays."""
-    extra: dict[str, pa.Array] = {
-        "index": pa.array(indices, pa.int64()),
-        "uid": pa.array(uids, pa.string()),
-        "scorer": _texts(scorers),
-    }
-    if any(environments):
-        extra["env_class"] = _texts(environments)
-    if row_json is not None:
-        extra[ROW] = pa.array(row_json, pa.string())
-    extra |= fields
-    if "uid" in fields and fields["uid"].null_count:
-        own = zip(fields["uid"].to_pylist(), uids, strict=True)
-        extra["uid"] = infer_column([uid if mine is None else mine for mine, uid in own], "extra_info.uid", mixed)
-    return pa.StructArray.from_arrays(list(extra.values()), list(extra))
-
-
-def _texts(values: list[str | None]) -> pa.Array:
-    """Mostly all are the same, and long."""
-    same = values.count(values[0]) == len(values)
-    return constant_column(values[0], len(values)) if same else pa.array(values, pa.string())
+def _table_of(rows: list[Row]) -> pa.Table:
+    """Column by column, so that one mixed key does not make JSON of all."""
+    columns: dict[str, pa.Array] = {}
+    mixed: list[str] = []
+    for name in dict.fromkeys(["data_source", "prompt", *keys_of(rows)]):
+        values: list[Any] = [row.get(name) for row in rows]
+        if name == "prompt":
+            columns[name] = messages_column(values)
+        else:
+            infer = infer_mapping if name in ("reward_model", "extra_info") else infer_column
+            columns[name] = infer(values, name, mixed)
+    return with_json_fields(pa.table(columns), mixed)
 
 
 def _complete_reward(reward: dict[str, Any] | None, method: str) -> dict[str, Any] | None:
@@ -404,12 +379,6 @@ def _reward_spec(reward: dict[str, Any] | None) -> dict[str, Any]:
     if reward is not None and len(reward) == 2 and type(reward.get("ground_truth")) is str and "style" in reward:
         return {"ground_truth": reward["ground_truth"], "method": reward["style"]}
     return FORMATS["verl"].read_reward({"reward_model": reward})
-
-
-def _env_class(value: Any, index: int) -> str | None:
-    if type(value) is not str and value is not None:
-        raise TasksetError(f"row {index} has the env_class {value!r}, which is no name")
-    return value
 
 
 def _index(value: Any, position: int) -> int:

@@ -90,7 +90,7 @@ def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Counter[str]], p
 
 
 class Filter:
-    """A checked and compiled expression; pickles by its text."""
+    """A checked and compiled expression."""
 
     def __init__(self, text: str, columns: Sequence[str]) -> None:
         """Raises a `ConfigError` with every fault that can be seen without a row."""
@@ -119,20 +119,15 @@ class Filter:
         except Exception as error:
             raise ValueError(self._explain(values, error)) from error
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return Filter, (self.text, self.columns)
-
     def _explain(self, values: Mapping[str, Any], error: Exception) -> str:
         shown = ", ".join(f"{column} = {reprlib.repr(value)}" for column, value in values.items())
         problem = f"no {error}" if isinstance(error, KeyError) else str(error)
-        message = f"{KEY} {self.text!r} does not fit a row: {problem} ({shown})"
-        empty = [column for column, value in values.items() if value is None]
-        if empty:
-            guard = " and ".join(f"{column} is not None" for column in empty)
-            return f"{message}; guard it: {guard} and ({self.text.strip()})"
-        if isinstance(error, TypeError) and any(isinstance(value, str) for value in values.values()):
-            return f"{message}; turn text into a number with int(...) or float(...)"
-        return message
+        advice = ""
+        if empty := [column for column, value in values.items() if value is None]:
+            advice = f"; guard it: {' and '.join(f'{name} is not None' for name in empty)} and ({self.text.strip()})"
+        elif isinstance(error, TypeError) and any(isinstance(value, str) for value in values.values()):
+            advice = "; turn text into a number with int(...) or float(...)"
+        return f"{KEY} {self.text!r} does not fit a row: {problem} ({shown}){advice}"
 
 
 def _text(value: Any) -> str:
@@ -209,8 +204,6 @@ _REMEDIES: dict[type[ast.AST], str] = {
     ast.Slice: "slices are not available; there are startswith(text, part) and endswith(text, part)",
 }
 
-_CONSTANTS = {"none": "None", "null": "None", "true": "True", "false": "False"}
-
 
 class _Checker(ast.NodeTransformer):
     """Collects the columns used and the faults, and puts calls to our own functions in place of what could run away."""
@@ -245,14 +238,12 @@ class _Checker(ast.NodeTransformer):
         if name in self.columns and not name.startswith("__"):
             self.used[name] = None
             return node
-        if name.casefold() in _CONSTANTS:
-            return self.refuse(node, f"no column {name!r}; did you mean {_CONSTANTS[name.casefold()]}?")
+        if name.casefold() in ("none", "null", "true", "false"):
+            meant = name.capitalize().replace("Null", "None")
+            return self.refuse(node, f"no column {name!r}; did you mean {meant}?")
         if name in _FUNCTIONS:
             return self.refuse(node, f"{name} is a function: write {name}(...)")
         return self.refuse(node, no_column(name, self.columns))
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        return self.refuse(node, f"`{ast.unparse(node)}` is an attribute, which a filter may not ask for")
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         index = node.slice.operand if isinstance(node.slice, ast.UnaryOp) else node.slice
@@ -295,23 +286,21 @@ class _Checker(ast.NodeTransformer):
         return ast.Call(ast.Name(f"{name}()", ast.Load()), [self.visit(argument) for argument in arguments], [])
 
 
+_HINTS = {r"&&|\|\|": "; write `and` and `or`", r"![^=]": "; write `not`", r"[^=!<>:]=[^=]": "; write == to compare"}
+
+
 def _parse(text: str) -> ast.Expression:
     if not text.strip():
         raise ConfigError([(KEY, "is empty; leave the key out to keep every row")])
     if len(text) > MAX_LENGTH:
-        remedy = "write a function and give file.py:function"
-        raise ConfigError([(KEY, f"has {len(text)} characters, more than {MAX_LENGTH}; {remedy}")])
+        problem = f"has {len(text)} characters, more than {MAX_LENGTH}; write a function and give file.py:function"
+        raise ConfigError([(KEY, problem)])
     try:
         # In parentheses, so that a YAML block may break the lines.
         return ast.parse(f"({text}\n)", mode="eval")
     except (SyntaxError, ValueError) as error:
         problem = error.msg if isinstance(error, SyntaxError) else str(error)
-        hints = {
-            r"&&|\|\|": "; write `and` and `or`",
-            r"![^=]": "; write `not`",
-            r"[^=!<>:]=[^=]": "; write == to compare",
-        }
-        hint = next((hint for pattern, hint in hints.items() if re.search(pattern, text)), "")
+        hint = next((hint for pattern, hint in _HINTS.items() if re.search(pattern, text)), "")
         raise ConfigError([(KEY, f"{text!r} is no expression: {problem}{hint}")]) from None
 
 

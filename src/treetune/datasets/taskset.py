@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from treetune.config import CodeName, FileName, convert_node, declared_values, to_plain
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
-from treetune.plugins import file_of
+from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.sources import check_loading
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import datasets
     from treetune.datasets.build import Engine, Progress
     from treetune.rows.loading import Source
-    from treetune.rows.row_store import ParquetRows
 
 BUILDER_VERSION = 4
 """Part of every cache key: raise it when the same config begins to give other rows."""
@@ -42,26 +42,20 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         cls.OPEN_KEYS = "config_type" not in vars(cls)
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
-        if not isinstance(config, DatasetConfig):
-            config = self._read_config(config)
-        super().__init__(config)
-        if config.data_source != "unknown":
-            self.name = config.data_source
+        super().__init__(
+            config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
+        )
+        if self.config.data_source != "unknown":
+            self.name = self.config.data_source
         self.cache_dir = default_cache_dir(cache_dir)
         self._opened: Source | None = None
         self._env_scorers: dict[str, str] = {}
 
     @classmethod
-    def _read_config(cls, node: Mapping[str, Any]) -> DatasetConfig:
-        """The typed config from plain values or an OmegaConf node."""
-        config: DatasetConfig = convert_node(plain_values(node), cls)
-        return config
-
-    @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
         """A class of the user's own is made from plain values, wherever its config stood."""
         plain = to_plain(config)
-        return cls({**{key: value for key, value in plain.items() if key != "extra"}, **config.extra}, **options)
+        return cls(plain.pop("extra") | plain, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_opened": None}
@@ -119,14 +113,13 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
         config = self.config
         contents = self._hash_sources()
-        for names in declared_values(config, FileName).values():
-            for name in names:
-                if Path(name).expanduser().exists():
-                    contents[name] = content_hash(Path(name).expanduser(), self.cache_dir / ".content")
-        named = [file_of(spec) for specs in declared_values(config, CodeName).values() for spec in specs]
+        for name in chain(*declared_values(config, FileName).values()):
+            if Path(name).expanduser().exists():
+                contents[name] = content_hash(Path(name).expanduser(), self.cache_dir / ".content")
+        files = [file for spec in chain(*declared_values(config, CodeName).values()) if (file := file_of(spec))]
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
-        code = impl_hash(type(self), DatasetTaskset, [file for file in named if file is not None], BUILDER_VERSION)
+        code = impl_hash(type(self), DatasetTaskset, files, BUILDER_VERSION)
         return f"{code}_{config_hash(asked, contents)}"
 
     def _hash_sources(self) -> dict[str, str]:
@@ -216,7 +209,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         return FORMATS["verl"].task_of_pruned(self._rows[index], whole=False)
 
     @cached_property
-    def _rows(self) -> ParquetRows:
+    def _rows(self) -> Any:
         from treetune.rows.row_store import ParquetRows
 
         return ParquetRows(self.get_parquet_path())
@@ -225,16 +218,11 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         return self.cache_key()
 
 
-def unknown_environment(taskset: DatasetTaskset, env_class: Any) -> str | None:
+def unknown_environment(taskset: DatasetTaskset, env_class: str | None) -> str | None:
     """What is wrong with the name of an environment, or None."""
-    from treetune.plugins import environments
-
-    if env_class is None:
-        return None
-    if not isinstance(env_class, str):
-        return f"expected the name of an environment, got {env_class!r}"
     try:
-        environments.resolve(taskset.environment_spec(env_class))
+        if env_class is not None:
+            environments.resolve(taskset.environment_spec(env_class))
     except TreetuneError as error:
         return error.message
     return None

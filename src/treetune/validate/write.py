@@ -125,14 +125,12 @@ def write_fixed(
             read = format_named(report.formats.get(batch.source, format))
             for number, row in zip(batch.numbers, batch.rows, strict=True):
                 try:
-                    task = _task_of(row, read, turns)
-                    written = _row_of(task, format_named(format))
-                    if kind_of(path) is FileKind.PARQUET:
-                        msgspec.json.encode(written)
-                    else:
-                        encode_json(written)  # refuses NaN too
+                    task, written = _fix(row, read, format_named(format), turns)
+                    # Of these only the second refuses NaN, which parquet has.
+                    (msgspec.json.encode if kind_of(path) is FileKind.PARQUET else encode_json)(written)
                 except (TreetuneError, UnicodeEncodeError, TypeError) as error:
-                    why = error.message.partition(":")[0] if isinstance(error, TreetuneError) else _UNWRITABLE
+                    said = error.message if isinstance(error, TreetuneError) else "a value that cannot be written"
+                    why = said.partition(":")[0]
                     left = left_out.setdefault((why, batch.source), LeftOut(why, batch.source, batch.unit))
                     left.count += 1
                     left.rows = [*left.rows, number][:SHOWN]
@@ -148,38 +146,31 @@ def write_fixed(
     return result
 
 
-_UNWRITABLE = "a value that cannot be written"
-
-
 def helps(rule: str, row: Row, check: RowCheck) -> bool:
     """Whether a row that breaks a rule breaks it no more when it is fixed."""
     try:
-        written = drop_nulls(_row_of(_task_of(row, check.format), check.format))
+        _, written = _fix(row, check.format, check.format)
     except TreetuneError:
         return False
-    return all(found != rule for found, _ in check(written))
+    return all(found != rule for found, _ in check(drop_nulls(written)))
 
 
-def _task_of(row: Row, format: Format, turns: bool = False) -> Task:
-    """The task of a row, fixed; raises where it is none whatever is done."""
+def _fix(row: Row, read: Format, write: Format, turns: bool = False) -> tuple[Task, Row]:
+    """The task of a row, fixed, and the row that is written of it; raises where it is none whatever is done."""
     spec, model = row.get("reward_spec"), row.get("reward_model")
     if isinstance(spec, dict) and isinstance(model, dict):  # as SkyRL's aime has them
         one, two = spec.get("ground_truth"), model.get("ground_truth")
         if one is not None and two is not None and str(one) != str(two):
             raise TreetuneError("two ground truths")
-    task = format.task_of_pruned(fix(row, turns=turns))
+    task = read.task_of_pruned(fix(row, turns=turns))
     if not isinstance(task.env_class, str | None):
         raise TreetuneError("an env_class that is no text")
     if not task.messages:
         raise TreetuneError("no prompt")
     if isinstance(task.ground_truth, float) and not math.isfinite(task.ground_truth):
         raise TreetuneError("a ground truth that is no number")
-    return task
-
-
-def _row_of(task: Task, format: Format) -> Row:
     try:
-        return format.row_of(task)
+        return task, write.row_of(task)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever values a faulty row has
         raise TreetuneError(f"values that are no task's: {error}") from None
 
