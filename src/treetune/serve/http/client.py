@@ -18,7 +18,7 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Self, TypeVar, get_args
 
 import msgspec
@@ -31,10 +31,9 @@ from treetune.serve.http.transport import HttpReply, HttpTransport, Refusal
 from treetune.serve.http.wire import API_VERSION
 
 START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
-START_BATCH, STEP_BATCH = "/api/episode/start_batch", "/api/episode/step_batch"
 INFO, HEALTH = "/api/task/info", "/api/health"
 QUICK_SECONDS = 10.0
-"""For what a server answers at once: info, health, cancel."""
+"""For what a server answers at once: info, cancel."""
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
 _AGAIN = {429, 502, 503}
 """Statuses after which the same request may succeed later."""
@@ -63,7 +62,7 @@ class RemoteServer:
     """One address: what it offers, how many episodes it has from here, and whether it answers."""
 
     def __init__(self, transport: HttpTransport, timeout: float, patience: float) -> None:
-        self.transport = transport
+        self.transport, self.url = transport, transport.url
         self._timeout, self._patience = timeout, patience
         self.live = 0
         self.info: dict[str, Any] = {}
@@ -71,27 +70,25 @@ class RemoteServer:
         """Why it is left out."""
         self._known = False
         self._learning = asyncio.Lock()
-        self._again_at = 0.0
-        self._pause = FIRST_PAUSE
-
-    @property
-    def url(self) -> str:
-        return self.transport.url
+        self._again_at, self._pause = 0.0, FIRST_PAUSE
 
     def offers(self, *features: str) -> bool:
         offered = self.info.get("features")
         return isinstance(offered, list) and all(feature in offered for feature in features)
 
     async def is_ready(self) -> bool:
-        if not self._known:
-            if time.monotonic() < self._again_at:
-                return False
+        if not self._known and time.monotonic() >= self._again_at:
             try:
                 await self.learn()
             except Unreachable as error:
                 self.leave_out(error)
-                return False
-        return True
+        return self._known
+
+    def leave_out(self, problem: ServeError) -> None:
+        """It is not asked for a while, longer each time. When it is back it may offer something else."""
+        self._known, self.problem = False, problem
+        self._again_at = time.monotonic() + self._pause
+        self._pause = min(LAST_PAUSE, self._pause * 2)
 
     async def learn(self) -> None:
         """Asks what the server offers, once for each time that it comes up."""
@@ -115,59 +112,47 @@ class RemoteServer:
                 )
             self._known, self.problem, self._pause = True, None, FIRST_PAUSE
 
-    async def answers(self) -> bool:
-        try:
-            return (await self.transport.ask("GET", HEALTH, None, QUICK_SECONDS)).status < 500
-        except ServeError:
-            return False
-
-    async def ask(self, path: str, body: Any, *, repeat: bool = False) -> HttpReply:
-        """`repeat` asks again after lost connections and while there is no room: for what the server does only once."""
-        retries = _Retries(self._patience)
-        while True:
-            try:
-                reply = await self.transport.ask("POST", path, body, self._timeout)
-                if not repeat or reply.status not in _AGAIN:
-                    return reply
-                problem = reply.error()
-            except Unreachable as error:
-                if not repeat:
-                    raise
-                problem = error
-            await retries.wait(problem)
-
-    async def ask_batch(self, path: str, key: str, bodies: list[Any], kind: type[R]) -> list[R | ServeError]:
-        """The replies to many requests; where a whole batch fails, its error for each of them."""
+    async def ask_each(
+        self, path: str, key: str, bodies: list[Any], kind: type[R], *, repeat: bool
+    ) -> list[R | ServeError]:
+        """A reply or an error for each request, in batches where the server takes them. `repeat` asks again after lost
+        connections and while there is no room: for what the server does only once."""
+        if not (repeat and len(bodies) > 1 and self.offers("batch")):
+            asking = (self._ask(path, body, kind, repeat) for body in bodies)
+            return list(await asyncio.gather(*map(_catch_error, asking)))
         most = max(1, int(self.info.get("max_batch") or 256))
         replies: list[R | ServeError] = []
         for first in range(0, len(bodies), most):
             some = bodies[first : first + most]
-            url = self.url + path
             try:
-                items = (await self.ask(path, {key: some}, repeat=True)).read(dict[str, list[Any]]).get(key, [])
+                items = (await self._ask(f"{path}_batch", {key: some}, dict[str, list[Any]], repeat)).get(key, [])
                 if len(items) != len(some):
-                    raise ServeError(f"{url} gave {len(items)} answers to {len(some)} requests")
-                replies += [_read_item(url.removesuffix("_batch"), item, kind) for item in items]
+                    raise ServeError(f"{self.url}{path}_batch gave {len(items)} answers to {len(some)} requests")
+                replies += [_read_item(self.url + path, item, kind) for item in items]
             except ServeError as error:
                 replies += [error] * len(some)
         return replies
 
+    async def _ask(self, path: str, body: Any, kind: type[R], repeat: bool) -> R:
+        retries = _Retries(self._patience)
+        while True:
+            try:
+                return (await self.transport.ask("POST", path, body, self._timeout)).read(kind)
+            except (Unreachable, Refusal) as error:
+                if not repeat or (isinstance(error, Refusal) and error.status not in _AGAIN):
+                    raise
+                await retries.wait(error)
+
     async def cancel(self, id: str | int) -> None:
         with contextlib.suppress(ServeError):  # it expires there
             await self.transport.ask("POST", CANCEL, {"episode_id": id}, QUICK_SECONDS)
-
-    def leave_out(self, problem: ServeError) -> None:
-        """It is not asked for a while, longer each time. When it is back it may offer something else."""
-        self._known, self.problem = False, problem
-        self._again_at = time.monotonic() + self._pause
-        self._pause = min(LAST_PAUSE, self._pause * 2)
 
 
 class RemoteEpisode:
     """One live episode. As a context manager it is cancelled at the end, unless it is over by then."""
 
     def __init__(self, server: RemoteServer, reply: StartReply) -> None:
-        self.server = server
+        self.server, self.url = server, server.url
         self.id = reply.episode_id
         self.observation = read_observation(reply.observation)
         self.info = reply.info
@@ -178,18 +163,12 @@ class RemoteEpisode:
         """The server plays no turn twice, so that a step can be asked for again."""
         server.live += 1
 
-    @property
-    def url(self) -> str:
-        return self.server.url
-
     async def step(self, action: Any) -> Step:
         """The answer to an action: text, or an `Action`."""
-        try:
-            reply = await self.server.ask(STEP, self.make_step(action), repeat=self.numbered)
-            return self.read_step(reply.read(StepReply))
-        except ServeError as error:
-            self.note_error(error)
-            raise
+        (result,) = await _step_together([(self, action)])
+        if isinstance(result, ServeError):
+            raise result
+        return result
 
     async def cancel(self) -> None:
         """Tells the server that nobody will step it again. A server that does not hear it lets it expire."""
@@ -212,7 +191,11 @@ class RemoteEpisode:
         body = {"episode_id": self.id, "action": content}
         return {**body, "turn": self.turn} if self.numbered else body
 
-    def read_step(self, reply: StepReply) -> Step:
+    def read_step(self, reply: StepReply | ServeError) -> Step | ServeError:
+        if isinstance(reply, ServeError):
+            if isinstance(reply, Refusal) and reply.status in (404, 410):
+                self._end()  # the server no longer has it: nothing to cancel
+            return reply
         self.turn += 1
         if reply.done:
             self._end()
@@ -221,13 +204,9 @@ class RemoteEpisode:
                 raise ServeError("the episode ended without a reward", remedy="a step that is done has one")
             reward = finite(reply.reward or 0.0, "reward")
         except TreetuneError as error:
-            raise ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy) from None
+            return ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy)
         truncated = bool(reply.info.get("truncated"))
         return Step(read_observation(reply.observation), reward, reply.done, reply.info, truncated)
-
-    def note_error(self, error: ServeError) -> None:
-        if isinstance(error, Refusal) and error.status in (404, 410):
-            self._end()  # the server no longer has it: nothing to cancel
 
     def _end(self) -> None:
         if not self.over:
@@ -237,28 +216,17 @@ class RemoteEpisode:
 
 class TaskServerClient:
     def __init__(
-        self,
-        urls: str | Sequence[str],
-        *,
-        token: str | None = None,
-        timeout: float = 600.0,
-        patience: float = 60.0,
-        max_connections: int = 1024,
+        self, urls: str | Sequence[str], *, token: str | None = None, timeout: float = 600.0, patience: float = 60.0
     ) -> None:
         """`timeout` is for one start or step, which may run a long command; `patience` is how long a server that does
         not answer, or has no room, is asked again."""
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
             raise UsageError("no task server was named", remedy="give its address, such as http://127.0.0.1:5000")
-        transports = [HttpTransport(url, token, max_connections) for url in dict.fromkeys(urls)]
-        self._servers = [RemoteServer(transport, timeout, patience) for transport in transports]
+        self._servers = [RemoteServer(HttpTransport(url, token), timeout, patience) for url in dict.fromkeys(urls)]
         self._patience = patience
         self._undoing: set[asyncio.Future[None]] = set()
         """Cancels episodes whose caller was cancelled during the start."""
-
-    @property
-    def urls(self) -> list[str]:
-        return [server.url for server in self._servers]
 
     async def __aenter__(self) -> Self:
         return self
@@ -279,51 +247,8 @@ class TaskServerClient:
         await self._servers[0].learn()
         return self._servers[0].info
 
-    async def health(self) -> dict[str, bool]:
-        """Which servers answer."""
-        alive = await asyncio.gather(*(server.answers() for server in self._servers))
-        return dict(zip(self.urls, alive, strict=True))
-
     async def start(self, task_index: int | None = None) -> RemoteEpisode:
         """An episode of that task, or of the next in the server's own order, on the server with the fewest."""
-        return await self._start({} if task_index is None else {"task_index": task_index})
-
-    async def start_many(self, task_indices: Sequence[int | None]) -> list[RemoteEpisode | ServeError]:
-        """Several at once, in the order asked; those that could not be started are errors."""
-        bodies = [{} if index is None else {"task_index": index} for index in task_indices]
-        if len(self._servers) > 1 or not (await self._find_ready() and self._servers[0].offers("batch", "request_id")):
-            return list(await asyncio.gather(*(_catch_error(self._start(body)) for body in bodies)))
-        server = self._servers[0]
-        named = [{**body, "request_id": secrets.token_hex(12)} for body in bodies]
-        starting = server.ask_batch(START_BATCH, "episodes", named, StartReply)
-        replies = await self._undo_if_cancelled(server, starting)
-
-        async def finish(body: dict[str, Any], reply: StartReply | ServeError) -> RemoteEpisode:
-            if isinstance(reply, Refusal) and reply.status in _AGAIN:
-                return await self._start(body)
-            if isinstance(reply, ServeError):
-                raise reply
-            return RemoteEpisode(server, reply)
-
-        return list(await asyncio.gather(*(_catch_error(finish(*pair)) for pair in zip(bodies, replies, strict=True))))
-
-    async def step_many(self, moves: Sequence[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
-        """A step of each of several episodes, in the order asked; steps that failed are errors."""
-        numbers_of: dict[int, list[int]] = {}
-        for number, (episode, _) in enumerate(moves):
-            numbers_of.setdefault(id(episode.server), []).append(number)
-        results: dict[int, Step | ServeError] = {}
-
-        async def step_on_server(numbers: list[int]) -> None:
-            steps = await _step_together([moves[number] for number in numbers])
-            results.update(zip(numbers, steps, strict=True))
-
-        await asyncio.gather(*map(step_on_server, numbers_of.values()))
-        return [results[number] for number in range(len(moves))]
-
-    # Starting
-
-    async def _start(self, body: dict[str, Any]) -> RemoteEpisode:
         request_id = secrets.token_hex(12)
         retries = _Retries(self._patience)
         while True:
@@ -332,22 +257,49 @@ class TaskServerClient:
                 name = {"request_id": request_id} if server.offers("request_id") else {}
                 server.live += 1  # counted while it is asked, so that others go elsewhere
                 try:
-                    (reply,) = await self._undo_if_cancelled(server, _start_on(server, {**body, **name}))
-                    return RemoteEpisode(server, reply)
-                except Unreachable as error:
-                    server.leave_out(error)
-                    problem = error
-                except Refusal as error:
-                    if error.status not in _AGAIN:
-                        raise
-                    problem = error
+                    (reply,) = await self._start_on(server, [{**_index(task_index), **name}], repeat=False)
                 finally:
                     server.live -= 1
+                if isinstance(reply, StartReply):
+                    return RemoteEpisode(server, reply)
+                if isinstance(reply, Unreachable):
+                    server.leave_out(reply)
+                elif not (isinstance(reply, Refusal) and reply.status in _AGAIN):
+                    raise reply
+                problem = reply
             await retries.wait(problem or next(server.problem for server in self._servers if server.problem))
 
-    async def _undo_if_cancelled(self, server: RemoteServer, starting: Coroutine[Any, Any, list[R]]) -> list[R]:
+    async def start_many(self, task_indices: Sequence[int | None]) -> list[RemoteEpisode | ServeError]:
+        """Several at once, in the order asked; those that could not be started are errors."""
+        ready = await self._find_ready()
+        if len(self._servers) > 1 or not ready or not ready[0].offers("batch", "request_id"):
+            return list(await asyncio.gather(*(_catch_error(self.start(index)) for index in task_indices)))
+        bodies = [{**_index(index), "request_id": secrets.token_hex(12)} for index in task_indices]
+        replies = await self._start_on(ready[0], bodies, repeat=True)
+
+        async def finish(index: int | None, reply: StartReply | ServeError) -> RemoteEpisode:
+            if isinstance(reply, Refusal) and reply.status in _AGAIN:
+                return await self.start(index)
+            if isinstance(reply, ServeError):
+                raise reply
+            return RemoteEpisode(ready[0], reply)
+
+        finishing = map(finish, task_indices, replies)
+        return list(await asyncio.gather(*map(_catch_error, finishing)))
+
+    async def step_many(self, moves: Sequence[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
+        """A step of each of several episodes, in the order asked; steps that failed are errors."""
+        of_server: dict[RemoteServer, list[tuple[RemoteEpisode, Any]]] = {}
+        for move in moves:
+            of_server.setdefault(move[0].server, []).append(move)
+        results = await asyncio.gather(*map(_step_together, of_server.values()))
+        next_of = {server: iter(steps) for server, steps in zip(of_server, results, strict=True)}
+        return [next(next_of[episode.server]) for episode, _ in moves]
+
+    async def _start_on(self, server: RemoteServer, bodies: list[Any], repeat: bool) -> list[StartReply | ServeError]:
         """Where the caller is cancelled meanwhile, the episodes that it would have got are cancelled too."""
-        started = asyncio.ensure_future(starting)
+        asking = server.ask_each(START, "episodes", bodies, StartReply, repeat=repeat)
+        started = asyncio.ensure_future(asking)
         try:
             return await asyncio.shield(started)
         except asyncio.CancelledError:
@@ -381,37 +333,25 @@ class _Retries:
         self._pause = min(LAST_PAUSE, pause * 2)
 
 
-async def _start_on(server: RemoteServer, body: dict[str, Any]) -> list[StartReply]:
-    return [(await server.ask(START, body)).read(StartReply)]
+def _index(task_index: int | None) -> dict[str, Any]:
+    return {} if task_index is None else {"task_index": task_index}
 
 
 async def _step_together(moves: list[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
     """Steps of episodes that live on one server."""
-    server = moves[0][0].server
-    if not (server.offers("batch") and all(episode.numbered for episode, _ in moves)):
-        return list(await asyncio.gather(*(_catch_error(episode.step(action)) for episode, action in moves)))
+    repeat = all(episode.numbered for episode, _ in moves)
     bodies = [episode.make_step(action) for episode, action in moves]
-    results: list[Step | ServeError] = []
-    replies = await server.ask_batch(STEP_BATCH, "steps", bodies, StepReply)
-    for (episode, _), reply in zip(moves, replies, strict=True):
-        try:
-            if isinstance(reply, ServeError):
-                raise reply
-            results.append(episode.read_step(reply))
-        except ServeError as error:
-            episode.note_error(error)
-            results.append(error)
-    return results
+    replies = await moves[0][0].server.ask_each(STEP, "steps", bodies, StepReply, repeat=repeat)
+    return [episode.read_step(reply) for (episode, _), reply in zip(moves, replies, strict=True)]
 
 
-async def _undo(server: RemoteServer, started: asyncio.Future[list[Any]]) -> None:
-    with contextlib.suppress(ServeError):
-        for reply in await started:
-            if isinstance(reply, StartReply):
-                await server.cancel(reply.episode_id)
+async def _undo(server: RemoteServer, started: asyncio.Future[list[StartReply | ServeError]]) -> None:
+    for reply in await started:
+        if isinstance(reply, StartReply):
+            await server.cancel(reply.episode_id)
 
 
-async def _catch_error(work: Awaitable[R]) -> R | ServeError:
+async def _catch_error(work: Coroutine[Any, Any, R]) -> R | ServeError:
     try:
         return await work
     except ServeError as error:

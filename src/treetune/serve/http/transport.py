@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 _LONGEST_WAIT = 60.0
+_MOST_CONNECTIONS = 1024
 R = TypeVar("R")
 
 
@@ -81,7 +82,7 @@ class HttpReply(NamedTuple):
 
 
 class HttpTransport:
-    def __init__(self, url: str, token: str | None = None, max_connections: int = 1024) -> None:
+    def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a task server", remedy="write http://127.0.0.1:5000")
@@ -90,7 +91,6 @@ class HttpTransport:
         self._headers = {"Accept": json, "Content-Type": json, "Accept-Encoding": "identity"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -102,20 +102,16 @@ class HttpTransport:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
     async def ask(self, method: str, path: str, body: Any, timeout: float) -> HttpReply:
         import aiohttp
 
         began, url = time.perf_counter(), self.url + path
+        data = None if body is None else _encode(body)
+        seconds = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
+        asking = self._open_session().request(method, url, data=data, timeout=seconds, allow_redirects=False)
         try:
-            async with self._open_session().request(
-                method,
-                url,
-                data=None if body is None else _encode(body),
-                timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),
-                allow_redirects=False,
-            ) as response:
+            async with asking as response:
                 content = await _read_content(response)
                 wait = _parse_seconds(response.headers.get("Retry-After"))
                 return HttpReply(url, response.status, content, wait, time.perf_counter() - began)
@@ -135,7 +131,7 @@ class HttpTransport:
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                connector=aiohttp.TCPConnector(limit=_MOST_CONNECTIONS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
             )
@@ -143,8 +139,6 @@ class HttpTransport:
 
 
 async def _read_content(response: aiohttp.ClientResponse) -> bytes:
-    if response.content_length is not None and response.content_length <= MOST_BYTES:
-        return await response.read()
     content = bytearray()
     async for piece in response.content.iter_any():
         content += piece
