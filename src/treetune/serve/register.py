@@ -32,7 +32,7 @@ from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.serve.access import Access, is_loopback, parse_http_address
 from treetune.serve.errors import ServeError
 from treetune.serve.http.transport import HttpTransport
-from treetune.serve.http.wire import HttpError, encode
+from treetune.serve.http.wire import HealthAnswer, HttpError, encode, read_body
 from treetune.serve.zmq.client import EnvClient
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ServerEntry(msgspec.Struct, frozen=True, kw_only=True):
     started: float = 0.0
 
 
-class RegisteredServer(NamedTuple):
+class RegisteredServer(msgspec.Struct, frozen=True):
     entry: ServerEntry
     age: float
     """Seconds since it was last heard of."""
@@ -130,9 +130,6 @@ async def _announce_until(ended: asyncio.Event, register: Register, entry: Serve
             await asyncio.wait_for(ended.wait(), ANNOUNCE_SECONDS)
 
 
-# A folder
-
-
 class FolderRegister:
     """One small file for each server; its modification time tells when the server was last heard of."""
 
@@ -157,16 +154,10 @@ class FolderRegister:
         return await asyncio.to_thread(self._read_all)
 
     def _write(self, entry: ServerEntry) -> None:
+        part = self._folder / f"{_PART}{entry.id}"
         try:
-            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=_PART)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(msgspec.json.encode(entry) + b"\n")
-                os.chmod(temporary, 0o644)  # others who share the folder may read it
-                os.replace(temporary, self._folder / f"{entry.id}.json")
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            part.write_bytes(msgspec.json.encode(entry) + b"\n")
+            part.replace(self._folder / f"{entry.id}.json")
         except OSError as error:
             raise StorageError(f"cannot register in {self.place}: {error.strerror or error}") from error
 
@@ -189,27 +180,22 @@ class FolderRegister:
 
     def _read(self, file: Path, now: float) -> RegisteredServer | None:
         try:
-            with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as opened:
-                status = os.fstat(opened.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    return None
-                entry = read_entry(opened.read(MOST_BYTES + 1))
-            age = max(0.0, now - status.st_mtime)
-            if entry is not None and file.name != f"{entry.id}.json":
-                entry = None
+            status = file.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+                return None
+            entry, age = read_entry(file.read_bytes()), max(0.0, now - status.st_mtime)
+            ours = entry is not None and file.name == f"{entry.id}.json"
             # Only what servers left is removed: the folder may hold files of others, or be the wrong one.
-            if age > FORGET_SECONDS and (entry is not None or file.name.startswith(_PART)):
+            if age > FORGET_SECONDS and (ours or file.name.startswith(_PART)):
                 file.unlink()  # a server that is alive writes it again
                 return None
         except OSError:
             return None  # withdrawn meanwhile, or not ours to read
-        return RegisteredServer(entry, age) if entry is not None else None
+        return RegisteredServer(entry, age) if entry is not None and ours else None
 
 
-def read_entry(content: bytes | msgspec.Raw) -> ServerEntry | None:
+def read_entry(content: bytes) -> ServerEntry | None:
     """An entry, or None where the content is something else."""
-    if memoryview(content).nbytes > MOST_BYTES:
-        return None
     try:
         return msgspec.json.decode(content, type=ServerEntry)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -218,16 +204,6 @@ def read_entry(content: bytes | msgspec.Raw) -> ServerEntry | None:
 
 def _sort(servers: Iterable[RegisteredServer]) -> list[RegisteredServer]:
     return sorted(servers, key=lambda server: (server.entry.name, server.entry.started, server.entry.id))
-
-
-# Over HTTP
-
-
-class _Listed(msgspec.Struct):
-    """One server in the answer of `GET /api/servers`."""
-
-    entry: msgspec.Raw
-    age: float
 
 
 class RemoteRegister:
@@ -252,11 +228,9 @@ class RemoteRegister:
     async def entries(self) -> list[RegisteredServer]:
         body = await self._ask("GET", "/api/servers")
         try:
-            listed = msgspec.json.decode(body, type=dict[str, list[_Listed]])["servers"][:MOST_ENTRIES]
+            return _sort(msgspec.json.decode(body, type=dict[str, list[RegisteredServer]])["servers"][:MOST_ENTRIES])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
             raise ServeError(f"{self.place} is no register of servers", remedy="start one: treetune register") from None
-        found = ((read_entry(one.entry), one.age) for one in listed)
-        return _sort(RegisteredServer(entry, age) for entry, age in found if entry is not None)
 
     async def _ask(self, method: str, path: str, body: object = None) -> bytes:
         async with HttpTransport(self.place, self._token) as transport:
@@ -307,12 +281,10 @@ class RegisterServer:
     async def _list(self, request: HttpRequest) -> bytes:
         self._forget_old()
         now = time.monotonic()
-        return encode({"servers": [{"entry": entry, "age": now - at} for entry, at in self._known.values()]})
+        return encode({"servers": [RegisteredServer(entry, now - at) for entry, at in self._known.values()]})
 
     async def _announce(self, request: HttpRequest) -> bytes:
-        entry = read_entry(request.body)
-        if entry is None:
-            raise HttpError(422, "bad_request", "this is no entry of a server")
+        entry = read_body(ServerEntry, request.body)
         self._forget_old()
         if entry.id not in self._known and len(self._known) >= MOST_ENTRIES:
             raise HttpError(429, "busy", f"{MOST_ENTRIES} servers are registered, as many as may be")
@@ -339,10 +311,6 @@ class ServerHealth(NamedTuple):
     detail: str = ""
 
 
-class _HealthReply(msgspec.Struct):
-    episodes: int | None = None
-
-
 async def check_health(servers: list[RegisteredServer], timeout: float) -> list[ServerHealth]:
     """Asks all servers at once. No token is sent: health is answered without one."""
     free = asyncio.Semaphore(_MOST_AT_ONCE)
@@ -362,26 +330,25 @@ async def _check(server: RegisteredServer, timeout: float) -> ServerHealth:
             return ServerHealth("gone" if stale else "elsewhere", detail=last or f"only for {server.entry.host}")
         health = await _ask_health(server.entry, timeout)
     except (TreetuneError, ValueError) as error:  # urllib raises ValueError for an address that is none
-        reason = error.message if isinstance(error, TreetuneError) else str(error)
-        return ServerHealth("gone", detail=last) if stale else ServerHealth("no answer", detail=reason)
-    return health._replace(detail=last) if stale and not health.detail else health
+        return ServerHealth("gone" if stale else "no answer", detail=last or str(getattr(error, "message", error)))
+    return health if health.detail else health._replace(detail=last)
 
 
 async def _ask_health(entry: ServerEntry, timeout: float) -> ServerHealth:
-    if entry.url is None:
-        if entry.zmq is None:
-            return ServerHealth("no answer", detail="it has no address")
-        async with EnvClient(entry.zmq, server_key=entry.server_key, deadline=timeout) as client:
-            await client.health(timeout)
-        return ServerHealth("ok")
-    async with HttpTransport(entry.url) as transport:
-        reply = await transport.ask("GET", "/api/health", None, timeout)
-    if reply.status == 503:
-        return ServerHealth("stopping")
-    try:
-        return ServerHealth("ok", reply.read(_HealthReply).episodes)
-    except ServeError:
-        return ServerHealth("no answer", detail=f"something else is there: it answered {reply.status}")
+    if entry.url is not None:
+        async with HttpTransport(entry.url) as transport:
+            reply = await transport.ask("GET", "/api/health", None, timeout)
+        if reply.status == 503:
+            return ServerHealth("stopping")
+        try:
+            return ServerHealth("ok", reply.read(HealthAnswer).episodes)
+        except ServeError:
+            return ServerHealth("no answer", detail=f"something else is there: it answered {reply.status}")
+    if entry.zmq is None:
+        return ServerHealth("no answer", detail="it has no address")
+    async with EnvClient(entry.zmq, server_key=entry.server_key, deadline=timeout) as client:
+        await client.health(timeout)
+    return ServerHealth("ok")
 
 
 def _is_elsewhere(entry: ServerEntry) -> bool:
