@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from typing import Any, Literal
 
 import msgspec
@@ -70,136 +70,118 @@ async def probe(
         return prober.report
 
 
+class _Absent(Exception):
+    """What a server need not offer, and does not."""
+
+
 class _Prober:
     def __init__(self, transport: HttpTransport, action: str, timeout: float) -> None:
         self._transport, self._action, self._timeout = transport, action, timeout
         self.report = ProbeReport(transport.url)
+        self._requests = 0
+        self._by_index = True
+        self._episode: str | int = ""
+        self._last_step: tuple[dict[str, Any], HttpReply]
 
     async def run(self, task_index: int | None, turns: int) -> None:
-        self._note_optional("health", await self._ask("GET", HEALTH))  # raises where nobody is there
-        info: dict[str, Any] = {}
-        with self._checking("info"):
-            info = await self._check_info()
+        await self._check("health", self._ask_optional("GET", HEALTH))
+        await self._check("info", self._ask_info())
         # A start that names its task does not move the server's cursor.
-        body = {} if task_index is None or info.get("by_index") is False else {"task_index": task_index}
-        episode = await self._check_start(body)
-        if episode is None:
+        body = {"task_index": task_index} if task_index is not None and self._by_index else {}
+        if not await self._check("start", self._start(body)):
             return
-        last = None
-        with self._checking("step"):
-            last = await self._check_steps(episode, turns)
-        if last is None:
+        if not await self._check("step", self._step(turns)):
             with contextlib.suppress(ServeError):
-                await self._ask("POST", CANCEL, {"episode_id": episode})
+                await self._ask("POST", CANCEL, {"episode_id": self._episode})
             return
-        with self._checking("repeat"):
-            await self._check_repeat(*last)
-        if self.report.finished:
-            episode = await self._check_start(body)
-            if episode is None:
+        await self._check("repeat", self._repeat_step())
+        if self.report.finished:  # another episode, to be cancelled
+            if not await self._check("start", self._start(body)):
                 return
             self.report.checks.pop()  # the first start is in the report
-        await self._check_end(episode)
+        cancelled = await self._check("cancel", self._ask_optional("POST", CANCEL, {"episode_id": self._episode}))
+        if self.report.features:
+            if cancelled:
+                await self._check("after cancel", self._expect(410, self._episode))
+            await self._check("unknown episode", self._expect(404, "e-none"))
 
-    async def _check_info(self) -> dict[str, Any]:
-        reply = await self._ask("GET", INFO)
-        if not self._note_optional("info", reply):
-            return {}
-        info = reply.read(dict[str, Any])
+    async def _check(self, name: str, check: Coroutine[Any, Any, str | HttpReply]) -> bool:
+        """Notes what comes of a check, and the seconds of one request; whether it is good."""
+        before, began = self._requests, time.perf_counter()
+        state: State = "good"
+        try:
+            found = await check
+            detail = found if isinstance(found, str) else ""
+        except _Absent as error:
+            state, detail = "absent", str(error)
+        except ServeError as error:
+            if isinstance(error, Unreachable) and not self.report.checks:
+                raise
+            remedy = f"; {error.remedy}" if error.remedy and not isinstance(error, Unreachable) else ""
+            state, detail = "fault", error.message + remedy
+        requests = self._requests - before
+        seconds = (time.perf_counter() - began) / requests if requests else None
+        self.report.checks.append(ProbeCheck(name, state, detail, seconds))
+        return state == "good"
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> HttpReply:
+        self._requests += 1
+        return await self._transport.ask(method, path, body, self._timeout)
+
+    async def _ask_optional(self, method: str, path: str, body: Any = None) -> HttpReply:
+        reply = await self._ask(method, path, body)
+        if reply.status in _NOT_OFFERED:
+            raise _Absent(f"no {path}")
+        if not reply.good:
+            raise reply.error()
+        return reply
+
+    async def _ask_info(self) -> str:
+        info = (await self._ask_optional("GET", INFO)).read(dict[str, Any])
+        self._by_index = info.get("by_index") is not False
         features = info.get("features")
         self.report.features = [str(one) for one in features] if isinstance(features, list) else []
         tasks = info.get("num_tasks", "an unknown number of")
         size = f"{tasks} tasks" if tasks is not None else "endless"
-        offers = ", ".join(self.report.features) or "start and step only"
-        self.report.checks[-1].detail = f"{info.get('name', 'no name')}, {size}; offers {offers}"
-        return info
+        return (
+            f"{info.get('name', 'no name')}, {size}; offers {', '.join(self.report.features) or 'start and step only'}"
+        )
 
-    async def _check_start(self, body: dict[str, Any]) -> str | int | None:
-        with self._checking("start"):
-            reply = await self._ask("POST", START, body)
-            started = reply.read(StartReply)
-            shown = read_observation(started.observation)
-            text = Action(shown.type, shown.content).text[:120]
-            self._note("start", "good", f"{shown.type}: {text!r}", reply.seconds)
-            return started.episode_id
-        return None
+    async def _start(self, body: dict[str, Any]) -> str:
+        started = (await self._ask("POST", START, body)).read(StartReply)
+        self._episode = started.episode_id
+        shown = read_observation(started.observation)
+        return f"{shown.type}: {Action(shown.type, shown.content).text[:120]!r}"
 
-    async def _check_steps(self, episode: str | int, turns: int) -> tuple[dict[str, Any], HttpReply]:
-        """Steps until the episode ends, or a few times; gives the last request and its reply."""
-        seconds, rewards = [], self.report.rewards
+    async def _step(self, turns: int) -> str:
+        """Until the episode ends, or a few times."""
+        rewards = self.report.rewards
         for turn in range(turns):
-            body = {"episode_id": episode, "action": self._action}
+            body = {"episode_id": self._episode, "action": self._action}
             if "turn" in self.report.features:
                 body["turn"] = turn
             reply = await self._ask("POST", STEP, body)
-            step = reply.read(StepReply)
+            self._last_step, step = (body, reply), reply.read(StepReply)
             if step.reward is None:
                 raise ServeError(f"no reward in {reply.body[:120]!r}")
-            seconds.append(reply.seconds)
             rewards.append(step.reward)
             self.report.finished = step.done
             if step.done:
                 break
         end = "done" if self.report.finished else "not done"
-        detail = f"{len(seconds)} with {self._action!r}: rewards {rewards}, {end}"
-        self._note("step", "good", detail, sum(seconds) / len(seconds))
-        return body, reply
+        return f"{len(rewards)} with {self._action!r}: rewards {rewards}, {end}"
 
-    async def _check_repeat(self, body: dict[str, Any], reply: HttpReply) -> None:
+    async def _repeat_step(self) -> str:
         if "turn" not in self.report.features:
-            self._note("repeat", "absent", "turns are not numbered")
-            return
+            raise _Absent("turns are not numbered")
+        body, first = self._last_step
         again = await self._ask("POST", STEP, body)
-        if not (again.good and _parse(again.body) == _parse(reply.body)):
+        if again.read(dict[str, Any]) != first.read(dict[str, Any]):
             raise ServeError(f"another answer to the same turn: {again.body[:120]!r}")
-        self._note("repeat", "good", "the same answer again", again.seconds)
+        return "the same answer again"
 
-    async def _check_end(self, episode: str | int) -> None:
-        """An episode that is cancelled, stepped after that, and one that never was."""
-        cancelled = False
-        with self._checking("cancel"):
-            cancelled = self._note_optional("cancel", await self._ask("POST", CANCEL, {"episode_id": episode}))
-        if self.report.features:
-            if cancelled:
-                await self._check_status("after cancel", episode, 410)
-            await self._check_status("unknown episode", "e-none", 404)
-
-    async def _check_status(self, name: str, episode: str | int, status: int) -> None:
-        with self._checking(name):
-            reply = await self._ask("POST", STEP, {"episode_id": episode, "action": self._action})
-            if reply.status != status:
-                raise ServeError(f"{reply.status}, not {status}")
-            self._note(name, "good", f"{status}", reply.seconds)
-
-    async def _ask(self, method: str, path: str, body: Any = None) -> HttpReply:
-        return await self._transport.ask(method, path, body, self._timeout)
-
-    @contextlib.contextmanager
-    def _checking(self, name: str) -> Iterator[None]:
-        """An error within it is a fault of that check."""
-        began = time.perf_counter()
-        try:
-            yield
-        except ServeError as error:
-            remedy = f"; {error.remedy}" if error.remedy and not isinstance(error, Unreachable) else ""
-            self._note(name, "fault", error.message + remedy, time.perf_counter() - began)
-
-    def _note_optional(self, name: str, reply: HttpReply) -> bool:
-        """Notes what a server need not offer; whether it does."""
-        if reply.status in _NOT_OFFERED:
-            self._note(name, "absent", f"no {reply.url.removeprefix(self.report.url)}", reply.seconds)
-        elif not reply.good:
-            self._note(name, "fault", reply.error().message, reply.seconds)
-        else:
-            self._note(name, "good", "", reply.seconds)
-        return reply.good
-
-    def _note(self, name: str, state: State, detail: str, seconds: float | None = None) -> None:
-        self.report.checks.append(ProbeCheck(name, state, detail, seconds))
-
-
-def _parse(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return body
+    async def _expect(self, status: int, episode: str | int) -> str:
+        reply = await self._ask("POST", STEP, {"episode_id": episode, "action": self._action})
+        if reply.status != status:
+            raise ServeError(f"{reply.status}, not {status}")
+        return f"{status}"
