@@ -17,7 +17,7 @@ import msgspec
 
 from treetune.errors import UsageError, described
 from treetune.serve.errors import Denied, ServeError, Unreachable
-from treetune.serve.http.wire import decode, encode_unusual
+from treetune.serve.http.wire import decode, encode
 
 if TYPE_CHECKING:
     import aiohttp
@@ -107,7 +107,7 @@ class HttpTransport:
         import aiohttp
 
         began, url = time.perf_counter(), self.url + path
-        data = None if body is None else _encode(body)
+        data = None if body is None else encode(body, strict=True)
         seconds = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
         asking = self._open_session().request(method, url, data=data, timeout=seconds, allow_redirects=False)
         try:
@@ -145,13 +145,6 @@ async def _read_content(response: aiohttp.ClientResponse) -> bytes:
         if len(content) > MOST_BYTES:
             raise ServeError(f"{response.url} sent more than {MOST_BYTES >> 20} MB")
     return bytes(content)
-
-
-def _encode(body: Any) -> bytes:
-    try:
-        return msgspec.json.encode(body)
-    except (UnicodeEncodeError, OverflowError):
-        return encode_unusual(body)
 
 
 def _parse_seconds(header: str | None) -> float | None:

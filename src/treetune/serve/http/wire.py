@@ -183,19 +183,17 @@ def to_http_error(error: Exception, path: str | None = None) -> HttpError:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=repr)
+_strict_encoder = msgspec.json.Encoder()
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any, strict: bool = False) -> bytes:
+    """`value` as JSON. What is no plain value is its `repr`; a TypeError where that is not wanted."""
     try:
-        return _encoder.encode(value)
+        return (_strict_encoder if strict else _encoder).encode(value)
     except (OverflowError, UnicodeEncodeError):
-        return encode_unusual(value, enc_hook=repr)
-
-
-def encode_unusual(value: Any, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
-    """What msgspec does not write: an integer beyond 64 bits, and half of a surrogate pair (models sample it)."""
-    plain = _replace_infinite(msgspec.to_builtins(value, enc_hook=enc_hook))
-    return json.dumps(plain, separators=(",", ":")).encode()
+        # What msgspec does not write: an integer beyond 64 bits, and half of a surrogate pair (models sample it).
+        plain = msgspec.to_builtins(value, enc_hook=None if strict else repr)
+        return json.dumps(_replace_infinite(plain), separators=(",", ":")).encode()
 
 
 def _replace_infinite(value: Any) -> Any:
@@ -214,7 +212,7 @@ def read_body(kind: type[B], data: bytes) -> B:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `")
         raise HttpError(422, "bad_request", problem, path=path.rstrip("`") or "$") from None
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise HttpError(422, "bad_request", f"the body is no JSON: {error}", path="$") from None
 
 
@@ -226,24 +224,16 @@ def decode(kind: type[B], data: bytes) -> B:
     try:
         value: B = _decoder_of(kind).decode(data)
         return value
-    except msgspec.ValidationError as error:
-        if "got `float`" not in str(error):
-            raise
-        parse_float: Any = _parse_number
-    except msgspec.DecodeError:
-        if b"\\ud" not in data.lower():
-            raise
-        parse_float = None
-    return msgspec.convert(json.loads(data, parse_float=parse_float, parse_constant=_refuse_constant), kind)
+    except msgspec.MsgspecError:
+        plain = json.loads(data, parse_float=_parse_number, parse_constant=_parse_number)
+        return msgspec.convert(plain, kind)
 
 
 def _parse_number(digits: str) -> float | int:
     number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits:.20} is no number of JSON")
     return int(number) if number.is_integer() else number
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
 
 
 # As OpenAPI
@@ -261,76 +251,53 @@ _CODES = {
     503: "The server is stopping, or its workers cannot be started; `Retry-After` says when to ask again.",
     504: "The environment took longer than its limit; the episode is over.",
 }
-_COMMON = [401, 403, 413, 422]
-_POSTS: dict[str, tuple[str, type, type, list[int]]] = {
-    "start": ("Begin an episode.", StartBody, StartAnswer, [410, 429, 500, 503, 504]),
-    "step": ("Do an action.", StepBody, StepAnswer, [404, 409, 410, 500, 504]),
-    "cancel": ("End an episode.", CancelBody, CancelAnswer, [404, 410]),
-    "start_batch": ("Begin several.", StartBatchBody, StartBatchAnswer, []),
-    "step_batch": ("Do an action in each of several.", StepBatchBody, StepBatchAnswer, []),
-}
-_GETS: dict[str, tuple[str, type, list[int]]] = {
-    "/api/task/info": ("What is served.", InfoAnswer, [401, 403]),
-    "/api/health": ("Whether it is ready.", HealthAnswer, [403, 503]),
-}
-_LINKS = {
-    name: {
-        "operationId": name,
-        "description": f"What was begun: {what}.",
-        "requestBody": {"episode_id": "$response.body#/episode_id", **more},
-    }
-    for name, what, more in [("step", "do an action in it", {"turn": 0}), ("cancel", "end it", {})]
-}
+_TAKES_BODY = [401, 403, 413, 422]
+_OPERATIONS: list[tuple[str, str, type | None, type, list[int]]] = [
+    ("/api/episode/start", "Begin an episode.", StartBody, StartAnswer, [*_TAKES_BODY, 410, 429, 500, 503, 504]),
+    ("/api/episode/step", "Do an action.", StepBody, StepAnswer, [*_TAKES_BODY, 404, 409, 410, 500, 504]),
+    ("/api/episode/cancel", "End an episode.", CancelBody, CancelAnswer, [*_TAKES_BODY, 404, 410]),
+    ("/api/episode/start_batch", "Begin several.", StartBatchBody, StartBatchAnswer, _TAKES_BODY),
+    ("/api/episode/step_batch", "Do an action in each of several.", StepBatchBody, StepBatchAnswer, _TAKES_BODY),
+    ("/api/task/info", "What is served.", None, InfoAnswer, [401, 403]),
+    ("/api/health", "Whether it is ready.", None, HealthAnswer, [403, 503]),
+]
+"""Path, what it does, what is posted there (None: it is a GET), the answer, and further statuses."""
 
 
 @cache
 def describe_api(needs_token: bool = False) -> bytes:
     """The server as OpenAPI 3.1, made from the structs above: it cannot differ from what the server takes."""
-    bodies = [body for _, body, _, _ in _POSTS.values()]
-    answers = [answer for _, _, answer, _ in _POSTS.values()] + [answer for _, answer, _ in _GETS.values()]
-    kinds = [*bodies, *answers, ErrorAnswer]
+    kinds = [kind for _, _, body, answer, _ in _OPERATIONS for kind in (body, answer) if kind] + [ErrorAnswer]
     references, components = msgspec.json.schema_components(
         kinds, schema_hook=lambda kind: {}, ref_template="#/components/schemas/{name}"
     )
-    schemas = dict(zip(kinds, references, strict=True))
-
-    def describe(name: str, summary: str, answer: type, codes: list[int], **body: Any) -> dict[str, Any]:
-        responses = _describe_responses(schemas[answer], sorted(codes), schemas[ErrorAnswer])
-        return {"operationId": name, "summary": summary, **body, "responses": responses}
-
+    contents = {kind: {"application/json": {"schema": found}} for kind, found in zip(kinds, references, strict=True)}
+    operations: dict[str, Any] = {}
     paths: dict[str, Any] = {}
-    for name, (summary, body, answer, codes) in _POSTS.items():
-        taken = {"required": body is not StartBody, "content": _json(schemas[body])}
-        post = describe(name, summary, answer, _COMMON + codes, requestBody=taken)
-        paths[f"/api/episode/{name}"] = {"post": post}
-    for path, (summary, answer, codes) in _GETS.items():
-        paths[path] = {"get": describe(path.rpartition("/")[2], summary, answer, codes)}
-    paths["/api/health"]["get"]["security"] = []
-    paths["/api/episode/start"]["post"]["responses"]["200"]["links"] = _LINKS
+    for path, summary, body, answer, codes in _OPERATIONS:
+        name = path.rpartition("/")[2]
+        responses: dict[str, Any] = {"200": {"description": "As asked.", "content": contents[answer]}}
+        for code in sorted(codes):
+            responses[str(code)] = {"description": _CODES[code], "content": contents[ErrorAnswer]}
+            if code in (429, 503):
+                responses[str(code)]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
+        operations[name] = {"operationId": name, "summary": summary, "responses": responses}
+        if body is not None:
+            operations[name]["requestBody"] = {"required": body is not StartBody, "content": contents[body]}
+        paths[path] = {"get" if body is None else "post": operations[name]}
+    operations["health"]["security"] = []
+    begun = {"episode_id": "$response.body#/episode_id"}
+    operations["start"]["responses"]["200"]["links"] = {
+        "step": {"operationId": "step", "requestBody": {**begun, "turn": 0}, "description": "Do an action in it."},
+        "cancel": {"operationId": "cancel", "requestBody": begun, "description": "End it."},
+    }
     # Where it is asked for with `Accept: text/event-stream`.
-    step = paths["/api/episode/step"]["post"]["responses"]["200"]
-    step["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    operations["step"]["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     whole = {
         "openapi": "3.1.0",
         "info": {"title": "Treetune task server", "version": "1", "summary": "Episodes of a taskset, over HTTP."},
         "security": [{"token": []}] if needs_token else [],
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
     return msgspec.json.encode(whole)
-
-
-def _describe_responses(good: Any, codes: list[int], error: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"200": {"description": "As asked.", "content": _json(good)}}
-    for code in codes:
-        found[str(code)] = {"description": _CODES[code], "content": _json(error)}
-        if code in (429, 503):
-            found[str(code)]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
-    return found
-
-
-def _json(schema: Any) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
