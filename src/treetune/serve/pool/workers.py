@@ -22,8 +22,7 @@ import zmq
 
 from treetune.environment import Sink
 from treetune.episode import DeadlinePassed
-from treetune.errors import TreetuneError
-from treetune.serve.errors import BadRequest, ServeError, Stopping, WorkerLost
+from treetune.serve.errors import ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
 from treetune.serve.pool.worker import Engine, Handle, MessageBatch, WorkerSpec, read_batch
@@ -91,15 +90,9 @@ class Member(msgspec.Struct, eq=False):
 
 class Workers:
     def __init__(
-        self,
-        spec: WorkerSpec,
-        config: PoolConfig,
-        engine: Engine,
-        on_scored: Callable[[list[Scored]], None],
+        self, spec: WorkerSpec, config: PoolConfig, engine: Engine, on_scored: Callable[[list[Scored]], None]
     ) -> None:
-        self._spec = spec
-        self._config = config
-        self._engine = engine
+        self._spec, self._config, self._engine = spec, config, engine
         self._on_scored = on_scored
         self.on_episode_lost: Callable[[str], None] = lambda episode: None
         self._silent = config.silent_seconds or engine.silent_seconds
@@ -116,7 +109,7 @@ class Workers:
         self._closing = False
         self.replaced = 0
         self._ticker: asyncio.Task[None] | None = None
-        self._socket: LoopSocket | None = None
+        self._socket: LoopSocket
 
     # Its life
 
@@ -127,8 +120,7 @@ class Workers:
         self._spec = msgspec.structs.replace(self._spec, address=address, server_key=server_key)
         self._socket = LoopSocket(socket, self._take_batch)
         try:
-            for _ in range(self._config.workers):
-                self._start_one()
+            self._adjust()
             await asyncio.wait_for(self._all_ready.wait(), START_SECONDS)
         except TimeoutError:
             self._startup_error = f"no answer within {START_SECONDS:g} seconds"
@@ -140,18 +132,17 @@ class Workers:
         self._closing = True
         if self._ticker is not None:
             self._ticker.cancel()
-        for member in list(self._members.values()):
+        for member in self._members.values():
             member.messages.put(b"end")
         for _ in range(40):  # two seconds to end well
             if not self._members:
                 break
             await asyncio.sleep(0.05)
         for member in list(self._members.values()):
-            if member.handle is not None:
-                member.handle.kill()
-        for call in [*self._queue, *(call for member in self._members.values() for call in member.calls.values())]:
+            self._kill(member, "it did not end")
+        for call in self._queue:
             _fail(call, _stopping_error())
-        if self._socket is not None:
+        if hasattr(self, "_socket"):
             self._socket.close(0)
         self._engine.close()
 
@@ -185,10 +176,10 @@ class Workers:
     def _submit(self, call: WorkerCall) -> None:
         if call.pinned:
             assert call.member is not None
-            if not self.has(call.member):
-                _fail(call, _lost_episode_error())
-            else:
+            if self.has(call.member):
                 self._assign(call.member, call)
+            else:
+                _fail(call, _lost_episode_error())
             return
         free = [member for member in self._members.values() if member.ready and not member.leaving]
         if not free:
@@ -197,7 +188,7 @@ class Workers:
         least = min(free, key=lambda member: (member.load, len(member.calls)))
         self._assign(least, call)
         if least.load >= self._config.busy_load and len(self._members) < (self._config.max_workers or 0):
-            self._resize()
+            self._adjust()
 
     def _assign(self, member: Member, call: WorkerCall) -> None:
         call.tries += 1
@@ -211,67 +202,21 @@ class Workers:
         if call is None:
             return  # of a worker that was given up, and spoke after all
         member.load -= call.size
-        if call.opens is not None and not failed:
+        if failed:
+            response = unpack(data, Response)
+            _fail(call, DeadlinePassed(response.error) if response.kind == "timeout" else error_of(response))
+            return
+        if call.opens is not None:
             if call.future.done():  # nobody waits for it any more
                 member.messages.put(b"do", b"", b"close", call.opens.encode())
                 return
             member.episodes.add(call.opens)
             member.load += 1
-        if failed:
-            _fail(call, _read_failure(call.method, data))
-        elif not call.future.done():
+        if not call.future.done():
             call.future.set_result(data)
 
-    def has(self, member: Member) -> bool:
-        return member.identity in self._members
-
-    def release(self, member: Member, episode: str) -> None:
-        """An episode that has ended is no longer counted as work."""
-        if episode in member.episodes:
-            member.episodes.discard(episode)
-            member.load -= 1
-
-    # Workers
-
-    def _start_one(self) -> None:
-        assert self._socket is not None
-        self._number += 1
-        identity = f"worker-{self._number}".encode()
-        member = Member(identity, MessageBatch(self._socket, identity), heard=time.monotonic() + START_SECONDS)
-        self._members[identity] = member
-        try:
-            member.handle = self._engine.start(
-                msgspec.structs.replace(self._spec, identity=identity), lambda how: self._remove(member, how)
-            )
-        except TreetuneError:
-            del self._members[identity]
-            raise
-
-    def _remove(self, member: Member, how: str) -> None:
-        """A worker has ended: its calls go to others, and another takes its place."""
-        if self._members.pop(member.identity, None) is None:
-            return
-        if not self._closing and not member.leaving:
-            log.warning("%s ended (%s); calls it had: %d", member.identity.decode(), how, len(member.calls))
-            self.replaced += 1
-            if not member.ready:
-                self._failures += 1
-                self._startup_error = self._startup_error or how
-                self._all_ready.set()
-            self._start_at = time.monotonic() + min(_LONGEST_PAUSE, 0.1 * 2**self._failures if self._failures else 0.0)
-        for episode in member.episodes:
-            self.on_episode_lost(episode)
-        if not self._closing:
-            self._refill()
-        for call in member.calls.values():
-            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._retry, call, how)
-
-    def _kill(self, member: Member, why: str) -> None:
-        if member.handle is not None:
-            member.handle.kill()
-        self._remove(member, why)
-
     def _retry(self, call: WorkerCall, how: str) -> None:
+        """Gives a call of a worker that has ended to another."""
         if call.future.done():
             return
         if self._closing:
@@ -287,30 +232,73 @@ class Workers:
         else:
             self._submit(call)
 
-    def _refill(self) -> None:
-        if time.monotonic() >= self._start_at:
-            staying = sum(not member.leaving for member in self._members.values())
-            for _ in range(self._config.workers - staying):
-                self._start_one()
+    def has(self, member: Member) -> bool:
+        return member.identity in self._members
 
-    def _resize(self) -> None:
-        """Starts another worker while all are busy; lets one go where there have been too many for a while."""
-        config, members = self._config, self._members.values()
-        ready = [member for member in members if member.ready and not member.leaving]
-        load, now = sum(member.load for member in ready), time.monotonic()
-        if len(ready) > config.workers and load <= (len(ready) - 1) * config.busy_load / 2:
-            self._quiet_since = self._quiet_since or now
-            if now - self._quiet_since >= config.idle_seconds:
-                self._quiet_since = None
-                leaving = min(ready, key=lambda member: member.load)
-                leaving.leaving = True
-                log.info("little to do: letting %s go", leaving.identity.decode())
+    def release(self, member: Member, episode: str) -> None:
+        """An episode that has ended is no longer counted as work."""
+        if episode in member.episodes:
+            member.episodes.discard(episode)
+            member.load -= 1
+
+    # Workers
+
+    def _start_one(self) -> None:
+        self._number += 1
+        identity = f"worker-{self._number}".encode()
+        member = Member(identity, MessageBatch(self._socket, identity), heard=time.monotonic() + START_SECONDS)
+        spec = msgspec.structs.replace(self._spec, identity=identity)
+        member.handle = self._engine.start(spec, lambda how: self._remove(member, how))
+        self._members[identity] = member
+
+    def _remove(self, member: Member, how: str) -> None:
+        """A worker has ended: its calls go to others, and another takes its place."""
+        if self._members.pop(member.identity, None) is None:
             return
-        self._quiet_since = None
-        most, starting = config.max_workers or config.workers, any(not member.ready for member in members)
-        busy = bool(ready) and min(member.load for member in ready) >= config.busy_load
-        if busy and len(members) < most and not starting and not self._closing:
-            log.info("much to do: starting worker %d of %d", len(members) + 1, most)
+        if not self._closing and not member.leaving:
+            log.warning("%s ended (%s); calls it had: %d", member.identity.decode(), how, len(member.calls))
+            self.replaced += 1
+            if not member.ready:
+                self._failures += 1
+                self._startup_error = self._startup_error or how
+                self._all_ready.set()
+            self._start_at = time.monotonic() + min(_LONGEST_PAUSE, 0.1 * 2**self._failures if self._failures else 0.0)
+        for episode in member.episodes:
+            self.on_episode_lost(episode)
+        self._adjust()
+        pause = 0.0 if self._closing else _RETRY_SECONDS
+        for call in member.calls.values():
+            asyncio.get_running_loop().call_later(pause, self._retry, call, how)
+
+    def _kill(self, member: Member, why: str) -> None:
+        if member.handle is not None:
+            member.handle.kill()
+        self._remove(member, why)
+
+    def _adjust(self) -> None:
+        """Starts workers that are missing, and another while all are busy; lets one go where there have been too many
+        for a while."""
+        config, now = self._config, time.monotonic()
+        staying = [member for member in self._members.values() if not member.leaving]
+        ready = [member for member in staying if member.ready]
+        if self._closing or now < self._start_at:
+            return
+        for _ in range(config.workers - len(staying)):
+            self._start_one()
+        load = sum(member.load for member in ready)
+        if len(ready) <= config.workers or load > (len(ready) - 1) * config.busy_load / 2:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = now
+        elif now - self._quiet_since >= config.idle_seconds:
+            self._quiet_since = None
+            leaving = min(ready, key=lambda member: member.load)
+            leaving.leaving = True
+            log.info("little to do: letting %s go", leaving.identity.decode())
+        number, most = len(self._members) + 1, config.max_workers or config.workers
+        all_busy = len(ready) == len(self._members) and all(member.load >= config.busy_load for member in ready)
+        if all_busy and number <= most:
+            log.info("much to do: starting worker %d of %d", number, most)
             self._start_one()
 
     async def _tick(self) -> None:
@@ -329,8 +317,7 @@ class Workers:
                 self._kill(member, f"no sign of life for {self._silent:g} seconds")
             elif member.leaving and not member.calls and not member.episodes:
                 member.messages.put(b"end")
-        self._resize()
-        self._refill()
+        self._adjust()
         if self._failures >= _MOST_FAILURES and not any(member.ready for member in self._members.values()):
             while self._queue:
                 error = WorkerLost("no worker can be started", remedy="the server's messages say why")
@@ -339,7 +326,6 @@ class Workers:
     # What workers say
 
     def _take_batch(self, batch: list[Frames]) -> None:
-        now = time.monotonic()
         for frames in batch:
             member = self._members.get(frames[0])
             if member is None:
@@ -353,7 +339,7 @@ class Workers:
             for message in messages:
                 self._take(member, message)
             if member.ready:
-                member.heard = now
+                member.heard = time.monotonic()
 
     def _take(self, member: Member, message: list[bytes]) -> None:
         match message:
@@ -381,14 +367,6 @@ class Workers:
 def _fail(call: WorkerCall, error: Exception) -> None:
     if not call.future.done():
         call.future.set_exception(error)
-
-
-def _read_failure(method: str, data: bytes) -> Exception:
-    try:
-        response = unpack(data, Response)
-    except BadRequest as error:
-        return ServeError(f"the worker's answer to {method} could not be read: {error.message}")
-    return DeadlinePassed(response.error) if response.kind == "timeout" else error_of(response)
 
 
 def _lost_episode_error() -> ServeError:
