@@ -237,7 +237,8 @@ def test_top_shows_a_running_server(tmp_path, treetune):
 def test_an_address_or_a_key_that_is_none_is_told(treetune):
     for arguments in (["top", "foo"], ["top", "tcp://127.0.0.1:1", "--server-key", "x"], ["eval", "--server", "foo"]):
         result = treetune(*arguments)
-        assert (result.code, "cannot connect" in result.err) == (2, True), result.err
+        assert result.code == 2
+        assert "cannot connect" in result.err or "is no address" in result.err
 
 
 def test_the_example_of_a_curriculum_can_be_served(tmp_path):

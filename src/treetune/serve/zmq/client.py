@@ -216,9 +216,9 @@ class EnvClient:
         while True:
             call = _Call(asyncio.get_running_loop().create_future(), frames, until, time.monotonic() + _FIRST_RESEND)
             self._calls[id] = call
-            self._send(frames)
-            self._sweep_soon()
             try:
+                self._send(frames)
+                self._sweep_soon()
                 data = await call.future
             finally:
                 self._calls.pop(id, None)
