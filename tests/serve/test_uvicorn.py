@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from treetune.serve.access import Access
 from treetune.serve.http.asgi import Listener
 
 USED = [
@@ -43,9 +44,9 @@ def test_a_listener_leaves_signals_alone_and_knows_its_connections():
             await asyncio.sleep(60)
 
         before = signal.getsignal(signal.SIGINT)
-        listener = Listener(app, "127.0.0.1", 0)
-        await listener.start()
-        _, writer = await asyncio.open_connection("127.0.0.1", int(listener.url.rpartition(":")[2]))
+        listener = Listener("127.0.0.1:0", Access())
+        url = await listener.start(app)
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
         await asyncio.sleep(0.2)
         (connection,) = listener._uvicorn.server_state.connections

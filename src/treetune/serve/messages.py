@@ -169,8 +169,7 @@ def pack_step(step: Step) -> bytes:
     )
 
 
-def unpack_step(data: bytes) -> Step:
-    response = unpack(data, StepResponse)
+def to_step(response: StepResponse) -> Step:
     return Step(response.observation, response.reward, response.done, response.info, response.truncated)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from treetune.serve.host import Scored
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
 BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
@@ -30,10 +29,6 @@ class Latency:
     def __init__(self) -> None:
         self.buckets = [0] * (len(BOUNDS) + 1)
         self.total = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.buckets[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
 
 
 class Metrics:
@@ -48,14 +43,13 @@ class Metrics:
         self.outcomes: Counter[str] = Counter()
         self.rewards: dict[str, list[float]] = {}
         """By source: how many were scored, and the sum of their rewards."""
-        self.latencies: dict[str, Latency] = {}
+        self.latencies: defaultdict[str, Latency] = defaultdict(Latency)
 
     def count_request(self, method: str, seconds: float, kind: str | None = None) -> None:
         self.requests[method] += 1
-        latency = self.latencies.get(method)
-        if latency is None:
-            latency = self.latencies[method] = Latency()
-        latency.add(seconds)
+        latency = self.latencies[method]
+        latency.buckets[bisect_left(BOUNDS, seconds)] += 1
+        latency.total += seconds
         if kind is not None:
             self.errors[kind] += 1
 
@@ -90,16 +84,11 @@ class Metrics:
 
     def render(self) -> bytes:
         """All of it, as text for Prometheus."""
-        from prometheus_client import generate_latest
-
-        return generate_latest(self.registry())
-
-    def registry(self) -> CollectorRegistry:
-        from prometheus_client import CollectorRegistry
+        from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()
         registry.register(self)
-        return registry
+        return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
         """What Prometheus asks for."""

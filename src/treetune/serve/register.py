@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from treetune.errors import StorageError, TreetuneError, UsageError
-from treetune.serve.access import Access, is_loopback, parse_http_address
+from treetune.serve.access import Access, is_loopback
 from treetune.serve.errors import ServeError
 from treetune.serve.http.transport import HttpTransport
 from treetune.serve.http.wire import HealthAnswer, HttpError, encode, read_body
@@ -253,24 +253,20 @@ class RegisterServer:
     """
 
     def __init__(self, address: str, access: Access) -> None:
-        self._host, self._port = parse_http_address(address, access)
-        self._access = access
-        self._known: dict[str, tuple[ServerEntry, float]] = {}
-        self.url = ""
-
-    async def start(self) -> None:
         from treetune.serve.http.asgi import JsonApp, Listener, Route  # others who import this serve nothing
 
+        self._known: dict[str, tuple[ServerEntry, float]] = {}
+        self._listener = Listener(address, access)
         routes = [
             Route("GET", "/api/health", self._health, needs_token=False),
             Route("GET", "/api/servers", self._list),
             Route("POST", "/api/servers", self._announce),
             Route("DELETE", "/api/servers/*", self._withdraw),
         ]
-        app = JsonApp(routes, self._access, max_bytes=MOST_BYTES, token_remedy="set TREETUNE_REGISTER_TOKEN")
-        self._listener = Listener(app, self._host, self._port)
-        await self._listener.start()
-        self.url = self._listener.url
+        self._app = JsonApp(routes, access, max_bytes=MOST_BYTES, token_remedy="set TREETUNE_REGISTER_TOKEN")
+
+    async def start(self) -> None:
+        self.url = await self._listener.start(self._app)
 
     async def stop(self) -> None:
         await self._listener.close()

@@ -71,7 +71,7 @@ class Door:
         """Lets what came through it end. The server takes no more work."""
 
     async def close(self) -> None:
-        """Stops what came through it, and listens no more. Also called where it was not opened."""
+        """Stops what came through it, and listens no more; also where it could not be opened."""
 
     def gauges(self) -> dict[str, float]:
         """Its figures."""

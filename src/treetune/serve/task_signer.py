@@ -14,12 +14,10 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from treetune.errors import TasksetError
 from treetune.serve.errors import BadRequest, TaskRefused
 from treetune.serve.messages import pack, pack_sorted, unpack, unpack_plain
 from treetune.task import ForeignTask, Task
@@ -40,7 +38,7 @@ class TaskSigner:
         self._key = hashlib.blake2b(scope.encode(), key=key[:64], digest_size=32).digest()
 
     def sign(self, task: Task) -> bytes:
-        return self._hash(pack_sorted(task))
+        return self._hash(pack_sorted(_fields_of(task)))
 
     def check(self, data: bytes | msgspec.Raw) -> None:
         fields = unpack_plain(data)
@@ -90,7 +88,12 @@ def pack_task(task: Task, seal: bytes = b"") -> bytes:
     if isinstance(task, WireTask):
         base = {name: getattr(task, name) for name in Task.__struct_fields__}
         return pack({**base, **task.own, KIND: task.kind, SEAL: seal or task.seal})
-    return _extend(pack(task), _marks_of(type(task).__name__) + pack(seal), 2)
+    return pack({**_fields_of(task), KIND: type(task).__name__, SEAL: seal})
+
+
+def _fields_of(task: Task) -> dict[str, Any]:
+    """All fields, whether they have their defaults or not, by their names on the wire."""
+    return dict(zip(task.__struct_encode_fields__, msgspec.structs.astuple(task), strict=True))
 
 
 def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> tuple[Task, bytes]:
@@ -112,22 +115,3 @@ def unpack_trace(data: bytes | msgspec.Raw, task: Task) -> Trace:
     fields = {name: getattr(wire, name) for name in Trace.__struct_fields__}
     fields["task"] = unpack(wire.task, type(task)) if not isinstance(task, WireTask) else task
     return Trace(**fields)
-
-
-def _extend(map_bytes: bytes, pairs: bytes, count: int) -> bytes:
-    """A msgpack map with `count` more pairs at its end."""
-    first = map_bytes[0] if map_bytes else 0
-    if first & 0xF0 == 0x80:
-        size, start = first & 0x0F, 1
-    elif first == 0xDE:
-        size, start = int.from_bytes(map_bytes[1:3], "big"), 3
-    else:
-        raise TasksetError("a task must encode as a map of its fields", remedy="do not make it array_like")
-    size += count
-    header = bytes([0x80 | size]) if size < 16 else b"\xde" + size.to_bytes(2, "big")
-    return header + map_bytes[start:] + pairs
-
-
-@lru_cache(maxsize=256)
-def _marks_of(kind: str) -> bytes:
-    return pack(KIND) + pack(kind) + pack(SEAL)

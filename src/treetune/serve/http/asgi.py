@@ -1,9 +1,8 @@
 """The one HTTP stack: `JsonApp` answers requests, `Listener` serves an ASGI application with uvicorn.
 
     app = JsonApp([Route("GET", "/api/health", health)], Access(), max_bytes=8192, token_remedy="")
-    listener = Listener(app, "127.0.0.1", 0)
-    await listener.start()
-    print(listener.url)
+    listener = Listener("127.0.0.1:0", Access())
+    print(await listener.start(app))
 
 uvicorn bounds neither the head of a request nor how slowly one arrives, so the `Listener` does. It uses undocumented
 names of uvicorn: `pyproject.toml` bounds the version, and `tests/serve/test_uvicorn.py` says what changed.
@@ -25,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from treetune.errors import UsageError
-from treetune.serve.access import Access, is_loopback
+from treetune.serve.access import Access, is_loopback, parse_http_address
 from treetune.serve.http.wire import HttpError, to_http_error
 
 log = logging.getLogger("treetune.serve")
@@ -209,23 +208,21 @@ async def _send_events(events: Events, send: Send) -> None:
 class Listener:
     """Serves an ASGI application on the running event loop."""
 
-    def __init__(self, app: Any, host: str, port: int, *, websocket_bytes: int | None = None) -> None:
-        """`websocket_bytes` is the largest message of a WebSocket; without it there are none."""
-        self._app, self._host, self._port = app, host, port
-        self._websocket_bytes = websocket_bytes
+    def __init__(self, address: str, access: Access) -> None:
+        """Refuses what is no address, and one that is open to everybody without a token."""
+        self._host, self._port = parse_http_address(address, access)
         self._running: asyncio.Task[None] | None = None
-        self.url = ""
 
-    async def start(self) -> None:
+    async def start(self, app: Any, *, websocket_bytes: int | None = None) -> str:
+        """Listens; gives the address. `websocket_bytes` is the largest message of a WebSocket; without it there are
+        none."""
         listening = _bind(self._host, self._port)
-        port = listening.getsockname()[1]
-        self.url = f"http://[{self._host}]:{port}" if ":" in self._host else f"http://{self._host}:{port}"
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                self._app,
+                app,
                 http=_Connection,
-                ws="none" if self._websocket_bytes is None else "websockets-sansio",
-                ws_max_size=self._websocket_bytes or 0,
+                ws="none" if websocket_bytes is None else "websockets-sansio",
+                ws_max_size=websocket_bytes or 0,
                 lifespan="off",
                 log_config=None,
                 log_level=logging.WARNING,
@@ -240,6 +237,8 @@ class Listener:
         while not self._uvicorn.started and not self._running.done():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         self._checking = asyncio.create_task(self._close_slow())
+        port = listening.getsockname()[1]
+        return f"http://[{self._host}]:{port}" if ":" in self._host else f"http://{self._host}:{port}"
 
     async def _close_slow(self) -> None:
         """Closes connections whose request has been arriving for too long."""

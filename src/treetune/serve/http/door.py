@@ -23,7 +23,7 @@ from treetune.episode_book import EpisodeEnded, LiveEpisode, Terms
 from treetune.errors import EnvironmentFault, UsageError
 from treetune.host import info_of
 from treetune.order import checked_index
-from treetune.serve.access import Access, parse_http_address
+from treetune.serve.access import Access
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
 from treetune.serve.http.asgi import JSON, Events, HttpRequest, JsonApp, Listener, Route
@@ -47,20 +47,17 @@ class HttpDoor(Door):
         self._terms.on_end = self._note_empty
         self._starting = 0
         self._empty = asyncio.Event()
-        self._listener: Listener | None = None
 
     # Its life
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
-        self._host, self._port = parse_http_address(self.address, server.config.access)
+        self._listener = Listener(self.address, server.config.access)
         if server.config.capacity is None:
             server.capacity = max(server.capacity, self.config.max_episodes)
 
     async def open(self) -> None:
-        listener = Listener(self.make_app(), self._host, self._port, websocket_bytes=self.config.max_bytes)
-        await listener.start()
-        self.address, self._listener = listener.url, listener
+        self.address = await self._listener.start(self.make_app(), websocket_bytes=self.config.max_bytes)
 
     def make_app(self) -> Any:
         html = b"text/html; charset=utf-8"
@@ -95,9 +92,8 @@ class HttpDoor(Door):
                     log.info("%d episodes had not ended", self.count)
 
     async def close(self) -> None:
-        if self._listener is not None:
-            await self.server.host.episodes.close(self._terms)
-            await self._listener.close()
+        await self.server.host.episodes.close(self._terms)
+        await self._listener.close()
 
     def gauges(self) -> dict[str, float]:
         return {"http_episodes": self.count}
@@ -239,25 +235,21 @@ class MetricsDoor(Door):
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._listener: Listener | None = None
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
-        self._host, self._port = parse_http_address(self.address, Access(open=True))
+        self._listener = Listener(self.address, Access(open=True))
 
     async def open(self) -> None:
         routes = [Route("GET", "/metrics", self._render, content_type=_PROMETHEUS)]
         app = JsonApp(routes, Access(open=True), max_bytes=0, token_remedy="")
-        self._listener = Listener(app, self._host, self._port)
-        await self._listener.start()
-        self.address = f"{self._listener.url}/metrics"
+        self.address = f"{await self._listener.start(app)}/metrics"
 
     async def _render(self, request: HttpRequest) -> bytes:
         return self.server.metrics.render()
 
     async def close(self) -> None:
-        if self._listener is not None:
-            await self._listener.close()
+        await self._listener.close()
 
 
 @contextlib.contextmanager

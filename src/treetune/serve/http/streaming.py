@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ import msgspec
 
 from treetune.serve.http import wire
 from treetune.serve.http.asgi import Receive, Send
-from treetune.serve.http.wire import decode, encode, read_body, to_http_error
+from treetune.serve.http.wire import encode, read_body, to_http_error
 
 if TYPE_CHECKING:
     from treetune.serve.http.door import HttpDoor
@@ -45,10 +46,6 @@ class Move(msgspec.Struct):
 
     action: str | wire.ActionBody
     turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-
-class _EpisodeId(msgspec.Struct):
-    episode_id: str
 
 
 class EpisodeSocket:
@@ -86,7 +83,7 @@ class EpisodeSocket:
         try:
             if self._episode is None:
                 answer = await self._door.start(read_body(wire.StartBody, message))
-                self._episode = decode(_EpisodeId, answer).episode_id
+                self._episode = str(json.loads(answer)["episode_id"])
                 return answer
             move = read_body(Move, message)
             return await self._door.step(wire.StepBody(self._episode, move.action, move.turn))

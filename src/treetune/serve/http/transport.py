@@ -9,7 +9,6 @@ It follows no redirect (a token belongs to the address it was given for) and rea
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -50,7 +49,6 @@ class HttpReply(NamedTuple):
     status: int
     body: bytes
     retry_after: float | None = None
-    seconds: float = 0.0
 
     @property
     def good(self) -> bool:
@@ -106,7 +104,7 @@ class HttpTransport:
     async def ask(self, method: str, path: str, body: Any, timeout: float) -> HttpReply:
         import aiohttp
 
-        began, url = time.perf_counter(), self.url + path
+        url = self.url + path
         data = None if body is None else encode(body, strict=True)
         seconds = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
         asking = self._open_session().request(method, url, data=data, timeout=seconds, allow_redirects=False)
@@ -114,7 +112,7 @@ class HttpTransport:
             async with asking as response:
                 content = await _read_content(response)
                 wait = _parse_seconds(response.headers.get("Retry-After"))
-                return HttpReply(url, response.status, content, wait, time.perf_counter() - began)
+                return HttpReply(url, response.status, content, wait)
         except TimeoutError:
             raise Unreachable(
                 f"{url} did not answer within {timeout:g} seconds", remedy="allow more, or see what it does"

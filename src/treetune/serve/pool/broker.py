@@ -92,7 +92,7 @@ class _HomeInWorker:
         payload, over = pack(StepPayload(self._id, action)), True
         try:
             data = await self._workers.call(WorkerCall("step", payload, member=self._member, pinned=True, show=show))
-            step = messages.unpack_step(data)
+            step = messages.to_step(unpack(data, messages.StepResponse))
             over = step.done
             return step
         except BadRequest as error:

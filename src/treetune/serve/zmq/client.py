@@ -11,16 +11,16 @@ is the same for programs without an event loop.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
-import inspect
 import logging
 import random
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import msgspec
 import zmq
@@ -49,6 +49,7 @@ _REMEMBERED = 200_000
 _ACKS = 64
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -161,8 +162,7 @@ class EnvClient:
 
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
         message = messages.StepRequest(episode=episode, action=action, turn=turn)
-        response = await self._run("step", message, messages.StepResponse)
-        return Step(response.observation, response.reward, response.done, response.info, response.truncated)
+        return messages.to_step(await self._run("step", message, messages.StepResponse))
 
     async def cancel(self, id: str) -> bool:
         return (await self._ask("cancel", messages.CancelRequest(id=id), messages.CancelResponse)).found
@@ -285,6 +285,18 @@ class EnvClient:
         return msgspec.Raw(pack_task(task, seal))
 
 
+def _wait_for(
+    method: Callable[Concatenate[EnvClient, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[BlockingEnvClient, P], R]:
+    """A method of `EnvClient` that waits for its result."""
+
+    @functools.wraps(method)
+    def call(client: BlockingEnvClient, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return client._wait(method(client._client, *arguments, **options))
+
+    return call
+
+
 class BlockingEnvClient:
     """The client for programs without an event loop: one runs in a thread of its own; calls may come from any thread.
 
@@ -305,12 +317,21 @@ class BlockingEnvClient:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __getattr__(self, name: str) -> Any:
-        """The methods of `EnvClient`, each of which waits here for its result."""
-        found = getattr(self._client, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
-        return lambda *arguments, **options: self._wait(found(*arguments, **options))
+    info = _wait_for(EnvClient.info)
+    health = _wait_for(EnvClient.health)
+    sample = _wait_for(EnvClient.sample)
+    run_rollout = _wait_for(EnvClient.run_rollout)
+    run_group = _wait_for(EnvClient.run_group)
+    start = _wait_for(EnvClient.start)
+    step = _wait_for(EnvClient.step)
+    cancel = _wait_for(EnvClient.cancel)
+    observe = _wait_for(EnvClient.observe)
+    state = _wait_for(EnvClient.state)
+    restore = _wait_for(EnvClient.restore)
+    stats = _wait_for(EnvClient.stats)
+
+    def portable(self, task: Task) -> WireTask:
+        return self._client.portable(task)
 
     def close(self) -> None:
         if self._thread.is_alive():

@@ -10,6 +10,7 @@ so the socket is drained again after every send.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
@@ -44,25 +45,18 @@ class LoopSocket:
         self._fd = int(socket.getsockopt(zmq.FD))
         self._due = False
         self._draining = False
-        self.dropped = 0
-        """Messages that nobody could take: a peer that is gone, or too slow."""
         self._loop.add_reader(self._fd, self._drain)
         self._drain_soon()
 
-    def send(self, frames: Sequence[bytes]) -> bool:
-        """Whether the message could be taken; never waits."""
-        try:
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Never waits: where nobody can take it, a peer that is gone or too slow, the message is dropped."""
+        with contextlib.suppress(zmq.ZMQError):
             # Part by part: half the cost of `send_multipart`.
             last = len(frames) - 1
             for number, frame in enumerate(frames):
                 self._socket.send(frame, zmq.NOBLOCK if number == last else _MORE)
-            return True
-        except zmq.ZMQError:
-            self.dropped += 1
-            return False
-        finally:
-            if not self._draining:
-                self._drain_soon()
+        if not self._draining:
+            self._drain_soon()
 
     def close(self, linger: int = 1000) -> None:
         self._loop.remove_reader(self._fd)
