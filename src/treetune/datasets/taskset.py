@@ -136,7 +136,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
         kept for the build."""
         # An overridden `build_dataset` loads what it likes.
-        if self.overrides_build or (not force and Cache(self.cache_dir).has(self.cache_key(format))):
+        if self.overrides_build or (not force and Cache(self.cache_dir).hit(self.cache_key(format), quiet=True)):
             return
         from treetune.datasets.row_builder import RowBuilder
 

@@ -5,8 +5,8 @@
     sidecar, was_hit = cache.get_or_build(key, build)
     cache.path(key)
 
-A file counts once its sidecar is there: it is written aside, renamed, and the sidecar comes last, so whatever
-kills a build leaves nothing that looks finished. A hit takes no lock, writes next to nothing and imports little.
+A file counts once its sidecar is there, which comes last, so whatever kills a build leaves nothing that looks finished.
+A hit takes no lock, writes next to nothing and imports little.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def default_cache_dir(argument: str | Path | None = None) -> Path:
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
-    """What built a file. The builder fills in what it knows, the cache the rest."""
+    """What built a file. The builder fills in what it knows, the cache what follows `seconds`."""
 
     config: dict[str, Any]
     source: str
@@ -70,9 +70,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     """How long the build took."""
     key: str = ""
     size: int = 0
-    """Of the file, in bytes."""
     digest: str = ""
-    """Of the file."""
     mtime_ns: int = 0
     """Of the file: while it stays the same, the digest need not be computed again."""
     created: str = ""
@@ -87,7 +85,7 @@ class EntryState(enum.StrEnum):
     """Being built, or left behind by a build that was killed."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True):
     """One key of the cache, as `treetune cache list` shows it."""
 
     key: str
@@ -123,11 +121,6 @@ class Cache:
             if time.time() - os.stat(self._sidecar(key)).st_mtime > TOUCH_EVERY:
                 os.utime(self._sidecar(key))
         return sidecar
-
-    def has(self, key: str) -> bool:
-        """Whether a whole file is there; nothing is said of a damaged one, and nothing noted."""
-        sidecar, fault = self._check(key)
-        return sidecar is not None and fault is None
 
     def get_or_build(self, key: str, build: Callable[[Path], Sidecar], *, force: bool = False) -> tuple[Sidecar, bool]:
         """The sidecar, and whether it was a hit. `build` writes the file to the path it is given.
@@ -203,7 +196,7 @@ class Cache:
 
     def _build(self, key: str, build: Callable[[Path], Sidecar]) -> Sidecar:
         self._remove_leftovers(key)
-        temporary = self.folder / f".{key}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+        temporary = _aside(self.path(key))
         began = time.perf_counter()
         try:
             sidecar = build(temporary)
@@ -236,17 +229,9 @@ class Cache:
                 statuses.append(file.stat())
         if not statuses:  # removed since it was listed
             return None
-        return Entry(
-            key=key,
-            state=state,
-            fault=fault,
-            size=sum(status.st_size for status in statuses),
-            last_used=statuses[0].st_mtime,  # of the sidecar, which a hit touches
-            sidecar=sidecar,
-            rows=sidecar.rows if sidecar else None,
-            source=sidecar.source if sidecar else "",
-            created=sidecar.created if sidecar else "",
-        )
+        size, last_used = sum(status.st_size for status in statuses), statuses[0].st_mtime  # a hit touches the sidecar
+        known = (sidecar.rows, sidecar.source, sidecar.created) if sidecar else (None, "", "")
+        return Entry(key, state, fault, size, last_used, sidecar, *known)
 
     @contextlib.contextmanager
     def _lock(self, key: str, wait: bool = True) -> Iterator[bool]:
@@ -282,14 +267,11 @@ class Cache:
         return self.folder / f"{key}.json"
 
     def _files(self, key: str) -> list[Path]:
-        """Everything that belongs to a key: without its sidecar, which comes first, the rest counts for nothing."""
-        return [self._sidecar(key), self.path(key), *self._leftovers(key)]
-
-    def _leftovers(self, key: str) -> list[Path]:
-        return list(self.folder.glob(f".{key}.*tmp*"))
+        """Everything that belongs to a key, its sidecar first."""
+        return [self._sidecar(key), self.path(key), *self.folder.glob(f".{key}.*tmp*")]
 
     def _remove_leftovers(self, key: str) -> None:
-        for file in self._leftovers(key):
+        for file in self._files(key)[2:]:
             file.unlink(missing_ok=True)
 
 
@@ -297,9 +279,13 @@ def _encode(sidecar: Sidecar) -> bytes:
     return msgspec.json.format(msgspec.json.encode(sidecar), indent=2) + b"\n"
 
 
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """The old file or the new one, never half of it; two writers do not disturb each other."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    temporary = _aside(path)
     try:
         temporary.write_bytes(content)
         os.replace(temporary, path)

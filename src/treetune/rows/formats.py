@@ -102,15 +102,13 @@ class Format:
         return self._complete_row(task, parts, columns)
 
     def task_of(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        """The task of a row as a file has it; nulls that only fill up a column are gone, and JSON text is what it
-        was."""
+        """The task of a row as a file has it, with nulls that only fill up a column, and JSON text."""
         return self.task_of_pruned(restore_json(drop_nulls(row)), whole=whole)
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
         """The same for a row that has no nulls, such as `read_rows` gives."""
         env_class = row.get("env_class") if "env_class" in self.columns else None
-        own = {*SHARED, *self.columns}
-        return build_task(row, self.read_reward(row), own, COLUMNS, env_class, whole=whole)
+        return build_task(row, self.read_reward(row), env_class, {*SHARED, *self.columns}, COLUMNS, whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The reward specification that the columns of a row say."""
@@ -119,8 +117,24 @@ class Format:
         return _rename(spec_of(row, self.reward), self.method, "method")
 
     def convert(self, table: pa.Table) -> pa.Table:
-        """A table in verl's format as one in this."""
-        raise NotImplementedError
+        """A table in verl's format, in which tables are built, as one in this."""
+        import pyarrow as pa
+
+        # SkyRL and TRL pass all columns on, so that none must come along as JSON.
+        extra = table["extra_info"].combine_chunks()
+        kept = {name: column for name, column in children_of(extra).items() if name != ROW}
+        json_fields = json_fields_of(table.schema.metadata)
+        table = set_column(table, "extra_info", struct_of(kept, extra))
+        if "reward_model" not in table.column_names:
+            return table
+        reward = children_of(table["reward_model"].combine_chunks())
+        table = table.drop_columns(["reward_model"])
+        if self.reward is None:
+            return table.append_column("ground_truth", reward["ground_truth"])
+        names = {f"reward_model.{key}": f"{self.reward}.{self.method if key == 'style' else key}" for key in reward}
+        keys = [name.partition(".")[2] for name in names.values()]
+        table = table.append_column(self.reward, pa.StructArray.from_arrays(list(reward.values()), keys))
+        return with_json_fields(table, [names.get(path, path) for path in json_fields])
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
         return truth
@@ -138,12 +152,10 @@ class Format:
         """Row by row, where the columns alone do not say how."""
         from treetune.rows.parquet import table_of
 
-        json_fields = json_fields_of(table.schema.metadata)
+        json_fields, verl = json_fields_of(table.schema.metadata), FORMATS["verl"]
         rows = [parse_json_fields(row, json_fields) for row in drop_nulls(table.to_pylist())]
-        verl = FORMATS["verl"]
-        return table_of(
-            [self.row_of(verl.task_of_pruned(row), scorer=row["extra_info"].get("scorer", "")) for row in rows]
-        )
+        tasks = [(verl.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in rows]
+        return table_of([self.row_of(task, scorer=scorer) for task, scorer in tasks])
 
 
 def _rename(spec: Mapping[str, Any], old: str, new: str) -> Row:
@@ -234,16 +246,7 @@ class SkyRLFormat(Format):
         environments = pc.fill_null(environments, SCORED)
         if any(contract_of(name) is not None for name in pc.unique(environments).to_pylist()):
             return self._convert_rows(table)
-        json_fields = json_fields_of(table.schema.metadata)
-        table = _without_row_json(table).append_column("env_class", environments)
-        if "reward_model" in table.column_names:
-            reward = table["reward_model"].combine_chunks()
-            keys = ["method" if field.name == "style" else field.name for field in reward.type]
-            table = table.drop_columns(["reward_model"])
-            table = table.append_column("reward_spec", pa.StructArray.from_arrays(reward.flatten(), keys))
-            paths = {"reward_model.style": "reward_spec.method"}
-            json_fields = [paths.get(path, path.replace("reward_model.", "reward_spec.", 1)) for path in json_fields]
-        return with_json_fields(table, json_fields)
+        return super().convert(table.append_column("env_class", environments))
 
 
 class TrlFormat(Format):
@@ -254,13 +257,11 @@ class TrlFormat(Format):
     def convert(self, table: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
 
-        if "reward_model" not in table.column_names:
-            return _without_row_json(table)
-        reward = children_of(table["reward_model"].combine_chunks())
-        if reward.keys() != {"style", "ground_truth"} or pc.unique(reward["style"]).to_pylist() != ["rule"]:
-            return self._convert_rows(table)  # a note says what the one column cannot
-        table = _without_row_json(table).drop_columns(["reward_model"])
-        return table.append_column("ground_truth", reward["ground_truth"])
+        if "reward_model" in table.column_names:
+            reward = children_of(table["reward_model"].combine_chunks())
+            if reward.keys() != {"style", "ground_truth"} or pc.unique(reward["style"]).to_pylist() != ["rule"]:
+                return self._convert_rows(table)  # a note says what the one column cannot
+        return super().convert(table)
 
 
 FORMATS: dict[str, Format] = {format.name: format for format in (VerlFormat(), SkyRLFormat(), TrlFormat())}
@@ -270,12 +271,6 @@ COLUMNS = frozenset(SHARED).union(*(format.columns for format in FORMATS.values(
 
 MAPPINGS = ("extra_info", *filter(None, (format.reward for format in FORMATS.values())))
 """Columns whose keys each have a type of their own."""
-
-_NEEDS: dict[str, tuple[str, ...]] = {"text2sql": ("db_id", "data")}
-"""Columns that SkyRL's own environments read, beside those that a contract names."""
-
-_SQL_DATA = ("spider", "bird", "synsql")
-"""What text2sql calls `data`: the collection whose databases are meant."""
 
 
 def format_named(name: str) -> Format:
@@ -362,10 +357,11 @@ def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_clas
 
 
 def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:
-    """The further columns of a row of SkyRL's, out of `extra_info`."""
-    names = [*_NEEDS.get(task.env_class or "", ()), *(contract.needs if contract is not None else ())]
+    """The further columns of a row of SkyRL's, out of `extra_info`: those that a contract names, and those that SkyRL's
+    text2sql reads, where `data` is the collection whose databases are meant."""
+    names = [*(("db_id", "data") if task.env_class == "text2sql" else ()), *(contract.needs if contract else ())]
     found = {name: task.extra_info.get(name) for name in names if "." not in name and name not in COLUMNS}
-    if "data" in found and found["data"] is None and task.data_source in _SQL_DATA:
+    if "data" in found and found["data"] is None and task.data_source in ("spider", "bird", "synsql"):
         found["data"] = task.data_source
     return {name: value for name, value in found.items() if value is not None}
 
@@ -378,12 +374,3 @@ def _contract(env_class: str | None) -> Contract | None:
 
 
 _known_contract = lru_cache(maxsize=256)(contract_of)
-
-
-def _without_row_json(table: pa.Table) -> pa.Table:
-    """SkyRL and TRL pass all columns on."""
-    extra = table["extra_info"].combine_chunks()
-    kept = children_of(extra)
-    if kept.pop(ROW, None) is None:
-        return table
-    return set_column(table, "extra_info", struct_of(kept, extra))

@@ -4,11 +4,9 @@
     longer, faults = tokens.above(512, prompts)      # {position: tokens}, {position: what is wrong}
 
 Lengths are exactly those of `apply_chat_template(prompt, add_generation_prompt=True)`. Most prompts need no tokenizer:
-a tokenizer of the byte-level BPE kind (GPT-2's, Llama 3's, Qwen's, DeepSeek's and many more) makes at most one token of
-a byte. Its special tokens cut a text into pieces that are tokenised apart, so a piece that many prompts share, such as
-a system prompt, is tokenised once. Every other tokenizer counts every prompt.
-
-Nothing here imports transformers until a tokenizer has to be loaded: a user may pass an object of any library.
+one of the byte-level BPE kind (GPT-2's, Llama 3's, Qwen's, DeepSeek's and many more) makes at most one token of a byte.
+Its special tokens cut a text into pieces, and one that many prompts share, such as a system prompt, is tokenised once.
+Every other tokenizer counts every prompt. transformers is only imported to load a tokenizer.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from treetune.rows.arrow_values import decode_json, drop_nulls, to_json_text
 from treetune.rows.rule import RULE
 from treetune.task import UID_LENGTH, ForeignTask, Message, Task, own_values
 
+Row = Mapping[str, Any]
+
 KEY = "treetune"
 
 ROW = "row_json"
@@ -94,44 +96,34 @@ def parts_of(task: Task, scorer: str | None = None) -> RowParts:
         extra.update(memory["hidden"])
     if _is_special(task, extra.get("scorer")):
         parts.scorer = extra.pop("scorer")
-    kept = {key: extra.pop(key) for key in _OWN & extra.keys()}
-    if kept:
+    if kept := {key: extra.pop(key) for key in _OWN & extra.keys()}:
         parts.note["extra_info"] = kept
     return parts
 
 
-def build_task(
-    row: Mapping[str, Any],
-    spec: dict[str, Any],
-    own: Collection[str],
-    known: Collection[str],
-    env_class: str | None = None,
-    *,
-    whole: bool,
-) -> Task:
+def build_task(row: Row, spec: Row, env_class: Any, own: Collection[str], known: Collection[str], whole: bool) -> Task:
     """The task of a row without nulls, whose format has found its reward specification. `own` are the columns of that
-    format, `known` those of all formats.
-
-    `whole`: with what only a trainer's file needs, so that writing it again loses nothing: a scorer of its own, and
-    which keys were columns. Then `extra_info.treetune` holds the latter.
-    """
+    format, `known` those of all formats. `whole`: with what only a trainer's file needs, so that writing it again loses
+    nothing: a scorer of its own and, in `extra_info.treetune`, which keys were columns."""
     extra = dict(_get_typed(row, "extra_info", dict) or {})
     note = _pop_note(extra)
     inner = extra.pop("env_class", None)
     env_class = inner if env_class is None else env_class
     if not whole or "scorer" in extra:
         extra.pop(ROW, None)
-    others = [name for name in row if name not in own and name not in note.get("added", ())]
-    if others:
-        _add_columns(row, others, extra, known if whole else None)
+    # Other columns join `extra_info`.
+    others = {name: row[name] for name in row if name not in own and name not in note.get("added", ())}
+    if whole and (names := [name for name in others if name and "." not in name and name not in known]):
+        extra[KEY] = {"columns": names, "hidden": {name: extra[name] for name in names if name in extra}}
+    extra.update(others)
     prompt = _get_typed(row, "prompt", (list, str))
     if "prompt" in note:
-        prompt = _restore_prompt(prompt, note["prompt"])
+        prompt = _read_prompt(prompt, note["prompt"])
     if "reward_spec" in note:
         truths = {"ground_truth": spec["ground_truth"]} if "ground_truth" in spec else {}
         spec = {**note["reward_spec"], **truths}
     if "ground_truth" in note:
-        spec["ground_truth"] = note["ground_truth"]
+        spec = {**spec, "ground_truth": note["ground_truth"]}
     fields: dict[str, Any] = {
         "prompt": prompt,
         "data_source": str(row.get("data_source", "unknown")),
@@ -144,8 +136,8 @@ def build_task(
     # A uid of the user's own is a key like any other.
     if looks_like_uid(extra.get("uid")) and extra["uid"] == task.uid:
         del extra["uid"]
-    if "scorer" in extra and not (whole and _is_special(task, extra["scorer"])):
-        del extra["scorer"]
+    if not (whole and _is_special(task, extra.get("scorer"))):
+        extra.pop("scorer", None)
     extra.update(note.get("extra_info", {}))
     return task
 
@@ -157,11 +149,9 @@ def scorer_of(task: Task) -> str | None:
     return RULE if task.ground_truth is not None else None
 
 
-def encode_unseen(row: Mapping[str, Any]) -> str:
+def encode_unseen(row: Row) -> str:
     """What verl does not give to reward functions of a row, as JSON: columns, and the keys that it replaces."""
-    columns = {
-        name: value for name, value in row.items() if value is not None and name not in ("data_source", "extra_info")
-    }
+    columns = {name: row[name] for name in row if row[name] is not None and name not in ("data_source", "extra_info")}
     if (reward := columns.get("reward_model")) is not None:
         # Its place is kept, so that the keys are in one order wherever the task is read.
         columns["reward_model"] = {key: "" if key == "ground_truth" else value for key, value in reward.items()}
@@ -171,7 +161,7 @@ def encode_unseen(row: Mapping[str, Any]) -> str:
     return to_json_text(columns)
 
 
-def encode_unseen_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[str]:
+def encode_unseen_prompts(prompts: list[Any], row: Row) -> list[str]:
     """`unseen` of many rows that differ in their prompts only, whose messages have no keys that are None."""
     rest = encode_unseen(row)[1:]
     end = f",{rest}" if rest != "}" else rest
@@ -180,7 +170,7 @@ def encode_unseen_prompts(prompts: list[Any], row: Mapping[str, Any]) -> list[st
     return [f'{{"prompt":{line}{end}' for line in lines]
 
 
-def restore_json(row: Mapping[str, Any], under: str = "") -> dict[str, Any]:
+def restore_json(row: Row, under: str = "") -> dict[str, Any]:
     """A row whose values that are JSON text are what they were; of those paths only that begin with `under`."""
     extra = row.get("extra_info")
     if not isinstance(extra, dict) or not isinstance(extra.get(MARK), str):
@@ -209,7 +199,7 @@ def truth_text(truth: Any) -> Any:
     return str(truth) if isinstance(truth, bool | int | float) else to_json_text(truth)
 
 
-def spec_of(row: Mapping[str, Any], column: str) -> dict[str, Any]:
+def spec_of(row: Row, column: str) -> dict[str, Any]:
     """A copy of a column that describes the reward."""
     return dict(_get_typed(row, column, dict) or {})
 
@@ -220,36 +210,19 @@ def _is_special(task: Task, scorer: Any) -> bool:
 
 def _pop_note(extra: dict[str, Any]) -> dict[str, Any]:
     """The note, taken out of `extra_info`; a key of that name that is no note stays."""
-    written = extra.get(KEY)
-    if not isinstance(written, str):
-        return {}
     try:
-        note = drop_nulls(decode_json(written))
-    except msgspec.DecodeError:
-        return {}
-    if not isinstance(note, dict):
+        note = msgspec.json.decode(extra[KEY], type=dict[str, Any])
+    except (KeyError, TypeError, msgspec.DecodeError):
         return {}
     del extra[KEY]
-    return note
-
-
-def _add_columns(
-    row: Mapping[str, Any], others: list[str], extra: dict[str, Any], known: Collection[str] | None
-) -> None:
-    """Other columns join `extra_info`."""
-    if known is not None:
-        names = [name for name in others if name and "." not in name and name not in known]
-        hidden = {name: extra[name] for name in names if name in extra}
-        if names:
-            extra[KEY] = {"columns": names, "hidden": hidden}
-    extra.update({name: row[name] for name in others})
+    return drop_nulls(note)  # type: ignore[no-any-return]
 
 
 def looks_like_uid(value: Any) -> bool:
     return isinstance(value, str) and len(value) == UID_LENGTH and _HEX.issuperset(value)
 
 
-def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, Any]:
+def with_opening(row: Row, opening: list[Message]) -> dict[str, Any]:
     """A row whose environment opens the conversation, with what it shows first: trainers want a prompt. Its task has
     none all the same."""
     extra = row["extra_info"]
@@ -257,16 +230,14 @@ def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, An
     return {**row, "prompt": opening, "extra_info": {**extra, KEY: to_json_text(note)}}
 
 
-def _restore_prompt(prompt: Any, kind: str) -> Any:
-    if kind == "opening":
-        return None
-    if kind == "none":
-        return prompt or None
+def _read_prompt(prompt: Any, kind: str) -> Any:
+    if kind != "text":
+        return None if kind == "opening" else prompt or None
     single = isinstance(prompt, list) and len(prompt) == 1 and prompt[0].keys() == {"role", "content"}
     return prompt[0]["content"] if single else prompt
 
 
-def _get_typed(row: Mapping[str, Any], column: str, kind: Any) -> Any:
+def _get_typed(row: Row, column: str, kind: Any) -> Any:
     value = row.get(column)
     if value is not None and not isinstance(value, kind):
         expected = {"prompt": "a list of messages"}.get(column, "a mapping")
