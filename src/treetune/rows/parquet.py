@@ -18,6 +18,7 @@ and written anew under the wider schema.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,6 +26,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import types
 
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import (
@@ -119,16 +121,12 @@ def infer_mapping(values: list[Any], path: str, json_fields: list[str], **option
 
 
 def keys_of(rows: list[Any]) -> list[str]:
-    """The keys of all rows, in the order of their first appearance; mostly all have those of the first."""
-    first = rows[0] or {}
-    keys = first.keys()
-    same = all([row is not None and row.keys() == keys for row in rows])  # a list: faster than a generator
-    return list(first) if same else list(dict.fromkeys(key for row in rows if row for key in row))
+    """The keys of all rows, in the order of their first appearance."""
+    return list(dict.fromkeys(chain.from_iterable(row for row in rows if row)))
 
 
 def _is_exact(array: pa.Array, values: list[Any]) -> bool:
     """Whether no value was changed to fit its type."""
-    types = pa.types
     certain = (types.is_string, types.is_int64, types.is_boolean, types.is_null, types.is_nested)
     if all(any(is_kind(type_) for is_kind in certain) for type_ in _types_in(array.type)):
         return True
@@ -137,7 +135,7 @@ def _is_exact(array: pa.Array, values: list[Any]) -> bool:
 
 def _types_in(type_: pa.DataType) -> Iterator[pa.DataType]:
     yield type_
-    for number in range(type_.num_fields if pa.types.is_nested(type_) else 0):
+    for number in range(type_.num_fields if types.is_nested(type_) else 0):
         yield from _types_in(type_.field(number).type)
 
 
@@ -145,16 +143,13 @@ def messages_column(values: list[list[dict[str, Any]]]) -> pa.Array:
     """Prompts as a column. Where some contents are text and others lists of parts, the text becomes a part: the same
     message, and a column has one type."""
     try:
-        array = pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        values = [[to_parts(message) for message in prompt] for prompt in values]
         try:
             array = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise TasksetError(
-                f"prompts that no parquet column can hold: {error}",
-                remedy="give a key of messages one type in all rows",
-            ) from None
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            array = pa.array([[to_parts(message) for message in prompt] for prompt in values])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        problem = f"prompts that no parquet column can hold: {error}"
+        raise TasksetError(problem, remedy="give a key of messages one type in all rows") from None
     return conform(array, canonical_type(array.type))
 
 
@@ -166,16 +161,13 @@ def to_parts(message: Any) -> Any:
 def prompt_column(contents: pa.Array, system_prompt: str | None) -> pa.Array:
     import numpy as np
 
-    count = len(contents)
-    if system_prompt is None:
-        roles, offsets = constant_column("user", count), np.arange(count + 1, dtype=np.int32)
-    else:
-        order = np.zeros(2 * count, dtype=np.int64)
+    count, roles = len(contents), ["user"]
+    if system_prompt is not None:
+        roles, order = ["system", "user"], np.zeros(2 * count, dtype=np.int64)
         order[1::2] = np.arange(1, count + 1)
         contents = pa.concat_arrays([pa.array([system_prompt], pa.string()), contents]).take(pa.array(order))
-        roles = pa.array(["system", "user"] * count, pa.string())
-        offsets = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
-    messages = pa.StructArray.from_arrays([roles, contents], ["role", "content"])
+    messages = pa.StructArray.from_arrays([pa.array(roles * count, pa.string()), contents], ["role", "content"])
+    offsets = np.arange(0, len(messages) + 1, len(roles), dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), messages)
 
 
@@ -186,29 +178,26 @@ def constant_column(value: str | None, count: int) -> pa.Array:
 # Types
 
 
-_CANONICAL = [
-    (pa.types.is_temporal, pa.string()),  # as ISO text, which is what every trainer and every wire can hold
-    (pa.types.is_decimal, pa.string()),
-    (pa.types.is_large_string, pa.string()),
-    (pa.types.is_string_view, pa.string()),
-    (pa.types.is_integer, pa.int64()),
-    (pa.types.is_floating, pa.float64()),
-    (pa.types.is_large_binary, pa.binary()),
-    (pa.types.is_binary_view, pa.binary()),
-    (pa.types.is_fixed_size_binary, pa.binary()),
-]
+_CANONICAL = {
+    # A date or a time is its ISO text, which is what every trainer and every wire can hold.
+    pa.string(): (types.is_temporal, types.is_decimal, types.is_large_string, types.is_string_view),
+    pa.binary(): (types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
+    pa.int64(): (types.is_integer,),
+    pa.float64(): (types.is_floating,),
+}
 
 
 def canonical_type(type_: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(type_):
+    if types.is_dictionary(type_):
         return canonical_type(type_.value_type)
     if is_list(type_):
         return pa.list_(canonical_type(type_.value_type))
-    if pa.types.is_struct(type_):
+    if types.is_struct(type_):
         # A struct without keys cannot be stored; it becomes JSON.
         fields = [(field.name, canonical_type(field.type)) for field in type_]
         return pa.struct(fields) if fields else pa.string()
-    return next((canonical for is_kind, canonical in _CANONICAL if is_kind(type_)), type_)
+    kinds = _CANONICAL.items()
+    return next((canonical for canonical, tests in kinds if any(test(type_) for test in tests)), type_)
 
 
 def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.DataType | None:
@@ -223,9 +212,9 @@ def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.D
 
 def _holds(wide: pa.DataType, type_: pa.DataType) -> bool:
     """Whether the values of a type stay as they are in a wider one."""
-    if wide == type_ or pa.types.is_null(type_):
+    if wide == type_ or types.is_null(type_):
         return True
-    if pa.types.is_struct(wide) and pa.types.is_struct(type_):
+    if types.is_struct(wide) and types.is_struct(type_):
         return all(_holds(wide.field(field.name).type, field.type) for field in type_)
     return is_list(wide) and is_list(type_) and _holds(wide.value_type, type_.value_type)
 
@@ -236,11 +225,11 @@ def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if array.type == type_:
         return array
-    if pa.types.is_dictionary(array.type):
+    if types.is_dictionary(array.type):
         return conform(array.dictionary_decode(), type_)
-    if pa.types.is_null(array.type):
+    if types.is_null(array.type):
         return pa.nulls(len(array), type_)
-    if pa.types.is_struct(array.type) and pa.types.is_struct(type_):
+    if types.is_struct(array.type) and types.is_struct(type_):
         children = children_of(array)
         arrays = [
             conform(children[field.name], field.type) if field.name in children else pa.nulls(len(array), field.type)
@@ -248,15 +237,15 @@ def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
         ]
         return pa.StructArray.from_arrays(arrays, fields=list(type_), mask=pc.is_null(array))
     if is_list(array.type) and is_list(type_):
-        array = array if pa.types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
+        array = array if types.is_list(array.type) else array.cast(pa.list_(array.type.value_type))
         values = conform(array.flatten(), type_.value_type)  # without those below nulls, so the offsets are others
         ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0)).cast(pa.int32())
         offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
         return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pc.is_null(array))
-    if pa.types.is_string(type_) and pa.types.is_temporal(array.type):
+    if types.is_string(type_) and types.is_temporal(array.type):
         return pa.array(to_iso_texts(array), pa.string())
-    is_text = pa.types.is_string(canonical_type(array.type)) and not pa.types.is_nested(array.type)
-    if pa.types.is_string(type_) and not is_text:
+    is_text = types.is_string(canonical_type(array.type)) and not types.is_nested(array.type)
+    if types.is_string(type_) and not is_text:
         return json_array(array.to_pylist())
     return array.cast(type_)
 
@@ -345,7 +334,7 @@ def _widen(
             both = other
         elif path in json_fields:
             both = pa.string()
-        elif path in MAPPINGS and pa.types.is_struct(one) and pa.types.is_struct(other):
+        elif path in MAPPINGS and types.is_struct(one) and types.is_struct(other):
             both = pa.struct(_widen(one, other, json_fields, exact, f"{path}."))
         elif (both := unify_types(one, other, exact=exact)) is None:
             if path in TRUTHS:
@@ -382,17 +371,16 @@ def _encode_fields(table: pa.Table, paths: set[str]) -> pa.Table:
 def with_mark(schema: pa.Schema) -> pa.Schema:
     """A schema whose rows say themselves which of their values are JSON text: trainers do not see the metadata."""
     place = schema.get_field_index("extra_info")
-    if place < 0 or not pa.types.is_struct(schema.field(place).type):
+    if place < 0 or not types.is_struct(kind := schema.field(place).type):
         return schema
-    fields = {field.name: field.type for field in schema.field(place).type}
-    return schema.set(place, pa.field("extra_info", pa.struct([*{**fields, MARK: pa.string()}.items()])))
+    return schema.set(place, pa.field("extra_info", unify_types(kind, pa.struct([(MARK, pa.string())]), exact=True)))
 
 
 def _add_mark(table: pa.Table, json_fields: set[str]) -> pa.Table:
     if not json_fields or "extra_info" not in table.column_names:
         return table
     column = conform(table["extra_info"], table.schema.field("extra_info").type)
-    if not pa.types.is_struct(column.type):
+    if not types.is_struct(column.type):
         return table
     mark = pa.repeat(pa.scalar(msgspec.json.encode(sorted(json_fields)).decode(), pa.string()), len(column))
     return set_column(table, "extra_info", struct_of({**children_of(column), MARK: mark}, column))

@@ -42,8 +42,9 @@ OnFault = Callable[[int, str], None]
 
 def read_rows(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """The rows as they stand in the files, without keys that are null; of `columns` only, where given."""
-    for batch in read_batches(sources, columns=columns):
-        yield from batch.rows
+    for source in find(sources):
+        for batch in batches_of(source, columns):
+            yield from batch.rows
 
 
 def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
@@ -56,7 +57,7 @@ class RowTasks(chain[Task]):
 
 
 def _read_tasks(sources: Sources, format: Format | None) -> Iterator[Task]:
-    for batch in read_batches(sources):
+    for batch in chain.from_iterable(map(batches_of, find(sources))):
         for position, row in enumerate(batch.rows):
             try:
                 yield (format or detect(row)).task_of_pruned(row)
@@ -80,13 +81,8 @@ def read_tables(sources: Sources, *, columns: Sequence[str] | None = None) -> It
                 yield table_of(rows.rows, truths="text")
 
 
-def read_batches(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-    """The rows in batches that know their places."""
-    for source in find(sources):
-        yield from (batch for batch in batches_of(source, columns) if batch.rows)
-
-
 def batches_of(source: File | HubName, columns: Sequence[str] | None = None) -> Iterator[Batch]:
+    """The rows in batches that know their places."""
     if isinstance(source, File) and source.kind is FileKind.PARQUET:
         yield from _read_parquet(source.path, columns)
         return
@@ -123,8 +119,7 @@ def _parquet_batches(path: Path, columns: Sequence[str] | None) -> Iterator[pa.R
         # Buffering ahead keeps what was read until the end; threads cost more than they give beside Python.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
             names = file.schema_arrow.names
-            if twice := {name for name in names if names.count(name) > 1}:
-                raise ReadError(f"{path} has several columns {', '.join(sorted(twice))}")
+            _refuse_several(names, path)
             wanted = None if columns is None else [name for name in columns if name in names]
             metadata = file.metadata.metadata
             for batch in file.iter_batches(BATCH, columns=wanted, use_threads=False):
@@ -287,19 +282,18 @@ def _read_csv(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
         lines = csv.reader(text, strict=True)
         try:
             names = next(lines, [])
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise ReadError(f"{path} has several columns {', '.join(twice)}")
-            numbered = enumerate(lines)
+            _refuse_several(names, path)
+            numbered = ((number, cells) for number, cells in enumerate(lines) if cells)
             while some := list(islice(numbered, BATCH)):
                 rows: dict[int, Row] = {}
                 for number, cells in some:
                     if len(cells) == len(names):
                         rows[number] = _csv_row(names, cells)
-                    elif cells:
-                        why = f"{len(cells)} cells, where {len(names)} columns have a name"
-                        if on_fault is None:
-                            raise ReadError(f"{path}, row {number}: {why}", remedy="put text with commas into quotes")
-                        on_fault(number, why)
+                        continue
+                    why = f"{len(cells)} cells, where {len(names)} columns have a name"
+                    if on_fault is None:
+                        raise ReadError(f"{path}, row {number}: {why}", remedy="put text with commas into quotes")
+                    on_fault(number, why)
                 yield Batch(str(path), "row", list(rows), list(rows.values()))
         except (csv.Error, UnicodeDecodeError) as error:
             raise ReadError(f"{path} cannot be read as CSV: {error}") from None
@@ -309,21 +303,17 @@ def _csv_row(names: list[str], cells: list[str]) -> Row:
     row: Row = {}
     for name, cell in zip(names, cells, strict=True):
         head, dot, key = name.partition(".")
-        if cell == "":
-            continue
-        if dot and head in MAPPINGS:
+        if cell and dot and head in MAPPINGS:
             inner = row.setdefault(head, {})
             if isinstance(inner, dict):
                 inner[key] = cell
-        else:
-            row[name] = _csv_value(name, cell)
+        elif cell:
+            row[name] = _csv_value(name, cell) if name == "prompt" or name in MAPPINGS else cell
     return row
 
 
 def _csv_value(name: str, cell: str) -> Any:
-    """The cell; where its column holds a mapping or messages and it is JSON of one, what it says."""
-    if name != "prompt" and name not in MAPPINGS:
-        return cell
+    """What a cell says where its column holds a mapping or messages: JSON of one, else its text."""
     try:
         value = drop_nulls(decode_json(cell))
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -332,3 +322,8 @@ def _csv_value(name: str, cell: str) -> Any:
         messages = isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value)
         return value if messages else cell
     return value if isinstance(value, dict) else cell
+
+
+def _refuse_several(names: list[str], path: Path) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ReadError(f"{path} has several columns {', '.join(twice)}")

@@ -73,7 +73,7 @@ class HubName(NamedTuple):
 
 def find(sources: Sources) -> Iterator[File | HubName]:
     """Everything that is named, in order; the files of a folder or a glob sorted."""
-    for source in [sources] if not isinstance(sources, Iterable) or isinstance(sources, str) else sources:
+    for source in sources if isinstance(sources, Iterable) and not isinstance(sources, str) else [sources]:
         if not isinstance(source, str | os.PathLike) or source == "":
             raise UsageError(f"{source!r} names no file", remedy="give a path, a folder, a glob or a hub name")
         yield from _find_one(os.path.expanduser(str(source)))
@@ -99,8 +99,7 @@ def names_taskset(target: str) -> bool:
 
 
 def kind_of(path: Path) -> FileKind:
-    kind = known_kind(path)
-    if kind is None:
+    if (kind := known_kind(path)) is None:
         raise UsageError(f"{path} is of no known kind", remedy=f"name it {', '.join(f'*{end}' for end in KINDS)}")
     return kind
 
@@ -118,7 +117,7 @@ def refuse_unwritable(path: Path) -> None:
         raise UsageError(
             f"{path}: trainers read no rows from CSV", remedy=f"write {path.with_suffix('.parquet').name} or .jsonl"
         )
-    if path.suffix.lower() in ENDINGS:
+    if path != without_compression(path):
         raise UsageError(
             f"{path} would be compressed as a whole, and trainers' loaders read no such file",
             remedy=f"write {without_compression(path).with_suffix('.parquet').name}, which is compressed inside",
@@ -127,16 +126,17 @@ def refuse_unwritable(path: Path) -> None:
 
 def _find_one(source: str) -> list[File | HubName]:
     path = Path(source)
-    if path.is_dir():
-        return _to_files(_list_folder(path), source)
-    if path.exists():
+    if path.is_file():
         return [File(path, kind_of(path))]
-    if glob.has_magic(source):
-        matches = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
+    if path.is_dir() or glob.has_magic(source):
+        matches = [path] if path.is_dir() else [Path(match) for match in sorted(glob.glob(source, recursive=True))]
         files = [match for match in matches if match.is_file() and known_kind(match)]
         # `data/*` may mean folders; `data/**` names their files already.
         folders = [] if "**" in source else [match for match in matches if match.is_dir()]
-        return _to_files([*files, *(file for folder in folders for file in _list_folder(folder))], source)
+        files += [file for folder in folders for file in _list_folder(folder)]
+        if not files:
+            raise UsageError(f"{source} holds no {', '.join(KINDS)} files")
+        return [File(file, kind_of(file)) for file in files]
     match = _HUB_NAME.fullmatch(source)
     if match is None or known_kind(path):
         raise UsageError(f"no such file: {source}", remedy=f"paths are taken from {Path.cwd()}")
@@ -151,40 +151,27 @@ def _list_folder(folder: Path) -> list[Path]:
     return [path for path in files if known_kind(path) is not FileKind.CSV] or files
 
 
-def _to_files(paths: list[Path], source: str) -> list[File | HubName]:
-    if not paths:
-        raise UsageError(f"{source} holds no {', '.join(KINDS)} files")
-    return [File(path, kind_of(path)) for path in paths]
-
-
-GZIP, ZSTD = ".gz", ".zst"
-ENDINGS = (GZIP, ZSTD)
-
-
 def without_compression(path: Path) -> Path:
     """The name of what is compressed: `rows.jsonl` of `rows.jsonl.gz`."""
-    return path.with_suffix("") if path.suffix.lower() in ENDINGS else path
+    return path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
 
 
 @contextmanager
 def open_plain(path: Path) -> Iterator[io.BufferedIOBase]:
     """The content of a file; damage to its compression is an OSError too."""
+    ending, file = path.suffix.lower(), path.open("rb")
     try:
-        with _open(path) as file:
-            yield file
+        with file:
+            if ending == ".gz":
+                yield gzip.GzipFile(fileobj=file)
+            elif ending == ".zst":
+                import pyarrow as pa
+
+                yield io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file), "zstd"), 1 << 20)
+            else:
+                yield file
     except (EOFError, zlib.error) as error:
         raise OSError(0, str(error)) from error
-
-
-def _open(path: Path) -> io.BufferedIOBase:
-    ending = path.suffix.lower()
-    if ending == GZIP:
-        return gzip.open(path, "rb")
-    if ending == ZSTD:
-        import pyarrow as pa
-
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 20)
-    return path.open("rb")
 
 
 Row = dict[str, Any]

@@ -4,8 +4,7 @@
     write_file(taskset.draw(1000), "train.parquet", "verl", scorer=taskset)
 
 Each row says how it is scored: by its environment, by the taskset, or as it stood in the rows that it was read from. A
-batch is in memory at a time, and the file appears when it is whole. `read_tasks` gives back equal tasks.
-`treetune.validate.write_tasks` also checks the file by the rules of `treetune validate`.
+batch is in memory at a time, and the file appears when it is whole. `treetune.validate.write_tasks` also checks it.
 """
 
 from __future__ import annotations
@@ -79,6 +78,7 @@ def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None
     of_rows = isinstance(tasks, RowTasks)
     warned: set[str] = set()
     for number, task in enumerate(tasks):
+        named = of_rows or isinstance(task.extra_info.get("scorer"), str)
         if isinstance(scorer, Taskset):
             if (lost := refuse_groups(scorer, task)) is not None and lost not in warned:
                 warned.add(lost)
@@ -87,18 +87,15 @@ def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None
         elif task.env_class is not None and scorer is None and not of_rows:
             # Not of rows: a file that somebody else's rows name must not become one that this user kept.
             yield task, scorer_of_environment(task.env_class)
-        elif scorer is not None or of_rows or task.ground_truth is None or _names_scorer(task):
+        elif (
+            scorer is not None or of_rows or task.ground_truth is None or isinstance(task.extra_info.get("scorer"), str)
+        ):
             yield task, None if scorer == RULE else scorer  # which needs a ground truth
         else:
             raise TasksetError(
                 f"task {number} has a ground truth, and nothing says what scores it",
-                remedy='pass the taskset that it is of, as scorer=taskset, or scorer="rule": answers are compared with '
-                "ground truths",
+                remedy='pass its taskset, as scorer=taskset, or scorer="rule": answers are compared with ground truths',
             )
-
-
-def _names_scorer(task: Task) -> bool:
-    return isinstance(task.extra_info.get("scorer"), str)
 
 
 def _write_json(tasks: Iterator[Scored], path: Path, format: Format) -> int:
