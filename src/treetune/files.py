@@ -84,8 +84,10 @@ def code_hash(classes: Iterable[type]) -> str | None:
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """Over the bytes of files and of what they import from beside them; names differ between processes."""
-    contents = dict.fromkeys(part.read_bytes() for file in files for part in with_imports(file))
+    """Over the bytes of files and of what they import from beside them, as this process runs them; names differ between
+    processes."""
+    parts = [part for file in files for part in with_imports(file)]
+    contents = dict.fromkeys(executed.get(str(part.resolve())) or part.read_bytes() for part in parts)
     return hashlib.sha256(b"\x00".join(contents)).hexdigest()[:32]
 
 

@@ -300,11 +300,16 @@ def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_vers
     """Of the code that a build runs: the files of `cls` and of those of its bases that are neither `stop`'s nor
     Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. A moved
     file is the same code, and a process that knows it under another module name agrees."""
+    from treetune.files import hash_files
+
     package = Path(__file__).resolve().parent.parent
     own = [_source_file(base, cls) for base in cls.__mro__ if base not in stop.__mro__]
     files = [file for file in own if file is not None and not file.resolve().is_relative_to(package)]
-    parts = {"classes": _code_hashes(files), "further": _code_hashes(further_files), "builder": builder_version}
-    return hashlib.sha256(canonical(parts)).hexdigest()[:20]
+    try:
+        hashes = [hash_files(part.expanduser().resolve() for part in some) for some in (files, further_files)]
+    except OSError as error:
+        raise TreetuneError(f"cannot read {error.filename}: {error.strerror}") from None
+    return hashlib.sha256(canonical([*hashes, builder_version])).hexdigest()[:20]
 
 
 def config_hash(config: Mapping[str, Any], contents: Mapping[str, str]) -> str:
@@ -346,20 +351,6 @@ def _source_file(base: type, cls: type) -> Path | None:
         f"{whose} no source file, so a change of it could not be noticed",
         remedy="define the class in a .py file rather than in a notebook or a prompt",
     )
-
-
-def _code_hashes(files: Sequence[Path]) -> list[str]:
-    """Of the bytes that this process runs: those on disk, unless a file was loaded and has changed since."""
-    if not files:
-        return []
-    from treetune.files import executed, with_imports
-
-    try:
-        parts = [part for file in files for part in with_imports(file.expanduser().resolve())]
-        contents = [executed.get(str(part.resolve())) or part.read_bytes() for part in parts]
-    except OSError as error:
-        raise TreetuneError(f"cannot read {error.filename}: {error.strerror}") from None
-    return [hashlib.sha256(content).hexdigest() for content in dict.fromkeys(contents)]
 
 
 REMEMBERED_FROM = 1 << 20

@@ -87,9 +87,7 @@ def attach_scorers(tasks: Iterable[Task], scorer: str | Taskset[Any, Any] | None
         elif task.env_class is not None and scorer is None and not of_rows:
             # Not of rows: a file that somebody else's rows name must not become one that this user kept.
             yield task, scorer_of_environment(task.env_class)
-        elif (
-            scorer is not None or of_rows or task.ground_truth is None or isinstance(task.extra_info.get("scorer"), str)
-        ):
+        elif scorer is not None or named or task.ground_truth is None:
             yield task, None if scorer == RULE else scorer  # which needs a ground truth
         else:
             raise TasksetError(
