@@ -49,10 +49,14 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    file = Path(path).expanduser()
     try:
-        loaded = OmegaConf.load(Path(path).expanduser())
+        loaded = OmegaConf.load(file)
     except OSError as error:
-        raise ConfigError([("", f"cannot read {path}: {error.strerror or error}")], source=str(path)) from None
+        near = did_you_mean(file.name, (one.name for one in file.parent.glob("*.y*ml")))
+        problem = f"cannot read {path}: {error.strerror or error}{near}"
+        remedy = f"correct the path, which is taken from {Path.cwd()}; `treetune list` shows what needs no file"
+        raise ConfigError([("", problem)], source=str(path), remedy=remedy) from None
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError([("", f"not valid YAML: {error}")], source=str(path)) from None
     if not OmegaConf.is_dict(loaded):
@@ -242,11 +246,24 @@ def _struct_in(hint: Any) -> type | None:
     return structs[0] if len(structs) == 1 else None
 
 
+_SPELLINGS = {
+    "int": "a whole number, such as 3",
+    "float": "a number, such as 0.5",
+    "bool": "true or false",
+    "str": 'text, in quotes where it looks like something else: "3"',
+    "array": "a list: [a, b]",
+    "object": "keys and values: {key: value}",
+}
+"""How a value of each type is written in YAML."""
+
+
 def _plainly(problem: str, value: Any, hint: Any) -> str:
     if problem.startswith("Invalid enum value") and (choices := _choices(hint)):
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
         return f"expected one of {', '.join(map(str, choices))}, got {value!r:.60}{near}"
-    return f"{problem[0].lower()}{problem[1:].replace('`', '')} ({value!r:.60})"
+    wrong_type = re.match(r"Expected `(\w+).*, got", problem)
+    remedy = f"; write {_SPELLINGS[wrong_type[1]]}" if wrong_type and wrong_type[1] in _SPELLINGS else ""
+    return f"{problem[0].lower()}{problem[1:].replace('`', '')} ({value!r:.60}){remedy}"
 
 
 def _choices(hint: Any) -> list[Any]:

@@ -34,15 +34,15 @@ class UsageError(TreetuneError):
 class ConfigError(UsageError):
     """One or more faults in a config, each with the path of the key."""
 
-    def __init__(self, faults: Iterable[tuple[str, str]], *, source: str = "config") -> None:
+    def __init__(self, faults: Iterable[tuple[str, str]], *, source: str = "config", remedy: str | None = None) -> None:
         self.faults = list(faults)
         self.source = source
         lines = [f"  {path}: {problem}" if path else f"  {problem}" for path, problem in self.faults]
         count = len(self.faults)
-        super().__init__(f"{count} fault{'s' if count != 1 else ''} in {source}:\n" + "\n".join(lines))
+        super().__init__(f"{count} fault{'s' if count != 1 else ''} in {source}:\n" + "\n".join(lines), remedy=remedy)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(ConfigError, self.faults, source=self.source), ()
+        return partial(ConfigError, self.faults, source=self.source, remedy=self.remedy), ()
 
 
 class UnknownNameError(UsageError):

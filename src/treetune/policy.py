@@ -97,4 +97,5 @@ class Policy(Protocol):
 
     async def complete(self, request: Request) -> Completion: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        return None

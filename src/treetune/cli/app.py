@@ -11,15 +11,9 @@ from pathlib import Path
 
 import typer
 
+from treetune.cli import output
 from treetune.cli.options import split_overrides
-from treetune.cli.output import (
-    CommandLineError,
-    error_text,
-    keep_standard_output,
-    report_error,
-    show_warning,
-    was_printed,
-)
+from treetune.cli.output import report_error
 from treetune.errors import TasksetError, TreetuneError, described
 
 VERBS = {
@@ -75,18 +69,18 @@ def make_app(verb: str | None) -> typer.Typer:
 def run(arguments: list[str]) -> int:
     """Runs one command; gives the exit code."""
     as_json = "--json" in arguments
-    keep_standard_output(as_json)
-    warnings.showwarning = show_warning
+    output.keep_standard_output(as_json)
+    warnings.showwarning = output.show_warning
     try:
         verb = arguments[0] if arguments and arguments[0] in VERBS else None
         plain, dotted = split_overrides(arguments) if verb in OVERRIDABLE else (arguments, [])
         code = make_app(verb)(plain, prog_name="treetune", standalone_mode=False, obj=dotted)
-        if code == 130 and as_json and not was_printed():  # typer's own answer to Ctrl-C
+        if code == 130 and as_json and not output.was_printed():  # typer's own answer to Ctrl-C
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
         return report_error("interrupted", None, 130, as_json)
-    except CommandLineError as error:
-        return report_error(error_text(error), None, 2, as_json)
+    except output.CommandLineError as error:
+        return report_error(output.error_text(error), None, 2, as_json)
     except TreetuneError as error:
         code = report_error(error.message, error.remedy, error.exit_code, as_json)
         if isinstance(error, TasksetError) and error.__cause__ is not None:

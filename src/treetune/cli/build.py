@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -61,9 +61,8 @@ def build_command(
             raise UsageError("-n is for a single taskset", remedy="set --train_tasks[0].max_rows instead")
         entries = builder.build_lists(target, read_overrides(context, ("train_tasks", "val_tasks")), further)
     elif further or engine != "local":
-        raise UsageError(
-            "--max-prompt-length, --tokenizer and --engine are for dataset tasks", remedy="declare train_tasks in YAML"
-        )
+        problem = "--max-prompt-length, --tokenizer and --engine are for dataset tasks"
+        raise UsageError(problem, remedy="declare train_tasks in YAML")
     else:
         entries = [builder.build_target(target, read_overrides(context, ["taskset"], trust=trust), num_tasks)]
     for file in pop_kept_files():
@@ -84,13 +83,14 @@ def _declares_lists(target: str) -> bool:
     return declares_tasks(data) or "taskset" not in data
 
 
-class Builder:
+class Builder(NamedTuple):
     """Builds tasks for one trainer; each file is an entry of the report."""
 
-    def __init__(self, format: str, force: bool, cache_dir: Path | None, engine: str, screen: Screen) -> None:
-        self._format, self._force, self._engine = format, force, engine
-        self._cache_dir = cache_dir
-        self.screen = screen
+    format: str
+    force: bool
+    cache_dir: Path | None
+    engine: Any
+    screen: Screen
 
     def build_lists(self, config: str, overrides: dict[str, str], further: dict[str, Any]) -> list[dict[str, Any]]:
         """The train_tasks and val_tasks of a YAML file."""
@@ -98,12 +98,12 @@ class Builder:
         from treetune.datasets.join import join_files
         from treetune.trainers.verl import Scoring, scoring_of, warn_of_unscored
 
-        declared = read_declared(config, overrides, cache_dir=self._cache_dir, further=further)
+        declared = read_declared(config, overrides, cache_dir=self.cache_dir, further=further)
         scored = scoring_of(declared.config) is not Scoring.OTHER
         self._check_environments(declared.lists, config, scored=scored)
-        if format_named(self._format).one_answer:
+        if format_named(self.format).one_answer:
             warn_of_unscored(declared.config, declared.lists)
-        check_columns(declared.lists, self._format, force=self._force, source=config)
+        check_columns(declared.lists, self.format, force=self.force, source=config)
         entries: list[dict[str, Any]] = []
         for split, tasks in declared.lists.items():
             files = join_files(tasks, [self._build(task) for task in tasks])
@@ -119,11 +119,11 @@ class Builder:
         evaluation.refuse_unknown_keys(data, target)
         taskset = build_taskset(data["taskset"], raw=overrides, source=target)
         if isinstance(taskset, DatasetTaskset) and num_tasks is None:
-            if self._cache_dir is not None:
-                taskset.cache_dir = self._cache_dir.expanduser().absolute()
+            if self.cache_dir is not None:
+                taskset.cache_dir = self.cache_dir.expanduser().absolute()
             self._check_environments({"taskset": [taskset]}, target)
             return _entry("train", taskset.name, *self._build(taskset))
-        sidecar, path = build_rows(taskset, self._format, num_tasks, self._cache_dir)
+        sidecar, path = build_rows(taskset, self.format, num_tasks, self.cache_dir)
         return _entry("train", taskset.name, sidecar, path, None)  # its rows are made anew each time
 
     def _check_environments(
@@ -132,7 +132,7 @@ class Builder:
         """Refuses those that are not known, and those that the trainer cannot play unless the user's own code does."""
         from treetune.datasets.declared import check_environments, check_single_turns
 
-        rows_format = format_named(self._format)
+        rows_format = format_named(self.format)
         # The trainer's own environments need not be known here.
         check_environments(lists, known=not rows_format.has_environments, source=source)
         if rows_format.one_answer and scored:
@@ -150,8 +150,7 @@ class Builder:
                 shown = f"{speed:,.0f} rows/s" if speed else ""
                 progress.update(bar, completed=done, total=total, speed=shown)
 
-            engine: Any = self._engine
-            return task.build(self._format, force=self._force, engine=engine, on_rows=on_rows)
+            return task.build(self.format, force=self.force, engine=self.engine, on_rows=on_rows)
 
 
 def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:

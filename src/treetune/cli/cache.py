@@ -30,15 +30,11 @@ def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     entries, copies = cache.entries(), list_copies(cache.folder)
     size = sum(entry.size for entry in entries)
     if json:
-        return print_json(
-            {"cache_dir": str(cache.folder), "size": size, **_to_json(cache, entries=entries, copies=copies)}
-        )
-    total = f"nothing is built in {cache.folder}"
-    if entries:
-        total = f"{len(entries)} built in {cache.folder}, {decimal(size)}"
+        return print_json({"size": size, **_to_json(cache, copies, entries=entries)})
+    total = f"{len(entries)} built" if entries else "nothing is built"
+    total += f" in {cache.folder}, {decimal(size)}"
     if copies:
-        room = decimal(sum(copy.size for copy in copies))
-        place = copies_folder(cache.folder)
+        room, place = decimal(sum(copy.size for copy in copies)), copies_folder(cache.folder)
         total += f"\n{len(copies)} copies of source files in {place}, {room}; prune removes them too"
     return _print(entries, total)
 
@@ -82,9 +78,7 @@ def prune_command(
     copies = prune_copies(cache.folder, older_than_days=older_than, all=all)
     freed = sum(entry.size for entry in removed) + sum(copy.size for copy in copies)
     if json:
-        return print_json(
-            {"cache_dir": str(cache.folder), "freed": freed, **_to_json(cache, removed=removed, copies=copies)}
-        )
+        return print_json({"freed": freed, **_to_json(cache, copies, removed=removed)})
     total = f"{len(removed)} removed from {cache.folder}, with {len(copies)} copies of sources; {decimal(freed)} freed"
     return _print(removed, total if removed or copies else "nothing to remove")
 
@@ -125,9 +119,10 @@ def _entry_to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
     return {"key": entry.key, "path": str(cache.path(entry.key)), **{name: getattr(entry, name) for name in shown}}
 
 
-def _to_json(cache: Cache, *, copies: Iterable[DatasetCopy], **entries: Iterable[Entry]) -> dict[str, Any]:
+def _to_json(cache: Cache, copies: Iterable[DatasetCopy], **entries: Iterable[Entry]) -> dict[str, Any]:
     shown = {name: [_entry_to_json(cache, entry) for entry in listed] for name, listed in entries.items()}
-    return {**shown, "copies": [{"path": str(c.path), "size": c.size, "last_used": c.last_used} for c in copies]}
+    kept = [{"path": str(copy.path), "size": copy.size, "last_used": copy.last_used} for copy in copies]
+    return {"cache_dir": str(cache.folder), **shown, "copies": kept}
 
 
 def _print(entries: list[Entry], total: str) -> None:

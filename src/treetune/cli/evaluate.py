@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import shlex
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,7 +125,7 @@ def _run(
     refuse_unservable(taskset)
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
     policy = None if remote or workers is not None else load_policy(config.model, taskset, config.endpoint)
-    path = output or _default_folder(evaluation)
+    path = output or evaluating.name_run(taskset.name, config.model)
     if resume:
         remedy = "" if remote else "pass --rescore to score what there is again, "
         run = evaluating.RunFolder.resume(path, evaluating.TRACES, evaluation, changed=rescore, remedy=remedy)
@@ -169,12 +167,6 @@ def _finish(
         screen.say(stopped)
         return 130
     return 1 if summary.errors else 0
-
-
-def _default_folder(evaluation: evaluating.Evaluation) -> Path:
-    parts = [evaluation.taskset.name, evaluation.config.model, time.strftime("%Y%m%d-%H%M%S")]
-    stem = "--".join(re.sub(r"[^A-Za-z0-9.=_-]+", "-", part).strip("-")[-60:] for part in parts)
-    return evaluating.unused_path(Path("runs") / stem)
 
 
 def rescore_command(

@@ -98,12 +98,9 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
         if _runs_code(part):
             from treetune.sandbox import probe
 
-            found = probe()
-            if not found.available:
-                raise TasksetError(
-                    f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}",
-                    remedy=found.remedy,
-                )
+            if not (found := probe()).available:
+                problem = f"{part.name} runs code, and no sandbox can start here to run it in: {found.cause}"
+                raise TasksetError(problem, remedy=found.remedy)
 
 
 def _runs_code(taskset: Taskset[Any, Any]) -> bool:

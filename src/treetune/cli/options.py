@@ -82,10 +82,9 @@ def read_overrides(context: typer.Context, groups: Sequence[str], *, trust: bool
             options = [option for parameter in context.command.params for option in parameter.opts]
             dotted = [f"--{group}.{key.partition('.')[2] or 'KEY'}" for group in groups]
             hint = did_you_mean(argument.partition("=")[0], [*options, *dotted])
-            remedy = f"see `{context.command_path} --help`; dotted overrides begin with "
-            raise UsageError(
-                f"unknown argument {argument!r}{hint}", remedy=remedy + ", ".join(f"--{group}." for group in groups)
-            )
+            beginnings = ", ".join(f"--{group}." for group in groups)
+            remedy = f"see `{context.command_path} --help`; dotted overrides begin with {beginnings}"
+            raise UsageError(f"unknown argument {argument!r}{hint}", remedy=remedy)
         if not equals:
             raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
         overrides[key] = value

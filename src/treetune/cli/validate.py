@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,10 +111,8 @@ def _refuse_output(fix: Path, force: bool, targets: list[str], val: list[str]) -
         raise UsageError(f"{fix} exists already", remedy="choose another name, or say --force")
     training, held_out = split_files(targets, val)
     if training and len(held_out) > len(set(find(val))):
-        raise UsageError(
-            "--fix writes one file, and there are training and validation files",
-            remedy="fix the training files with --val for the others, then those alone",
-        )
+        remedy = "fix the training files with --val for the others, then those alone"
+        raise UsageError("--fix writes one file, and there are training and validation files", remedy=remedy)
 
 
 def _validate_files(
@@ -176,8 +173,7 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
     if config.gold:
         refuse_unservable(taskset)
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
-    stem = f"validate--{taskset.name}--{time.strftime('%Y%m%d-%H%M%S')}"
-    path = output or evaluation.unused_path(Path("runs") / stem)
+    path = output or evaluation.name_run("validate", taskset.name)
     if resume:  # after a taskset was corrected too: what failed is checked again
         run = evaluation.RunFolder.resume(path, evaluation.CHECKS, validation, changed=True)
         run.keep(lambda check: check.rule not in evaluation.RETRIED)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         refuse_unknown_keys,
     )
     from treetune.evaluation.rescore import Rescorer, score_again
-    from treetune.evaluation.run_folder import TRACES, RunFolder, unused_path, write_pass_rates
+    from treetune.evaluation.run_folder import TRACES, RunFolder, name_run, unused_path, write_pass_rates
     from treetune.evaluation.runner import Runner, local_host
     from treetune.evaluation.summary import Summary, Tally
     from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "config": ("Evaluation", "Validation", "read_evaluation", "read_validation", "refuse_unknown_keys"),
     "rescore": ("Rescorer", "score_again"),
-    "run_folder": ("TRACES", "RunFolder", "unused_path", "write_pass_rates"),
+    "run_folder": ("TRACES", "RunFolder", "name_run", "unused_path", "write_pass_rates"),
     "runner": ("Runner", "local_host"),
     "summary": ("Summary", "Tally"),
     "taskset_check": ("CHECKS", "RETRIED", "CheckSummary", "TasksetChecker"),

@@ -10,6 +10,8 @@ The records are complete lines at every moment but perhaps the last, so a killed
 from __future__ import annotations
 
 import os
+import re
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -116,18 +118,15 @@ class RunFolder(Generic[R]):
         try:
             began = msgspec.json.decode((path / FINGERPRINT).read_bytes(), type=Beginning)
         except (OSError, msgspec.MsgspecError) as error:
-            raise ResumeError(
-                f"{path / FINGERPRINT} cannot be read: {error}", remedy="start a new run with another -o"
-            ) from None
+            problem = f"{path / FINGERPRINT} cannot be read: {error}"
+            raise ResumeError(problem, remedy="start a new run with another -o") from None
         config = what.resolved()
         grown = {key: config[key] for key in GROWING if _is_more(began.config.get(key), config.get(key))}
         changes = config_differences({**began.config, **grown}, config)
         if refused := [change for change in changes if not change.startswith(HARMLESS)]:
-            raise ResumeError(
-                f"the config of {path} differs from the one the run began with:\n"
-                + "\n".join(f"  {change}" for change in refused),
-                remedy="run it with the config it began with, or start a new run with another -o",
-            )
+            problem = "\n  ".join([f"the config of {path} differs from the one the run began with:", *refused])
+            remedy = "run it with the config it began with, or start a new run with another -o"
+            raise ResumeError(problem, remedy=remedy)
         for change in changes:
             if change.startswith("endpoint.base_url:"):
                 warnings.warn(f"the run goes on at another address: {change}", stacklevel=2)
@@ -224,6 +223,12 @@ def unused_path(path: Path) -> Path:
     return free
 
 
+def name_run(*parts: str) -> Path:
+    """A folder below `runs` that is not used yet, named after what runs and when."""
+    words = [re.sub(r"[^A-Za-z0-9.=_-]+", "-", part).strip("-")[-60:] for part in parts]
+    return unused_path(Path("runs") / "--".join([*words, time.strftime("%Y%m%d-%H%M%S")]))
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file so that it is either the old one or the new one, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -237,7 +242,5 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            f"cannot write to {path}: {error.strerror or error}",
-            remedy="free some space or pass another -o; what was written is kept, and --resume goes on with it",
-        ) from error
+        remedy = "free some space or pass another -o; what was written is kept, and --resume goes on with it"
+        raise StorageError(f"cannot write to {path}: {error.strerror or error}", remedy=remedy) from error

@@ -153,10 +153,8 @@ class Runner:
         )
 
     def _forget(self, unseen: set[tuple[str, int, int]]) -> None:
-        warnings.warn(
-            f"{len(unseen)} saved rollouts belong to tasks that this taskset no longer gives; moved aside",
-            stacklevel=2,
-        )
+        gone = "belong to tasks that this taskset no longer gives; moved aside"
+        warnings.warn(f"{len(unseen)} saved rollouts {gone}", stacklevel=2)
         self._run.keep(lambda trace: trace.key not in unseen)
         self.tally = Tally(self._config.pass_threshold)
         for trace in self._run.read():

@@ -81,10 +81,8 @@ class TasksetChecker:
         try:
             await run_bounded(unchecked(), check_one, self._config.max_concurrent)
             if unseen:
-                warnings.warn(
-                    f"{len(unseen)} saved results belong to tasks that this taskset no longer gives; moved aside",
-                    stacklevel=2,
-                )
+                gone = "belong to tasks that this taskset no longer gives; moved aside"
+                warnings.warn(f"{len(unseen)} saved results {gone}", stacklevel=2)
                 self._run.keep(lambda check: (check.uid, check.occurrence) not in unseen)
                 for key in unseen:
                     del self._checks[key]

@@ -43,11 +43,8 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return None
         key = os.environ.get(name)
         if not key:
-            raise UsageError(
-                f"the environment variable {name} is not set",
-                remedy=f"export {name}=..., or name another with --endpoint.api_key_env, "
-                "or point --endpoint.base_url at a server that needs no key",
-            )
+            remedy = f"export {name}=..., or set --endpoint.api_key_env, or --endpoint.base_url where no key is needed"
+            raise UsageError(f"the environment variable {name} is not set", remedy=remedy)
         return key
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.errors import MissingExtraError, PolicyError, UsageError
-from treetune.policy import Completion, Request, Usage
+from treetune.policy import Completion, Policy, Request, Usage
 from treetune.threads import call
 from treetune.tokens import ChatTokens, Tokens
 
@@ -23,7 +23,7 @@ def find_model(path: str) -> Path:
     return where
 
 
-class LocalPolicy:
+class LocalPolicy(Policy):
     """A Hugging Face model folder or a .gguf file, loaded in float32. One completion at a time."""
 
     def __init__(self, path: str) -> None:
@@ -54,9 +54,6 @@ class LocalPolicy:
         # Shielded: a request that was given up keeps the model busy until its thread is done.
         completion: Completion = await asyncio.shield(generating)
         return completion
-
-    async def close(self) -> None:
-        return None
 
     def generate(self, request: Request) -> Completion:
         import torch

@@ -88,10 +88,8 @@ class OpenAIPolicy:
                 problem = f"{url}: {type(error).__name__}: {error}"
             if attempt < self._endpoint.max_retries:
                 await asyncio.sleep(wait)
-        raise PolicyError(
-            f"gave up after {self._endpoint.max_retries + 1} attempts: {problem}",
-            remedy="is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try",
-        )
+        remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
+        raise PolicyError(f"gave up after {self._endpoint.max_retries + 1} attempts: {problem}", remedy=remedy)
 
     def _connection(self) -> aiohttp.ClientSession:
         if self._session is None:

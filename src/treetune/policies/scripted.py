@@ -29,7 +29,7 @@ def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
     raise UsageError(f"unknown script {script!r}{hint}", remedy="use scripted:gold, scripted:echo or scripted:p=0.5")
 
 
-class Gold:
+class Gold(Policy):
     """Gives the gold answer, or with probability 1 - p a wrong one; the same draw for the same rollout."""
 
     def __init__(self, taskset: Taskset[Any, Any], *, probability: float, name: str) -> None:
@@ -43,21 +43,16 @@ class Gold:
             return _answer(request, WRONG)
         gold = await self._taskset.gold_of(request.task)
         if gold is None:
-            raise PolicyError(
-                f"task {request.task.idx} of {self._taskset.name} has no gold answer",
-                remedy="write gold(task), or use another model",
-            )
+            problem = f"task {request.task.idx} of {self._taskset.name} has no gold answer"
+            raise PolicyError(problem, remedy="write gold(task), or use another model")
         if isinstance(gold, str):
             return _answer(request, gold)
         if request.turn >= len(gold):
             raise PolicyError(f"the gold answer of task {request.task.idx} has only {len(gold)} actions")
         return _answer(request, gold[request.turn])
 
-    async def close(self) -> None:
-        return None
 
-
-class Echo:
+class Echo(Policy):
     """Repeats the last message: what a reward must not pay for."""
 
     name = "scripted:echo"
@@ -68,16 +63,13 @@ class Echo:
         text = text_of(content)
         return _answer(request, str(content) if text is None else text)
 
-    async def close(self) -> None:
-        return None
-
 
 def _answer(request: Request, text: str) -> Completion:
     """The whole message: a text that does not begin as the task has it is what comes after that."""
     return Completion(text=text if text.startswith(request.prefix) else request.prefix + text)
 
 
-class Replay:
+class Replay(Policy):
     """Says again what was said before: how saved traces are scored anew."""
 
     name = "replay"
@@ -89,6 +81,3 @@ class Replay:
         if request.turn >= len(self._completions):
             raise PolicyError(f"the recording has only {len(self._completions)} answers")
         return self._completions[request.turn]
-
-    async def close(self) -> None:
-        return None
