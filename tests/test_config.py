@@ -138,3 +138,13 @@ def test_the_resolved_config_builds_the_same_evaluation():
         "taskset.id": "arithmetic", "taskset.level": 3, "taskset.shuffle": {"seed": 9}, "model": "scripted:gold",
         "num_tasks": 2,
     }  # fmt: skip
+
+
+def test_a_missing_file_and_a_value_of_a_wrong_type_come_with_a_remedy(treetune, tmp_path):
+    (tmp_path / "tasks.yaml").write_text("taskset: arithmetic\n")
+    missing = treetune("show", "task.yaml", "--json")
+    assert missing.code == 2
+    assert "did you mean 'tasks.yaml'?" in missing.json["error"]
+    assert f"taken from {tmp_path}" in missing.json["remedy"]
+    assert "write a whole number" in treetune("show", "arithmetic", "--taskset.level", "many").err
+    assert "write a list" in treetune("eval", "arithmetic", "-m", "scripted:gold", "--sampling.stop", "3").err

@@ -25,8 +25,7 @@ def list_command(
         str | None, typer.Argument(help="A taskset: show what its config takes. With --servers: a register.")
     ] = None,
     servers: Annotated[
-        bool,
-        option("The running servers in a register, a folder or URL (default: TREETUNE_SERVERS).", "--servers"),
+        bool, option("The running servers in a register, a folder or URL (default: TREETUNE_SERVERS).", "--servers")
     ] = False,
     matrix: Annotated[
         bool, option("What works where: targets by verbs, kinds of tasks by trainers.", "--matrix")

@@ -26,8 +26,7 @@ TasksTarget = Annotated[
 ]
 """Of verbs that need the tasks themselves, which a server keeps."""
 NumTasks = Annotated[
-    int | None,
-    option("How many tasks: all unless given; an infinite taskset needs it.", "-n", "--num-tasks", min=1),
+    int | None, option("How many tasks: all unless given; an infinite taskset needs it.", "-n", "--num-tasks", min=1)
 ]
 MaxConcurrent = Annotated[int | None, option("How many at once (64).", "-c", "--max-concurrent")]
 Split = Annotated[

@@ -44,8 +44,7 @@ def serve_command(
     episode_idle: Annotated[float | None, option("Seconds until an HTTP episode nobody steps is closed (300).")] = None,
     episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
     model: Annotated[
-        list[str] | None,
-        option("Who answers; the first where a request names none. May be repeated.", "-m", "--model"),
+        list[str] | None, option("Who answers; the first where a request names none. May be repeated.", "-m", "--model")
     ] = None,
     allow_endpoint: Annotated[
         list[str] | None, option("An address that requests may name, such as a trainer's inference server.")
@@ -67,8 +66,7 @@ def serve_command(
     metrics: Annotated[str | None, option("Show figures to Prometheus at HOST:PORT.")] = None,
     drain: Annotated[float | None, option("Seconds that work under way may take to end on SIGTERM (30).")] = None,
     register: Annotated[
-        str | None,
-        option("Where `treetune list --servers` finds it: a folder, or a URL.", envvar="TREETUNE_SERVERS"),
+        str | None, option("Where `treetune list --servers` finds it: a folder, or a URL.", envvar="TREETUNE_SERVERS")
     ] = None,
     advertise: Annotated[
         str | None,

@@ -44,14 +44,12 @@ def validate_command(
     max_concurrent: options.MaxConcurrent = None,
     split: options.Split = None,
     gold: Annotated[
-        bool | None,
-        option("Run each row or task with its gold answer, rows with wrong ones too (tasksets: yes)."),
+        bool | None, option("Run each row or task with its gold answer, rows with wrong ones too (tasksets: yes).")
     ] = None,
     output: options.Output = None,
     resume: options.Resume = False,
     val: Annotated[
-        list[str] | None,
-        option("Files: validation files, which must share no prompt with the others. Repeatable."),
+        list[str] | None, option("Files: validation files, which must share no prompt with the others. Repeatable.")
     ] = None,
     env: Annotated[list[str] | None, option("Files: an environment that is registered elsewhere. Repeatable.")] = None,
     format: Annotated[str | None, option("Files: skyrl, verl or trl, if their columns do not tell.")] = None,

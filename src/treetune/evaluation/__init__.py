@@ -11,13 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.evaluation.config import (
-        Evaluation,
-        Validation,
-        read_evaluation,
-        read_validation,
-        refuse_unknown_keys,
-    )
+    from treetune.evaluation.config import Evaluation, Validation, read_evaluation, read_validation, refuse_unknown_keys
     from treetune.evaluation.rescore import Rescorer, score_again
     from treetune.evaluation.run_folder import TRACES, RunFolder, name_run, unused_path, write_pass_rates
     from treetune.evaluation.runner import Runner, local_host
