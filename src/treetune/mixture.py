@@ -99,28 +99,29 @@ class Mixture(_Sources[MixtureConfig]):
 
     INFINITE = True
 
-    def __init__(self, config: MixtureConfig | None = None) -> None:
-        super().__init__(config or MixtureConfig())
+    def __init__(
+        self,
+        config: MixtureConfig | None = None,
+        sources: Sequence[Taskset[Any, Any]] | None = None,
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(config)
         nodes = [dict(node) for node in self.config.sources]
-        weights = [_weight(node.pop("weight", None), number) for number, node in enumerate(nodes)]
-        shuffle = self.config.shuffle
-        if shuffle is not None:
-            nodes = [_shuffle_source(node, number, shuffle.seed) for number, node in enumerate(nodes)]
-        self._combine(_build_sources(nodes), weights, None if shuffle is None else self.seed)
+        own_weights = [_weight(node.pop("weight", None), number) for number, node in enumerate(nodes)]
+        if self.config.shuffle is not None:
+            seed = self.seed
+            nodes = [_shuffle_source(node, number, seed) for number, node in enumerate(nodes)]
+        self.sources = _build_sources(nodes) if sources is None else sources
+        self.weights = list(own_weights if weights is None else weights)
+        if len(self.sources) != len(self.weights):
+            raise UsageError(f"{len(self.sources)} sources but {len(self.weights)} weights")
+        self._interleave = Interleave(self.weights, seed)
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> Self:
         """A mixture of tasksets that exist already, each with its own config."""
-        if len(sources) != len(weights):
-            raise UsageError(f"{len(sources)} sources but {len(weights)} weights")
-        mixture = cls.__new__(cls)
-        Taskset.__init__(mixture, MixtureConfig())
-        mixture._combine(sources, weights, seed)
-        return mixture
-
-    def _combine(self, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None) -> None:
-        self.sources, self.weights = sources, list(weights)
-        self._interleave = Interleave(self.weights, seed)
+        return cls(None, sources, weights, seed)
 
     def place(self, index: int) -> tuple[int, int]:
         number, within = self._interleave.at(index)
@@ -134,25 +135,20 @@ class Mixture(_Sources[MixtureConfig]):
 class Union(_Sources[UnionConfig]):
     """Several finite tasksets as one, every task once; the first of them are some of each, in proportion."""
 
-    def __init__(self, config: UnionConfig | None = None) -> None:
-        super().__init__(config or UnionConfig())
-        self._combine(_build_sources([dict(node) for node in self.config.sources]))
+    def __init__(self, config: UnionConfig | None = None, sources: Sequence[Taskset[Any, Any]] | None = None) -> None:
+        super().__init__(config)
+        self.sources = _build_sources(self.config.sources) if sources is None else sources
+        endless = [source.name for source in self.sources if source.INFINITE]
+        if endless:
+            raise UsageError(f"{', '.join(endless)} never ends", remedy="use a mixture, with a weight for each source")
+        self._sizes = [source._count() or 0 for source in self.sources]
+        self._ends = list(accumulate(self._sizes))
+        self._spread = Spread(self._sizes)
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]]) -> Self:
-        union = cls.__new__(cls)
-        Taskset.__init__(union, UnionConfig())
-        union._combine(sources)
-        return union
-
-    def _combine(self, sources: Sequence[Taskset[Any, Any]]) -> None:
-        endless = [source.name for source in sources if source.INFINITE]
-        if endless:
-            raise UsageError(f"{', '.join(endless)} never ends", remedy="use a mixture, with a weight for each source")
-        self.sources = sources
-        self._sizes = [source._count() or 0 for source in sources]
-        self._ends = list(accumulate(self._sizes))
-        self._spread = Spread(self._sizes)
+        """A union of tasksets that exist already."""
+        return cls(None, sources)
 
     def count(self) -> int:
         return self._ends[-1] if self._ends else 0

@@ -4,7 +4,7 @@
     tokens.add_turn(prompt, completion_ids, logprobs)
 
 A sequence goes on as long as each prompt begins with the previous prompt plus the tokens that were sampled; a prompt
-that does not begins a new sequence, marked `breaks_history`. `treetune.tokens` makes prompts that do.
+that does not begins a new sequence, marked `breaks_history`. `ChatTokens` makes prompts that do.
 """
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ def encode_trace(trace: Trace) -> bytes:
     """One line of JSON; a task's own fields included, and what JSON cannot hold as its `repr`."""
     try:
         return msgspec.json.encode(trace, enc_hook=repr)
-    except UnicodeEncodeError:  # a lone surrogate, which a model can sample
-        return msgspec.json.encode(_speakable(msgspec.to_builtins(trace, enc_hook=repr)))
+    except UnicodeEncodeError:
+        return msgspec.json.encode(without_surrogates(msgspec.to_builtins(trace, enc_hook=repr)))
 
 
 def decode_trace(line: bytes, type_of: Callable[[Task], type[Task]] | None = None) -> Trace:
@@ -145,12 +145,13 @@ def decode_trace(line: bytes, type_of: Callable[[Task], type[Task]] | None = Non
     return trace
 
 
-def _speakable(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
+    """Without halves of surrogate pairs, which a model can sample and no text can hold."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_speakable(key): _speakable(item) for key, item in value.items()}
-    return [_speakable(item) for item in value] if isinstance(value, list) else value
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    return [without_surrogates(item) for item in value] if isinstance(value, list) else value
 
 
 _decoder = msgspec.json.Decoder(Trace)

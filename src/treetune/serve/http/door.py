@@ -30,6 +30,7 @@ from treetune.serve.http.asgi import JSON, Events, HttpRequest, JsonApp, Listene
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
 from treetune.serve.http.wire import encode, read_body, to_http_error
 from treetune.serve.server import Door, EnvServer
+from treetune.trace import without_surrogates
 
 log = logging.getLogger("treetune.serve")
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -155,7 +156,8 @@ class HttpDoor(Door):
         """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
         # A caller that goes away does not stop its step: uvicorn does not tell us, and it may come back for it.
         action = body.action if isinstance(body.action, str) else msgspec.structs.asdict(body.action)
-        answer: bytes = await self.server.host.step(body.episode_id, _clean(action), body.turn, terms=self._terms)
+        action = without_surrogates(action)
+        answer: bytes = await self.server.host.step(body.episode_id, action, body.turn, terms=self._terms)
         return answer
 
     async def cancel(self, id: str) -> bytes:
@@ -279,15 +281,6 @@ def _render(step: Step) -> bytes:
         if not isinstance(key, str):
             raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
     return encode(wire.StepAnswer(step.observation, step.reward, step.done, step.info))
-
-
-def _clean(value: Any) -> Any:
-    """Without halves of surrogate pairs, which a model can sample and no text can hold."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list) else value
 
 
 @cache
