@@ -36,18 +36,15 @@ _WITHOUT_MEANING = (
     *(r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}", r"\text{}", r"\mathrm{th}"),
     *(r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
 )
-_REWRITES = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),
-        (r"(\\text\{)(.*?)(\})", r"\2"),
-        (r"(\\textbf\{)(.*?)(\})", r"\2"),
-        (r"(\\overline\{)(.*?)(\})", r"\2"),
-        (r"(\\boxed\{)(.*)(\})", r"\2"),
-        (r"(frac)([^{])(.)", r"frac{\2}{\3}"),
-        (r"(sqrt)([^{])", r"sqrt{\2}"),
-    )
-)
+_REWRITES = {
+    r"(.*?)(\$)(.*?)(\$)(.*)": r"$\3$",
+    r"(\\text\{)(.*?)(\})": r"\2",
+    r"(\\textbf\{)(.*?)(\})": r"\2",
+    r"(\\overline\{)(.*?)(\})": r"\2",
+    r"(\\boxed\{)(.*)(\})": r"\2",
+    r"(frac)([^{])(.)": r"frac{\2}{\3}",
+    r"(sqrt)([^{])": r"sqrt{\2}",
+}
 
 
 class AimeEnvironment(TurnEnvironment):
@@ -89,8 +86,8 @@ def normalise(answer: str) -> str:
         answer = answer.replace(before, after)
     for expression in _WITHOUT_MEANING:
         answer = answer.replace(expression, "")
-    for pattern, replacement in _REWRITES:
-        answer = pattern.sub(replacement, answer)
+    for pattern, replacement in _REWRITES.items():
+        answer = re.sub(pattern, replacement, answer)
     answer = answer.replace("$", "")
     digits = answer.replace(",", "")
     return digits if digits.isdigit() else answer.strip()

@@ -24,13 +24,10 @@ from importlib.util import find_spec
 from queue import LifoQueue
 from typing import Any
 
-SECONDS = 5.0
-"""The processor time of one comparison."""
-CLOCK_SECONDS = 30
-"""The most seconds of one by the clock, on a busy machine."""
+SECONDS, CLOCK_SECONDS = 5.0, 30
+"""Of one comparison: the processor time, and the most by the clock, on a busy machine."""
 MEMORY = 1 << 30
 """The most bytes of a worker."""
-
 _LATE = (-signal.SIGPROF, -signal.SIGALRM)
 
 

@@ -197,7 +197,13 @@ def query(file: Path, sql: str, seconds: float) -> Iterator[sqlite3.Cursor]:
     try:
         address = f"file:{quote(str(file))}?mode=ro"
         with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
-            _limit(connection, seconds)
+            connection.text_factory = lambda raw: raw.decode(errors="replace")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LONGEST_PATTERN)
+            connection.execute("PRAGMA query_only = ON")
+            connection.set_authorizer(_authorise)
+            deadline = time.monotonic() + seconds
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, INSTRUCTIONS)
             yield connection.execute(sql)
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", None) or ""
@@ -209,16 +215,6 @@ def query(file: Path, sql: str, seconds: float) -> Iterator[sqlite3.Cursor]:
         raise SqlError(str(error)) from None
     except (ValueError, OverflowError, sqlite3.Warning) as error:  # text that is no SQL at all: NUL, lone surrogates
         raise SqlError(str(error)) from None
-
-
-def _limit(connection: sqlite3.Connection, seconds: float) -> None:
-    connection.text_factory = lambda raw: raw.decode(errors="replace")
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LONGEST_PATTERN)
-    connection.execute("PRAGMA query_only = ON")
-    connection.set_authorizer(_authorise)
-    deadline = time.monotonic() + seconds
-    connection.set_progress_handler(lambda: time.monotonic() > deadline, INSTRUCTIONS)
 
 
 def _authorise(action: int, argument: str | None, *_: str | None) -> int:

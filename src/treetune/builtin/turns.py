@@ -1,4 +1,4 @@
-"""What the built-in environments share: a checked ground truth, a count of turns, and how an episode ends.
+"""What the built-in tasksets share: a checked ground truth, a count of turns, how an episode ends, and small tools.
 
     class Echo(TurnEnvironment):
         CONTRACT = Contract(about="Repeat it", takes=(Kind.TEXT,), max_turns=3)
@@ -74,16 +74,11 @@ class TurnEnvironment(Environment):
 def max_turns_of(task: Task, default: int) -> int:
     """`extra_info.max_turns` where the row has it."""
     given = task.extra_info.get("max_turns")
-    if given is None:
-        return default
     try:
-        turns = int(given)
-        if isinstance(given, bool) or turns < 1 or turns != float(given):
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
+        return default if given is None else msgspec.convert(given, Positive, strict=False)
+    except msgspec.ValidationError:
         remedy = "write a whole number from 1, or leave it out"
         raise EnvironmentFault(f"extra_info.max_turns is {given!r}", remedy=remedy) from None
-    return turns
 
 
 def find_tagged(text: str, tag: str) -> Iterator[str]:

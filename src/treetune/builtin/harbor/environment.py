@@ -96,7 +96,8 @@ class HarborEnvironment(ShellEnvironment):
     async def step(self, action: Action) -> Step:
         last = self.next_turn()
         blocks = list_blocks(action.text)
-        done = len(blocks) <= 1 and _says_done(action.text)
+        last_line = action.text.strip().rpartition("\n")[2]
+        done = len(blocks) <= 1 and last_line.strip(" *_`.!").casefold() == "done"
         if len(blocks) == 1:
             seconds = min(self.shell.limits.seconds, self._seconds_left)
             command = ["bash", "-c", RUN, blocks[0], self._folder.workdir]
@@ -181,11 +182,6 @@ def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -
         "done, answer DONE."
     )
     return [{"role": "system", "content": rules}, {"role": "user", "content": folder.instruction}]
-
-
-def _says_done(text: str) -> bool:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return bool(lines) and lines[-1].strip(" *_`.!").casefold() == "done"
 
 
 def show(result: Result, seconds: float) -> str:

@@ -18,11 +18,9 @@ import sys
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-import msgspec
-
-from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
+from treetune.builtin.shell.taskset import OSInteraction
 from treetune.config import load_yaml
 from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, UnknownNameError, UsageError
@@ -45,37 +43,12 @@ logger = logging.getLogger(__name__)
 def taskset_class(spec: str) -> type[Taskset[Any, Any]]:
     """The taskset that `agentbench:SPEC` stands for."""
     if spec in OS:
-        return type("AgentBenchOS", (AgentBenchOS,), {"SPLIT": OS[spec]})
+        return type("AgentBenchOS", (OSInteraction,), {"SPLIT": OS[spec]})
     if spec.rpartition("-")[0] in FAMILIES or ":" in spec or "." in spec:
         return type("AgentBench", (AgentBenchTaskset,), {"SPEC": spec})
     known = [*OS, *(f"{family}-dev" for family in FAMILIES)]
     remedy = "or a class, module:Class or file.py:Class, or one of its configs, tasks.yaml"
     raise UnknownNameError.of("task of AgentBench", spec, known, remedy=remedy)
-
-
-class AgentBenchOSConfig(OSInteractionConfig, frozen=True, kw_only=True):
-    data: str = ""
-    """Absent: that of the checkout."""
-    root: str = ""
-    """A checkout of AgentBench."""
-
-
-class AgentBenchOS(OSInteraction):
-    """os-dev and os-std: AgentBench's samples, on our own machines."""
-
-    SPLIT: ClassVar[Literal["std", "dev"]] = "std"
-    config_type = AgentBenchOSConfig
-
-    def __init__(self, config: AgentBenchOSConfig | None = None) -> None:
-        config = config or AgentBenchOSConfig()
-        if not config.root and not config.data:
-            problem = "is required: the folder of an AgentBench checkout (or taskset.data: its samples alone)"
-            raise ConfigError([("taskset.root", problem)])
-        folder = Path(config.root).expanduser() / "data" / "os_interaction"
-        data, scripts = config.data or str(folder / "data"), config.scripts_root
-        if scripts is None and config.root and (folder / "scripts").is_dir():
-            scripts = str(folder / "scripts")
-        super().__init__(msgspec.structs.replace(config, split=self.SPLIT, data=data, scripts_root=scripts))
 
 
 class AgentBenchConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -165,7 +138,12 @@ class AgentBenchEnvironment(Environment):
         state = self._state
         assert state is not None
         if not state.done:  # it may have ended before it asked for anything
-            await self._adapter.step(state, _make_messages(action))
+            content = action.content
+            if isinstance(content, str):
+                content = {"role": "assistant", "content": content}
+            elif isinstance(content, dict) and "tool_calls" in content:
+                content = {"role": "assistant", **content}
+            await self._adapter.step(state, content if isinstance(content, list) else [content])
         info: dict[str, Any] = {"status": state.status, "metrics": state.metrics}
         if not state.done:
             return Step(state.observation, info=info)
@@ -175,15 +153,6 @@ class AgentBenchEnvironment(Environment):
     async def close(self) -> None:
         if self._state is not None:
             await self._adapter.cancel(self._state)
-
-
-def _make_messages(action: Action) -> list[Message]:
-    content = action.content
-    if isinstance(content, str):
-        content = {"role": "assistant", "content": content}
-    elif isinstance(content, dict) and "tool_calls" in content:
-        content = {"role": "assistant", **content}
-    return content if isinstance(content, list) else [content]
 
 
 def require_worker() -> tuple[Any, Any]:

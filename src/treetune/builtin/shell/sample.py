@@ -1,7 +1,6 @@
 """AgentBench's os_interaction samples: JSON as it is written there, to tasks that hold everything they need.
 
-    sample = read_sample({"description": "How many?", "evaluation": {"match": "3"}})
-    sample.description, sample.evaluation.match
+    read_sample({"description": "How many?", "evaluation": {"match": "3"}}).evaluation.match   # "3"
     matches("integer-match", "42", "42\\n")          # True: a check that AgentBench has as a script, built in
 
 Scripts that a sample names by file are read here, so that a task needs no checkout any more.
@@ -16,11 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-Language = Literal["bash", "python"]
 PLAIN_IMAGES = (None, "default")
 """Images that the host's own system can stand in for."""
-LOCAL_IMAGES = "local-os/"
-"""What AgentBench puts before the names of the images that it builds itself."""
 INTEGER = re.compile(r"[+-]?\d+")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B|bytes?)?", re.I)
 UNITS = {unit: 1024**power for power, unit in enumerate(["", "K", "M", "G", "T", "P"])}
@@ -30,7 +26,7 @@ SIZE_TOLERANCE = 0.05
 
 class Script(msgspec.Struct, frozen=True):
     code: str
-    language: Language = "bash"
+    language: Literal["bash", "python"] = "bash"
 
     def command(self, python: str, *parameters: str) -> list[str]:
         """As AgentBench calls it."""
@@ -111,7 +107,8 @@ def _read(raw: dict[str, Any], scripts: Sequence[Path], containers: bool) -> Sam
             check=[_read_check(check, scripts) for check in checks],
             example=_read_script(example, scripts) if example else None,
         ),
-        image=(f"{LOCAL_IMAGES}{local}" if local else image) if containers else None,
+        # AgentBench names the images that it builds itself without what it puts before them.
+        image=(f"local-os/{local}" if local else image) if containers else None,
     )
 
 

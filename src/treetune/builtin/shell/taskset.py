@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -35,7 +35,9 @@ from treetune.taskset import Taskset
 
 
 class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
-    data: str
+    root: str | None = None
+    """A checkout of AgentBench; its samples and scripts are used where the next two do not name others."""
+    data: str | None = None
     """AgentBench's `data/os_interaction/data` folder, or one JSON file of samples."""
     split: Literal["std", "dev"] = "std"
     """Of a folder: the samples in its folders, or those of `dev.json`."""
@@ -57,20 +59,29 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
 
 class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
     NEEDS_CONTAINER = True
+    SPLIT: ClassVar[Literal["std", "dev"] | None] = None
+    """In the place of the config's."""
 
     def __init__(self, config: OSInteractionConfig | None = None) -> None:
         super().__init__(config)
         place = {name: getattr(self.config, name) for name in ("data", "scripts_root", "rootfs")}
+        if self.config.root is not None:
+            checkout = Path(self.config.root).expanduser() / "data" / "os_interaction"
+            place["data"] = place["data"] or checkout / "data"
+            if (checkout / "scripts").is_dir():
+                place["scripts_root"] = place["scripts_root"] or checkout / "scripts"
+        if place["data"] is None:
+            raise ConfigError([("taskset.data", "is required: samples (or taskset.root: a checkout of AgentBench)")])
         # Absolute, so that runs can be taken up from another folder.
         fixed = {key: str(Path(path).expanduser().resolve()) for key, path in place.items() if path is not None}
-        self.config = msgspec.structs.replace(self.config, **fixed)
+        self.config = msgspec.structs.replace(self.config, **fixed, split=self.SPLIT or self.config.split)
         absent = [key for key in ("data", "scripts_root") if key in fixed and not Path(fixed[key]).exists()]
         faults = [(f"taskset.{key}", f"there is no {fixed[key]}") for key in absent]
         if (fault := self.config.find_fault()) is not None:
             faults.append(("taskset.rootfs", fault))
         if faults:
             raise ConfigError(faults)
-        self._samples = [(name, sample) for name, sample in self._read_samples() if self._is_wanted(sample)]
+        self._samples = list(self._read_samples())
         if not self._samples:
             raise ConfigError([("taskset.data", f"{self.config.data} has no samples that can be served here")])
 
@@ -113,7 +124,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         return digest([(name, msgspec.to_builtins(sample)) for name, sample in self._samples])
 
     def _read_samples(self) -> Iterator[tuple[str, Sample]]:
-        data, root = Path(self.config.data), self.config.scripts_root
+        data, root = Path(self.config.data or ""), self.config.scripts_root
         for path in self._find_files(data):
             try:
                 content = msgspec.json.decode(path.read_bytes())
@@ -125,15 +136,13 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             for number, row in enumerate(content if isinstance(content, list) else [content]):
                 if not isinstance(row, dict) or "description" not in row:
                     raise ConfigError([("taskset.data", f"{path}: sample {number} has no description")])
-                yield f"{name}:{number}", read_sample(row, scripts, containers=self.config.has_images)
+                sample = read_sample(row, scripts, containers=self.config.has_images)
+                if sample.refusal is None or self.config.unsupported == "refuse":
+                    yield f"{name}:{number}", sample
+                else:
+                    warnings.warn(f"os-interaction: a sample is left out: {sample.refusal}", stacklevel=4)
 
     def _find_files(self, data: Path) -> list[Path]:
         if data.is_file() or self.config.split == "dev":
             return [data if data.is_file() else data / "dev.json"]
         return sorted(data.glob("*/*.json"), key=lambda path: (len(path.parent.name), path))
-
-    def _is_wanted(self, sample: Sample) -> bool:
-        if sample.refusal is None or self.config.unsupported == "refuse":
-            return True
-        warnings.warn(f"os-interaction: a sample is left out: {sample.refusal}", stacklevel=4)
-        return False

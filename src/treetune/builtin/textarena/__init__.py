@@ -62,10 +62,6 @@ class TextArenaGame:
     def players(self) -> int:
         return int(self.env.state.num_players)
 
-    def reward_of(self, player: int) -> float:
-        """0 until the game is over."""
-        return float((self.env.state.rewards or {}).get(player, 0.0))
-
     def info_of(self, player: int) -> Any:
         """What textarena tells of a player in the end: `reason`, `invalid_move`, `turn_count`."""
         return self.env.state.game_info.get(player, {})

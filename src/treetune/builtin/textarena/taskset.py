@@ -75,7 +75,7 @@ class TextArenaEnvironment(TurnEnvironment):
         reason = str(game.info_of(POLICY).get("reason") or "")
         return Step(
             "\n".join(filter(None, [game.read(POLICY), reason])),
-            reward=game.reward_of(POLICY),
+            reward=float((game.env.state.rewards or {}).get(POLICY, 0.0)),
             done=True,
             info={**info, "explanation": reason},
         )
