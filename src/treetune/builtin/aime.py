@@ -24,9 +24,6 @@ TAIL = 300
 """How many characters at the end are searched for the answer."""
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
-_BY_MEANING = ("math_verify", "math-verify")
-"""The `reward_spec.method` that asks for more than equal text."""
-
 # The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
 _REPLACEMENTS = {"an ": "", "a ": "", ".$": "$", r"\$": "", "\\ ": "", " ": "", "mbox": "text"}
 _REPLACEMENTS |= {r",\text{and}": ",", r"\text{and}": ",", r"\text{m}": r"\text{}"}
@@ -64,7 +61,7 @@ class AimeEnvironment(TurnEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._truths = [normalise(text) for text in spell_truth(task.ground_truth)]
-        self._by_meaning = task.reward_spec.get("method") in _BY_MEANING
+        self._by_meaning = task.reward_spec.get("method") in ("math_verify", "math-verify")
         if self._by_meaning:
             require_math_verify()
 

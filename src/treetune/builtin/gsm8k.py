@@ -3,9 +3,8 @@
     Task(prompt="2 + 3?", env_class="gsm8k", reward_spec={"ground_truth": "5"})   # "#### 5" earns 1
     Task(prompt="2 + 3?", env_class="gsm8k_multi_turn", reward_spec={"ground_truth": "5"}, extra_info={"max_turns": 3})
 
-The number is read as skyrl-gym's strict method reads it: the first `#### ` (four signs, one space) that digits, dots,
-commas or a minus follow; commas are dropped and the rest is compared as text. So a ground truth in text has no
-thousands separators: "1000", not "1,000".
+The number is read as skyrl-gym's strict method reads it: the first `#### ` that digits, dots, commas or a minus follow;
+commas are dropped and the rest is compared as text. So a ground truth in text is "1000", not "1,000".
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from treetune.task import Task
 
 FORMAT_REWARD = 0.2
 """What all turns of several together earn for the format alone."""
-
 _NOTHING = Observation()
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _GO_ON = (

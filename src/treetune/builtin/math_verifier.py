@@ -3,11 +3,9 @@ r"""Are two mathematical expressions the same? math-verify says it, in a process
     require_math_verify()
     await call(compare, r"\frac{1}{2}", "0.5")   # True
 
-`compare` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept.
-
-A worker is this file run as a program: it reads `[truth, answer, seconds]` a line and writes `true` or `false`. After
-so many seconds the kernel ends it, and the two expressions count as different. math-verify's own timeout is off: it is
-an exception that math-verify may catch itself. An expression that explodes meets the memory limit first.
+`compare` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept. One is
+this file run as a program, which the kernel ends after so many seconds; then the two expressions count as different.
+math-verify's own timeout is off: it is an exception that math-verify may catch itself.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ def _end_idle() -> None:
 
 
 def _serve() -> None:
-    """The worker's own part."""
+    """The worker's own part: it reads `[truth, answer, seconds]` a line and writes `true` or `false`."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the libraries print is no reply
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))

@@ -56,11 +56,9 @@ class ReasoningGym(Taskset[Task, ReasoningGymConfig]):
 
         entry = self._load_entry(index)
         answer = entry["answer"]
+        system, question = SYSTEM_PROMPTS["default"], entry["question"]
         return Task(
-            prompt=[
-                {"role": "system", "content": SYSTEM_PROMPTS["default"]},
-                {"role": "user", "content": entry["question"]},
-            ],
+            prompt=[{"role": "system", "content": system}, {"role": "user", "content": question}],
             data_source=f"reasoning-gym/{self.config.dataset}",
             reward_spec={} if answer is None else {"ground_truth": str(answer)},
             ability="reasoning",

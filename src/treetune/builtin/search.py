@@ -171,12 +171,23 @@ class SearchTool:
         """What the policy is shown, as skyrl-gym writes it: JSON, be it of an error."""
         self.metrics["searches"] += 1
         try:
-            documents = await search(query.strip(), self._corpus)
+            documents = await self._find(query.strip())
             listing = "".join(f"Doc {number}: {contents.strip()}\n" for number, contents in enumerate(documents, 1))
         except RetrieverError as error:
             self.metrics["search_failures"] += 1
             listing = f"Search error: {error}"
         return json.dumps({"result": listing or "No search results found."}, ensure_ascii=False)
+
+    async def _find(self, query: str) -> list[str]:
+        url = os.environ.get(URL_VARIABLE)
+        if url and not self._corpus:
+            return await ask_retriever(url, query)
+        corpus = self._corpus or os.environ.get(CORPUS_VARIABLE)
+        if not corpus:
+            remedy = f"export {CORPUS_VARIABLE}=FILE.jsonl or {URL_VARIABLE}=http://..., or give rows extra_info.corpus"
+            raise EnvironmentFault("there is nothing to search", remedy=remedy)
+        documents: list[str] = await call(lambda: load_index(Path(str(corpus))).search(query, DOCUMENTS))
+        return documents
 
 
 def read_accepted(truth: Any) -> list[str]:
@@ -217,19 +228,6 @@ def describe(result: Result) -> str:
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[: SHOWN_CHARACTERS // 2]}\n...\n{text[-SHOWN_CHARACTERS // 2 :]}"
     return text
-
-
-async def search(query: str, corpus: Any = None) -> list[str]:
-    """The best documents; `corpus` is the file that the row names, if it does."""
-    url = os.environ.get(URL_VARIABLE)
-    if url and not corpus:
-        return await ask_retriever(url, query)
-    corpus = corpus or os.environ.get(CORPUS_VARIABLE)
-    if not corpus:
-        remedy = f"export {CORPUS_VARIABLE}=FILE.jsonl or {URL_VARIABLE}=http://..., or give rows extra_info.corpus"
-        raise EnvironmentFault("there is nothing to search", remedy=remedy)
-    documents: list[str] = await call(lambda: load_index(Path(str(corpus))).search(query, DOCUMENTS))
-    return documents
 
 
 class RetrieverError(Exception):

@@ -218,7 +218,6 @@ def query(file: Path, sql: str, seconds: float) -> Iterator[sqlite3.Cursor]:
 
 
 def _authorise(action: int, argument: str | None, *_: str | None) -> int:
-    refused = action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH) or (
-        action == sqlite3.SQLITE_PRAGMA and (argument or "").lower() not in _PRAGMAS
-    )
+    changes = action == sqlite3.SQLITE_PRAGMA and (argument or "").lower() not in _PRAGMAS
+    refused = changes or action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
     return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK

@@ -38,11 +38,8 @@ OUTPUT_KB = 1024
 SHOWN = 200
 """How many characters of a value an explanation quotes."""
 
-_ENDED = {
-    Ended.TIMEOUT: "no end in time",
-    Ended.MEMORY: f"more than {MEMORY_MB} MB of memory",
-    Ended.OUTPUT: "far too much output",
-}
+_LATE = "no end in time"
+_ENDED = {Ended.TIMEOUT: _LATE, Ended.MEMORY: f"over {MEMORY_MB} MB of memory", Ended.OUTPUT: "far too much output"}
 _BLOCK = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
 _NOTHING = object()
 
@@ -196,7 +193,7 @@ def _find_fault(case: Case, report: Report | None, called: bool) -> str | None:
     if report is None:
         return "it broke off"
     if report.ended == "timeout":
-        return _ENDED[Ended.TIMEOUT]
+        return _LATE
     said = report.content.strip()
     if report.ended == "error":
         return _shorten(said.rpartition("\n")[2] or "it failed")

@@ -1,10 +1,7 @@
 """A Harbor task as a folder: what it says, and whether it can be served here.
 
-    folder = HarborFolder("tasks/hello-world")
-    folder.instruction
-    folder.refusal        # None, or what cannot be served
+    HarborFolder("tasks/hello-world").refusal        # None, or what cannot be served
 
-`instruction.md`, `task.toml`, `environment/Dockerfile`, `tests/test.sh`, and `solution/solve.sh` where it has one.
 Without a container engine the host's system stands in for the image, so only what needs no other is accepted. With one
 the image is `environment.docker_image`, or what the Dockerfile begins with; none is built.
 """
@@ -23,10 +20,7 @@ from treetune.builtin.harbor.dockerfile import VARIABLE, Recipe, Refused, pack
 from treetune.errors import TasksetError
 from treetune.task import digest
 
-UNSERVED_FILES = tuple(
-    f"environment/{name}"
-    for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml", ".dockerignore")
-)
+UNSERVED_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml", ".dockerignore")
 ROOT_USERS = (None, "root", 0)
 WHOLE_BYTES = 1 << 20
 
@@ -120,7 +114,7 @@ class HarborFolder:
             "task.toml, verifier.environment": toml.verifier.environment,
             f"task.toml, agent.user = {toml.agent.user!r}": toml.agent.user not in ROOT_USERS,
             f"task.toml, verifier.user = {toml.verifier.user!r}": toml.verifier.user not in ROOT_USERS,
-            **{name: (self.path / name).exists() for name in UNSERVED_FILES},
+            **{f"environment/{name}": (self.path / "environment" / name).exists() for name in UNSERVED_FILES},
         }
         if any(unserved.values()):
             return next(key for key, asked in unserved.items() if asked)

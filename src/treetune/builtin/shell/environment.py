@@ -1,11 +1,9 @@
 """OS interaction: a question about a Linux machine, or something to do on it; AgentBench's samples.
 
-    parse(Action.of("Think: look.\\n\\nAct: bash\\n\\n```bash\\nls\\n```"))    # Move("bash", "ls")
     parse(Action.of({"name": "answer_action", "arguments": {"answer": "3"}}))   # Move("answer", "3")
 
-The policy runs scripts in a shell that lives on, then answers or finishes: in AgentBench's text form, by its function
-calls, or with one block of code alone. The reference answer is taken before its first action: what the policy does to
-the machine afterwards cannot change what is right.
+The policy runs scripts in a shell that lives on, then answers or finishes. The reference answer is taken before its
+first action: what the policy does to the machine afterwards cannot change what is right.
 """
 
 from __future__ import annotations
