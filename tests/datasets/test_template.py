@@ -80,9 +80,8 @@ def test_the_default_asks_which_of_several_text_columns_is_meant():
         ("{question:.3} {0}", "{question:.3} {{0}}"),
     ],
 )
-def test_stray_braces_are_explained_with_the_corrected_template(text, corrected):
-    problem = fault(text, ["question", "answer"])
-    assert problem.endswith(f"double them: {corrected}")
+def test_stray_braces_are_explained(text, corrected):
+    assert "meant literally are doubled" in fault(text, ["question", "answer"])
     assert Template(corrected, ["question", "answer"]).columns == ("question",)
 
 

@@ -23,11 +23,11 @@ from treetune.plugins import environments
 from treetune.rows import read_tasks
 from treetune.rows.parquet import table_of
 from treetune.validate import RULES, Report, column_types, validate, validate_dataset
+from treetune.validate.files import RowCheck
 from treetune.validate.gold import empty_answer
 from treetune.validate.prefilter import Columns, prefilter
 from treetune.validate.prompts import Lengths, is_validation, key_of, keys_of
 from treetune.validate.rewards import Turns
-from treetune.validate.rules import RowCheck
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
 """Rules that need a tokenizer or an environment: tested apart."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEY = "prompt_template"
+_BRACES = "; braces that are meant literally are doubled: \\boxed{{}}"
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,7 @@ class Template:
         else:
             pieces, faults = _parse(text, columns)
             if faults:
-                problems = list(faults)
-                if any(faults.values()):
-                    problems[-1] += _advise_on_braces(text, columns)
-                raise ConfigError([(KEY, problem) for problem in problems])
+                raise ConfigError([(KEY, problem) for problem in faults])
         self._fields = [piece for piece in pieces if isinstance(piece, Field)]
         self.columns = tuple(dict.fromkeys(column for field in self._fields for column in field.columns))
         """The columns it uses, in order of first use."""
@@ -135,22 +133,22 @@ def _only_column(candidates: Sequence[str]) -> str:
     raise ConfigError([(KEY, f'{problem}; set {KEY}, for example to "{{{candidates[0]}}}"')])
 
 
-def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], dict[str, bool]]:
-    """The literals and fields of a template; and each fault, with whether literal braces may be the cause of it."""
+def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[str]]:
+    """The literals and fields of a template, and its faults."""
     pieces: list[str | Field] = []
-    faults: dict[str, bool] = {}
+    faults: dict[str, None] = {}
     try:
         for literal, name, spec, conversion in Formatter().parse(text):
             pieces.append(literal)
             if name is not None:
                 names = list(_names(name, spec or "", conversion))
-                faults.update(fault for used in names if (fault := _name_fault(used, columns)))
+                faults |= {fault: None for used in names if (fault := _name_fault(used, columns))}
                 source = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
                 plain = not spec and not conversion and "[" not in name
                 pieces.append(Field(source, name, tuple(_column(used) for used in names), plain))
     except ValueError as error:
-        faults[f"{text!r} is no format string: {error}"] = True
-    return pieces, faults
+        faults[f"{text!r} is no format string: {error}{_BRACES}"] = None
+    return pieces, list(faults)
 
 
 def _names(name: str, spec: str, conversion: str | None, *, nested: bool = False) -> Iterator[str]:
@@ -170,28 +168,16 @@ def _column(name: str) -> str:
     return re.split(r"[.\[]", name, maxsplit=1)[0]
 
 
-def _name_fault(name: str, columns: Sequence[str]) -> tuple[str, bool] | None:
+def _name_fault(name: str, columns: Sequence[str]) -> str | None:
     column = _column(name)
     if name != column and name in columns:
-        return f"a template cannot name the column {name!r} because of its dot or bracket; rename the column", False
+        return f"a template cannot name the column {name!r} because of its dot or bracket; rename the column"
     if column == "" or column.isdecimal():
-        return f"{{{name}}} names no column; there are: {', '.join(columns)}", True
+        return f"{{{name}}} names no column; there are: {', '.join(columns)}{_BRACES}"
     if column not in columns:
-        return no_column(column, columns), not closest(column, columns)
+        return no_column(column, columns) + ("" if closest(column, columns) else _BRACES)
     items = name[len(column) :]
     if re.fullmatch(r"(\[[^\]]+\])*", items):
         return None
     problem = "asks for an attribute, which a template may not" if "." in items else "is malformed"
-    return f"{{{name}}} {problem}; an item is written {{{column}[key]}}", False
-
-
-def _advise_on_braces(text: str, columns: Sequence[str]) -> str:
-    """How to write the template if the braces that are not columns were meant literally."""
-    named = "|".join(map(re.escape, columns)) or "(?!)"
-    field = rf"\{{(?:{named})(?:\[[^\]{{}}]+\])*(?:![rsa])?(?::[^{{}}]*)?\}}"
-    # Without a "{{" nothing was doubled yet, and a "}}" closes two braces, as in \frac{1}{\sqrt{2}}.
-    doubled = r"\{\{|\}\}|" if "{{" in text else ""
-    corrected = re.sub(rf"({doubled}{field})|[{{}}]", lambda found: found[1] or found[0] * 2, text)
-    if corrected == text or _parse(corrected, columns)[1]:
-        return ""
-    return f"; if the braces are meant literally, double them: {corrected}"
+    return f"{{{name}}} {problem}; an item is written {{{column}[key]}}"

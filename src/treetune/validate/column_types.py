@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,42 +24,30 @@ from treetune.validate.rules import SHOWN, Report, Rule
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Rule("unsupported-type", "types that `datasets` knows", "write it again with plain types", fixable=True)
-Rule(
+_fixable = partial(Rule, fixable=True)
+_fixable("unsupported-type", "types that `datasets` knows", "write it again with plain types")
+_fixable(
     "type-differs",
     "the same column types in all files, or the loader refuses them together",
     "write the files together",
-    fixable=True,
 )
-Rule(
+_fixable(
     "mixed-types",
     "one type in a column of JSON: `datasets` parses text beside other types again, so that 007 becomes 7",
     "write it with one type, or as parquet",
-    fixable=True,
 )
-Rule(
-    "reread-dates",
-    "text that stays text: a JSON column of dates becomes dates",
-    "write it as parquet",
-    fixable=True,
-)
-Rule(
+_fixable("reread-dates", "text that stays text: a JSON column of dates becomes dates", "write it as parquet")
+_fixable(
     "nan-becomes-null",
     "numbers that JSON has: `datasets` makes null of NaN and Infinity in arrays, and beside other types",
     "write it as parquet",
-    fixable=True,
 )
-Rule(
+_fixable(
     "late-types",
     "the same columns and types from the start: `datasets` takes those of the first 10 MB of JSON lines",
     "write it as parquet",
-    fixable=True,
 )
-Rule(
-    "big-integers",
-    "integers of 64 bits: larger ones become floats, or break the loader",
-    "write them as text",
-)
+Rule("big-integers", "integers of 64 bits: larger ones become floats, or break the loader", "write them as text")
 
 Feature = str | dict[str, Any] | list[Any]
 """A type: a name, a mapping of keys to types, or a list of one type."""
@@ -96,9 +85,8 @@ def find_difference(feature: Mapping[str, Feature], before: Mapping[str, Feature
 
 
 def _drop_nulls(feature: Mapping[str, Feature]) -> dict[str, Feature]:
-    return {
-        key: _drop_nulls(kind) if isinstance(kind, dict) else kind for key, kind in feature.items() if kind != "null"
-    }
+    known = {key: kind for key, kind in feature.items() if kind != "null"}
+    return {key: _drop_nulls(kind) if isinstance(kind, dict) else kind for key, kind in known.items()}
 
 
 def merge(before: Mapping[str, Feature], feature: Mapping[str, Feature]) -> dict[str, Feature]:

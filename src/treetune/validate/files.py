@@ -9,7 +9,8 @@ which can be prefiltered; JSON comes as rows. What cannot be read is a finding, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -18,16 +19,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UsageError
+from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, json_fields_of, pause_gc, to_rows
 from treetune.rows.formats import detect, format_named
-from treetune.rows.reading import hub_batches, text_batches
+from treetune.rows.reading import BUFFER, hub_batches, text_batches
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
 from treetune.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
-from treetune.validate.prompts import Lengths, Part, is_validation, key_of, keys_of, report_repeats
-from treetune.validate.rewards import Turns
-from treetune.validate.rules import RULES, Report, RowCheck, Rule
+from treetune.validate.prompts import (
+    SPECIAL,
+    Lengths,
+    Part,
+    check_prompt,
+    is_validation,
+    key_of,
+    keys_of,
+    report_repeats,
+)
+from treetune.validate.rewards import Turns, check_reward
+from treetune.validate.rules import RULES, Fault, Report, Rule
 from treetune.validate.write import helps
 
 if TYPE_CHECKING:
@@ -48,8 +60,6 @@ STRICTEST = "skyrl"
 """The format that asks for the most: that of rows whose columns do not tell theirs."""
 SIZE = 16_384
 """Rows of a chunk of parquet: what is fastest and small."""
-BUFFER = 1 << 20
-"""Bytes that are read of a column at a time."""
 
 
 def validate(
@@ -170,8 +180,8 @@ class _Run(msgspec.Struct):
                 format = detect(set(columns), default=STRICTEST).name
             except TreetuneError:
                 format = STRICTEST
-        special = {} if self.lengths is None else {"special": self.lengths.special}
-        return RowCheck(format, self.environments, contents=not self.report.quick, **special)
+        special = None if self.lengths is None else self.lengths.special
+        return RowCheck(format, self.environments, contents=not self.report.quick, special=special)
 
     def _check_chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
         positions = every = np.arange(len(chunk.numbers))
@@ -204,6 +214,40 @@ class _Run(msgspec.Struct):
             self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
 
 
+class RowCheck:
+    """What is wrong with one row: the one place that knows, for every kind of file.
+
+        check = RowCheck("skyrl")
+        list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
+
+    `known`: ids of environments beside those that are registered here. `contents`: whether messages have theirs.
+    """
+
+    def __init__(
+        self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] | None = None
+    ) -> None:
+        self.format = format_named(format)
+        self.registered = known_environments.names()
+        self.known = {*self.registered, *known}
+        self.contents = contents
+        self.special = special or SPECIAL
+        self._contracts: dict[str, Contract | None] = {}
+
+    def __call__(self, row: Mapping[str, Any]) -> Iterator[Fault]:
+        yield from check_prompt(row, self)
+        yield from check_reward(row, self)
+
+    def contract(self, env_class: str) -> Contract | None:
+        if env_class not in self._contracts:
+            self._contracts[env_class] = contract_of(env_class) if env_class in self.known else None
+        return self._contracts[env_class]
+
+    def has_turns(self, env_class: str) -> bool:
+        """Whether SkyRL plays an environment of this name for several turns."""
+        contract = self.contract(env_class) if self.format.has_environments else None
+        return contract is not None and contract.max_turns > 1
+
+
 # Reading
 
 
@@ -224,17 +268,15 @@ class Chunk(NamedTuple):
         """Some of the rows as trainers see them, without nulls: what no parquet column holds is JSON text."""
         if self.table is None:
             return [(self.rows or [])[position] for position in positions]
-        some = self.table if len(positions) == self.table.num_rows else self.table.take(_to_arrow(positions))
+        some = self.table if len(positions) == self.table.num_rows else _take(self.table, positions.tolist())
         with pause_gc():
             return to_rows(some.schema.names, some.columns, some.num_rows) if len(positions) else []
 
 
-def _to_arrow(positions: np.ndarray[Any, Any]) -> pa.Array:
-    """Not by `pa.array`, which imports pandas."""
+def _take(batch: pa.RecordBatch, positions: list[int]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    places = np.ascontiguousarray(positions, np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)])
+    return batch.take(pa.array(positions, pa.int64()))
 
 
 def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
@@ -331,4 +373,4 @@ def _drop_unreadable(
             good.append(position)
         except (pa.ArrowInvalid, UnicodeDecodeError):
             report.add("unreadable", file, cause, [numbers[position]])
-    return batch.take(_to_arrow(np.array(good, np.int64))), [numbers[position] for position in good]
+    return _take(batch, good), [numbers[position] for position in good]

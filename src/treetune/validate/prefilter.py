@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treetune.validate.rules import RULES, SPECIAL, RowCheck
+from treetune.validate.prompts import SPECIAL
+from treetune.validate.rules import RULES
+
+if TYPE_CHECKING:
+    from treetune.validate.files import RowCheck
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Keys = np.ndarray[Any, np.dtype[np.uint64]]

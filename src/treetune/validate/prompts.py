@@ -19,14 +19,20 @@ from treetune.errors import UsageError
 from treetune.rows.arrow_values import encode_json
 from treetune.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.rows.sources import Row
-from treetune.validate.rules import SHOWN, WARNING, Fault, Report, RowCheck, Rule, row_check, show
+from treetune.validate.rules import SHOWN, WARNING, Fault, Report, Rule, show
 
 if TYPE_CHECKING:
+    from treetune.validate.files import RowCheck
     from treetune.validate.prefilter import Columns, Keys, Mask
 
 ROLES = ("system", "user", "assistant")
 RARE_ROLES = ("tool", "developer", "function")
 """Roles of chat formats that not every chat template knows."""
+
+SPECIAL = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+)
+"""The special tokens of the usual tokenizers."""
 
 # The messages of a row
 
@@ -90,7 +96,6 @@ _of_contents(
 )
 
 
-@row_check
 def check_prompt(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
     prompt = row.get("prompt")
     if prompt is None:

@@ -16,9 +16,10 @@ from treetune.environment import Contract, Kind, Stored, kind_of
 from treetune.errors import did_you_mean
 from treetune.rows.rule import RULE
 from treetune.validate.column_types import Places
-from treetune.validate.rules import WARNING, Fault, Report, RowCheck, Rule, row_check, show
+from treetune.validate.rules import WARNING, Fault, Report, Rule, show
 
 if TYPE_CHECKING:
+    from treetune.validate.files import RowCheck
     from treetune.validate.prefilter import Columns, Mask
 
 MAKE_NUMBERS = ("gsm8k_multi_turn",)
@@ -115,7 +116,6 @@ _of_truth(
 _of_truth("ground-truth-value", "a ground truth that some answer can match", "correct it", fixable=True)
 
 
-@row_check
 def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
     extra = row.get("extra_info", {})
     if not isinstance(extra, dict):

@@ -3,22 +3,17 @@
     Rule("rare-role", "system, user or assistant", "see whether your chat template knows it", severity=WARNING,
         reads=("prompt.role",), prefilter=have_odd_roles)
 
-A rule is one declaration, beside the code that finds what breaks it: a function that is given each row (`row_check`),
-or one of whole files. `treetune validate` reports by the names of rules, and the docs list them.
+A rule is one declaration, beside the code that finds what breaks it. `treetune validate` reports by the names of
+rules, and the docs list them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-
-from treetune.environment import Contract, contract_of
-from treetune.plugins import environments
-from treetune.rows.formats import format_named
 
 if TYPE_CHECKING:
     from treetune.validate.prefilter import Columns, Mask
@@ -26,11 +21,6 @@ if TYPE_CHECKING:
 SHOWN = 10
 """How many rows a finding names."""
 ADVICE = ", or `--fix OUT.parquet`"
-
-SPECIAL = re.compile(
-    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
-)
-"""The special tokens of the usual tokenizers."""
 
 
 class Severity(StrEnum):
@@ -65,51 +55,6 @@ RULES: dict[str, Rule] = {}
 
 Fault = tuple[str, str]
 """A rule, and what was found."""
-
-Check = Callable[[Mapping[str, Any], "RowCheck"], Iterator[Fault]]
-"""What is wrong with a row that has no nulls (see `arrow_values`); each rule comes once at the most."""
-
-_CHECKS: list[Check] = []
-
-
-def row_check(check: Check) -> Check:
-    """Declares what looks at each row."""
-    _CHECKS.append(check)
-    return check
-
-
-class RowCheck:
-    """What is wrong with one row: the one place that knows, for every kind of file.
-
-        check = RowCheck("skyrl")
-        list(check(row))   # [("ground-truth-type", "gsm8k reads text, this is a number: 42")]
-
-    `known`: ids of environments beside those that are registered here. `contents`: whether messages have theirs.
-    """
-
-    def __init__(
-        self, format: str, known: Collection[str] = (), *, contents: bool = True, special: re.Pattern[str] = SPECIAL
-    ) -> None:
-        self.format = format_named(format)
-        self.registered = environments.names()
-        self.known = {*self.registered, *known}
-        self.contents = contents
-        self.special = special
-        self._contracts: dict[str, Contract | None] = {}
-
-    def __call__(self, row: Mapping[str, Any]) -> Iterator[Fault]:
-        for check in _CHECKS:
-            yield from check(row, self)
-
-    def contract(self, env_class: str) -> Contract | None:
-        if env_class not in self._contracts:
-            self._contracts[env_class] = contract_of(env_class) if env_class in self.known else None
-        return self._contracts[env_class]
-
-    def has_turns(self, env_class: str) -> bool:
-        """Whether SkyRL plays an environment of this name for several turns."""
-        contract = self.contract(env_class) if self.format.has_environments else None
-        return contract is not None and contract.max_turns > 1
 
 
 def show(value: Any) -> str:

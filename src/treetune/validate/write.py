@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,7 +28,10 @@ from treetune.rows.sources import File, FileKind, HubName, Row, kind_of
 from treetune.rows.writing import write_file
 from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.validate.rules import RULES, SHOWN, Finding, Report, RowCheck, Severity
+from treetune.validate.rules import RULES, SHOWN, Finding, Report, Severity
+
+if TYPE_CHECKING:
+    from treetune.validate.files import RowCheck
 
 
 def write_tasks(
