@@ -1,7 +1,7 @@
 """How every sandbox of bubblewrap is separated, limited, started and ended: one-shot commands and shells alike.
 
     process = Process(launcher.hold_memory(limits, mounts, all_at_once=True))
-    process.spawn([bwrap, *isolate(...), *process.list_options(), "--", *command], stdin=0, stdout=1, stderr=2)
+    process.spawn([bwrap, *isolate(...), *process.list_options(), "--", *command], stdin, stdout, stderr)
     process.find_first()
     process.end()                           # nothing of it is left
 
@@ -72,6 +72,7 @@ CAUSES = {
     ),
 }
 """What bubblewrap or the kernel says, the first that fits: what it means, and what to do about it."""
+Stream = FileIO | socket.socket
 Closed = TypeVar("Closed", bound=contextlib.AbstractContextManager[Any])
 
 
@@ -144,8 +145,8 @@ class Process:
         reading, writing = os.pipe()
         return self.keep(FileIO(reading)), self.keep(FileIO(writing, "w"))
 
-    def make_file(self, content: bytes) -> FileIO:
-        """A file in memory for what is spawned, which can only read it."""
+    def make_file(self, content: bytes) -> int:
+        """The descriptor of a file in memory for what is spawned, which can only read it."""
         file = self.keep(FileIO(os.memfd_create("sandbox", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC), "w+"))
         left = memoryview(content)
         while left:
@@ -155,31 +156,32 @@ class Process:
         seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
         fcntl.fcntl(file.fileno(), fcntl.F_ADD_SEALS, seals)
         self._passed.append(file)
-        return file
+        return file.fileno()
 
     def list_options(self) -> list[str]:
         """Bubblewrap's options by which it reports here and refuses system calls."""
         self._passed.append(self._report)
         options = ["--json-status-fd", str(self._report.fileno())]
         if calls := build_filter():
-            options += ["--seccomp", str(self.make_file(calls).fileno())]
+            options += ["--seccomp", str(self.make_file(calls))]
         return options
 
-    def spawn(self, command: Sequence[str], *, stdin: int, stdout: int, stderr: int) -> None:
-        """Call it from a thread that outlives the sandbox: for `--die-with-parent` that thread is the parent."""
+    def spawn(self, command: Sequence[str], stdin: Stream, stdout: Stream, stderr: Stream) -> None:
+        """Its ends of the streams are closed here. Call it from a thread that outlives the sandbox: for
+        `--die-with-parent` that thread is the parent."""
         self._monitor = subprocess.Popen(
             command,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
+            stdin=stdin.fileno(),
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
             pass_fds=[file.fileno() for file in self._passed],
             cwd="/",
             # Nothing of ours: /proc/1/environ shows it, although bubblewrap clears it for the command.
             env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
             start_new_session=True,
         )
-        for file in self._passed:
-            file.close()
+        for end in (*self._passed, stdin, stdout, stderr):
+            end.close()
 
     def find_first(self) -> bool:
         """Take hold of the sandbox's first process and of its memory; False where it came to none."""

@@ -162,16 +162,10 @@ class _Run(bubblewrap.Process):
         rlimits = bubblewrap.list_rlimits(self._limits, own_processes=1)
         # In the units of `ulimit`.
         first = FIRST_PROCESS.format(**{**rlimits, "data": rlimits["data"] >> 10, "fsize": rlimits["fsize"] >> 9})
-        inside = [launcher.tools.setpriv, *DROP_CAPABILITIES, "--", *command]
+        inside = [launcher.tools["setpriv"], *DROP_CAPABILITIES, "--", *command]
         chain = _become_bubblewrap(launcher, user, staged, self.memory.entrance)
-        self.spawn(
-            [*chain, "--args", str(arguments.fileno()), "--", "sh", "-c", first, "sandbox", *inside],
-            stdin=stdin.fileno(),
-            stdout=stdout.fileno(),
-            stderr=stderr.fileno(),
-        )
-        for end in (stdin, stdout, stderr):
-            end.close()
+        whole = [*chain, "--args", str(arguments), "--", "sh", "-c", first, "sandbox", *inside]
+        self.spawn(whole, stdin, stdout, stderr)
 
     def is_ready(self) -> bool:
         """Wait for the first process, which waits for us; False where it did not start."""
@@ -274,17 +268,17 @@ def _write(pipe: FileIO, left: memoryview) -> memoryview:
 
 def _become_bubblewrap(launcher: Launcher, user: int | None, staged: bool, entrance: str | None) -> list[str]:
     """What becomes bubblewrap in the end, as the right user and in the cgroup."""
-    chain = [launcher.tools.bwrap]
+    chain = [launcher.tools["bwrap"]]
     if user is not None:
-        chain = [launcher.tools.setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", *chain]
+        chain = [launcher.tools["setpriv"], f"--reuid={user}", f"--regid={user}", "--clear-groups", *chain]
     if staged:
-        stage = [launcher.tools.unshare, "--mount", "--", "sh", "-c", STAGE, str(launcher.interpreter.prefix)]
+        stage = [launcher.tools["unshare"], "--mount", "--", "sh", "-c", STAGE, str(launcher.interpreter.prefix)]
         chain = [*stage, *chain]
     return chain if entrance is None else ["sh", "-c", ENTER, entrance, *chain]
 
 
 def _list_options(
-    interpreter: Interpreter, limits: SandboxLimits, contents: Mapping[str, FileIO], prefix_at: str | None
+    interpreter: Interpreter, limits: SandboxLimits, contents: Mapping[str, int], prefix_at: str | None
 ) -> list[str]:
     """`contents`: the files to write. `prefix_at`: where the host shows the interpreter's prefix, if elsewhere than
     inside."""
@@ -314,7 +308,7 @@ def _list_options(
     if interpreter.prefix is not None:
         given += ["--ro-bind", prefix_at or interpreter.prefix, interpreter.prefix]
     for path, file in contents.items():
-        given += ["--perms", "0644", "--file", str(file.fileno()), path]
+        given += ["--perms", "0644", "--file", str(file), path]
     return [*given, "--remount-ro", "/"]
 
 

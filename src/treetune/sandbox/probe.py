@@ -58,25 +58,17 @@ USERS = {
 }
 
 
-class Tools(msgspec.Struct, frozen=True):
-    """Programs of the host; `setpriv` also runs inside."""
-
-    bwrap: str
-    setpriv: str
-    unshare: str
-
-    @classmethod
-    def find(cls) -> Tools:
-        places = "/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin"
-        found = {name: shutil.which(name, path=places) for name in cls.__struct_fields__}
-        missing = [name for name, path in found.items() if path is None]
-        if missing:
-            package = "bubblewrap" if "bwrap" in missing else "util-linux"
-            raise SandboxUnavailable(
-                f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all",
-                remedy=f"apt-get install {package}, or the package of that name of your system",
-            )
-        return msgspec.convert(found, cls)
+def find_tools() -> dict[str, str]:
+    """The paths of the host's programs that start sandboxes; `setpriv` also runs inside."""
+    places = "/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin"
+    found = {name: shutil.which(name, path=places) for name in ("bwrap", "setpriv", "unshare")}
+    if missing := [name for name, path in found.items() if path is None]:
+        package = "bubblewrap" if "bwrap" in missing else "util-linux"
+        raise SandboxUnavailable(
+            f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all",
+            remedy=f"apt-get install {package}, or the package of that name of your system",
+        )
+    return {name: path for name, path in found.items() if path is not None}
 
 
 class Interpreter(msgspec.Struct, frozen=True):
@@ -111,7 +103,7 @@ class Launcher(msgspec.Struct, frozen=True):
     """What `probe` found to work here. Root becomes an ordinary user before it starts anything: a process limit never
     counts for root, and what is inside should not be root outside either."""
 
-    tools: Tools
+    tools: dict[str, str]
     interpreter: Interpreter
     becomes_user: bool
     """Treetune is root, and no sandbox should be."""
@@ -169,7 +161,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
             lines = [f"shell: {started}", USERS[self.launcher.users]]
             return "\n".join([*lines, f"why not more: {self.cause}"] if self.cause else lines)
         owner = "a user of its own for each run" if self.launcher.becomes_user else "the user that you are"
-        lines = [f"bubblewrap: {self.launcher.tools.bwrap}, {started}", f"python: {self.launcher.interpreter.path}"]
+        lines = [f"bubblewrap: {self.launcher.tools['bwrap']}, {started}", f"python: {self.launcher.interpreter.path}"]
         return "\n".join([*lines, f"runs as: {owner}", *(f"{limit}: {by}" for limit, by in self.enforced.items())])
 
 
@@ -210,7 +202,7 @@ def probe_as(user: int, interpreter: Interpreter, shell: bool) -> Capability:
 
 def _list_launchers(interpreter: Interpreter) -> Iterator[Launcher]:
     """What can hold a sandbox's memory, the best first."""
-    tools, becomes_user = Tools.find(), _may_become_user()
+    tools, becomes_user = find_tools(), _may_become_user()
     if (parent := CgroupParent.find()) is not None:
         yield Launcher(tools, interpreter, becomes_user, parent)
     yield Launcher(tools, interpreter, becomes_user)

@@ -298,25 +298,17 @@ class BubblewrapRuntime:
             "tmpfs": f"size={limits.disk_mb << 20},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
             "rlimits": bubblewrap.list_rlimits(limits, OUR_PROCESSES),
             "command": [
-                launcher.tools.bwrap,
+                launcher.tools["bwrap"],
                 *_list_options(launcher, limits, root),
                 *process.list_options(),
-                *("--", root.python, "-I", "-S", f"/proc/self/fd/{runner.fileno()}"),
+                *("--", root.python, "-I", "-S", f"/proc/self/fd/{runner}"),
             ],
         }
         plan_file = process.make_file(marshal.dumps(plan, MARSHAL))
         self._errors, complaints = process.make_pipe()
-        ours, theirs = socket.socketpair()
-        self._socket = process.keep(ours)
-        python = [launcher.interpreter.path, "-I", "-S", f"/proc/self/fd/{mounter.fileno()}"]
-        with theirs:
-            process.spawn(
-                [*python, str(plan_file.fileno()), MOUNT_MARK],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=complaints.fileno(),
-            )
-        complaints.close()
+        self._socket, theirs = map(process.keep, socket.socketpair())
+        python = [launcher.interpreter.path, "-I", "-S", f"/proc/self/fd/{mounter}"]
+        process.spawn([*python, str(plan_file), MOUNT_MARK], theirs, theirs, complaints)
 
     async def _begin(self) -> None:
         self.reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
