@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import os
 import sys
-from typing import NoReturn
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -22,14 +21,10 @@ def main(arguments: list[str] | None = None) -> None:
             sys.stdout.write('{"error": "interrupted", "interrupted": true}\n')
         sys.exit(130)
     code = run(arguments)
-    if "torch" in sys.modules:
-        _end(code)
-    sys.exit(code)
-
-
-def _end(code: int) -> NoReturn:
-    """Ends the process without taking the interpreter down: threads of torch now and then crash in that, and what went
-    well would look like a fault."""
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    # The interpreter is not taken down: threads of torch now and then crash in that, and what went well would look
+    # like a fault.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

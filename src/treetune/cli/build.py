@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from treetune import evaluation
 from treetune.cli import options
@@ -141,8 +141,7 @@ class Builder(NamedTuple):
     def _build(self, task: DatasetTaskset) -> Any:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         speed = TextColumn("{task.fields[speed]}")
-        bars: dict[str, Any] = {"console": self.screen, "transient": True, "disable": not self.screen.is_terminal}
-        with Progress(*columns, speed, TimeRemainingColumn(), **bars) as progress:
+        with self.screen.progress(*columns, speed, TimeRemainingColumn()) as progress:
             bar = progress.add_task(f"building {task.name}", total=None, speed="")
 
             def on_rows(done: int, total: int | None) -> None:
@@ -154,15 +153,8 @@ class Builder(NamedTuple):
 
 
 def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:
-    return {
-        "split": split,
-        "name": name,
-        "path": str(path),
-        "hit": hit,
-        "rows": sidecar.rows,
-        "dropped": sidecar.dropped,
-        "seconds": 0.0 if hit else sidecar.seconds,
-    }
+    figures = {"rows": sidecar.rows, "dropped": sidecar.dropped, "seconds": 0.0 if hit else sidecar.seconds}
+    return {"split": split, "name": name, "path": str(path), "hit": hit, **figures}
 
 
 def _report(entries: list[dict[str, Any]], format: str, screen: Screen, json: bool) -> None:

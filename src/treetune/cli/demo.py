@@ -145,15 +145,9 @@ def _train(screen: Screen, example: Path, folder: Path) -> dict[str, object]:
             shutil.copyfile(file, folder / file.name)
     script, results, log = folder / "train.py", folder / "results", folder / "training.log"
     screen.say(f"   {script}: a copy of examples/train_tiny; its warnings are in {log}")
-    command = [sys.executable, str(script), "--output", str(results)]
-    with (
-        log.open("w") as warnings,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=warnings, text=True) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            screen.say(f"   {line.rstrip()}")
-    if process.returncode:
-        raise TreetuneError(f"the training ended with {process.returncode}", remedy=f"read {log}")
+    with log.open("w") as warnings:
+        code = subprocess.run([sys.executable, script, "--output", results], stderr=warnings).returncode
+    if code:
+        raise TreetuneError(f"the training ended with {code}", remedy=f"read {log}")
     found: dict[str, object] = msgspec.json.decode((results / "seed-0.json").read_bytes())
     return {**found, "picture": str(results / "curve.svg")}

@@ -26,69 +26,47 @@ _COLOURS = {
 }
 
 
-def display_for(screen: Screen, evaluation: Evaluation, done: int) -> PlainDisplay:
-    return (LiveDisplay if screen.is_terminal else PlainDisplay)(screen, evaluation, done)
-
-
-class PlainDisplay:
-    """One line at the start and one every few seconds: for logs."""
+class Display:
+    """On a terminal, live: the overridden settings, a bar with mean reward and errors, the latest rollouts. Elsewhere,
+    for logs: a line at the start, one for each of the first errors, and one every few seconds."""
 
     def __init__(self, screen: Screen, evaluation: Evaluation, done: int) -> None:
         self._screen = screen
         self._total = _count_rollouts(evaluation)
         self._next = time.monotonic() + _PLAIN_SECONDS
-        self._begin(evaluation, done)
-
-    def _begin(self, evaluation: Evaluation, done: int) -> None:
-        settings = " ".join(f"{key}={value}" for key, value in evaluation.overridden().items())
-        self._screen.say(f"evaluating {settings}" + (f" ({done} rollouts done already)" if done else ""))
+        self._latest: deque[Text] = deque(maxlen=_LATEST)
+        state, times = TextColumn("{task.fields[state]}"), (TimeElapsedColumn(), TimeRemainingColumn())
+        self._progress = Progress(BarColumn(bar_width=None), MofNCompleteColumn(), state, *times, console=screen)
+        self._bar = self._progress.add_task("", total=self._total, completed=done, state="")
+        settings = evaluation.overridden()
+        table = make_table((Text(key, style="bold"), str(value)) for key, value in settings.items())
+        self._live = Live(
+            get_renderable=lambda: Group(table, self._progress, *self._latest), console=screen, refresh_per_second=8
+        )
+        if not screen.is_terminal:
+            begun = f" ({done} rollouts done already)" if done else ""
+            screen.say(f"evaluating {' '.join(f'{key}={value}' for key, value in settings.items())}{begun}")
 
     def __enter__(self) -> Self:
+        if self._screen.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        return None
+        if self._screen.is_terminal:
+            self._live.stop()
 
     def on_trace(self, trace: Trace, tally: Tally) -> None:
+        total, state = tally.expected or self._total, _state_line(tally)
+        if self._screen.is_terminal:
+            self._latest.append(rollout_line(trace))
+            self._progress.update(self._bar, completed=tally.rollouts, total=total, state=state)
+            return
         if not trace.outcome.scored and tally.errors <= 3:
             self._screen.say(rollout_line(trace).plain)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PLAIN_SECONDS
-            self._screen.say(f"{tally.rollouts}/{tally.expected or self._total or '?'} {_state_line(tally)}")
-
-
-class LiveDisplay(PlainDisplay):
-    """The overridden settings, one bar with mean reward and errors, the latest rollouts."""
-
-    def _begin(self, evaluation: Evaluation, done: int) -> None:
-        self._latest: deque[Text] = deque(maxlen=_LATEST)
-        self._progress = Progress(
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._screen,
-        )
-        self._bar = self._progress.add_task("", total=self._total, completed=done, state="")
-        settings = make_table((Text(key, style="bold"), str(value)) for key, value in evaluation.overridden().items())
-        self._live = Live(
-            get_renderable=lambda: Group(settings, self._progress, *self._latest),
-            console=self._screen,
-            refresh_per_second=8,
-        )
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._live.stop()
-
-    def on_trace(self, trace: Trace, tally: Tally) -> None:
-        self._latest.append(rollout_line(trace))
-        total = tally.expected or self._total
-        self._progress.update(self._bar, completed=tally.rollouts, total=total, state=_state_line(tally))
+            self._screen.say(f"{tally.rollouts}/{total or '?'} {state}")
 
 
 def _count_rollouts(evaluation: Evaluation) -> int | None:

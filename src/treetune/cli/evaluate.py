@@ -12,7 +12,7 @@ import typer
 
 from treetune import evaluation as evaluating
 from treetune.cli import options
-from treetune.cli.display import display_for, summary_table
+from treetune.cli.display import Display, summary_table
 from treetune.cli.hosts import ask_server, find_served, open_host, refuse_unservable, run_to_end
 from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
@@ -140,7 +140,7 @@ def _run(
             screen.say(f"scored again: {again.changed} of {again.after.rollouts} rewards changed")
         async with open_host(evaluation, policy, workers) as host:
             done = runner.resume() if resume else 0
-            with display_for(screen, evaluation, done) as display:
+            with Display(screen, evaluation, done) as display:
                 runner.on_trace = display.on_trace
                 await runner.run(host)
 

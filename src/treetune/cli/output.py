@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -69,6 +70,10 @@ class Screen(Console):
     def say(self, text: str, style: str | None = None) -> None:
         """Text as it is: no markup, and a long line is left to the terminal."""
         self.print(text, style=style, markup=False, soft_wrap=True)
+
+    def progress(self, *columns: ProgressColumn) -> Progress:
+        """A bar that goes away when the work is done; none where nobody watches."""
+        return Progress(*columns, console=self, transient=True, disable=not self.is_terminal)
 
 
 def make_table(rows: Iterable[Sequence[str | Text]], headings: Sequence[str] = (), right: Sequence[str] = ()) -> Table:

@@ -8,8 +8,9 @@ import signal
 import socket
 import sys
 import time
-from contextlib import AbstractAsyncContextManager
-from typing import Annotated, NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Annotated, Any
 
 import msgspec
 from rich.text import Text
@@ -65,16 +66,11 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
 
     found = asyncio.run(look())
     if json:
-        shown = [
-            {
-                **msgspec.to_builtins(server.entry),
-                "health": health.state,
-                "episodes": health.episodes,
-                "detail": health.detail,
-                "seconds_since_heard": round(server.age, 1),
-            }
-            for server, health in found
-        ]
+        shown = []
+        for server, health in found:
+            told: dict[str, Any] = {"health": health.state, "episodes": health.episodes, "detail": health.detail}
+            told["seconds_since_heard"] = round(server.age, 1)
+            shown.append({**msgspec.to_builtins(server.entry), **told})
         return print_json({"register": place, "servers": shown})
     screen = Screen()
     if not found:
@@ -82,16 +78,12 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
     rows = []
     for server, health in found:
         entry = server.entry
-        rows.append(
-            (
-                _clean(entry.name),
-                _clean(" ".join(filter(None, [entry.url, entry.zmq]))),
-                "endless" if entry.num_tasks is None else f"{entry.num_tasks:,}",
-                "" if health.episodes is None else f"{health.episodes:,}",
-                Text(health.state, style=_COLOURS[health.state]),
-                _clean(", ".join(filter(None, ["needs a token" if entry.needs_token else "", health.detail]))),
-            )
-        )
+        addresses = " ".join(filter(None, [entry.url, entry.zmq]))
+        tasks = "endless" if entry.num_tasks is None else f"{entry.num_tasks:,}"
+        episodes = "" if health.episodes is None else f"{health.episodes:,}"
+        state = Text(health.state, style=_COLOURS[health.state])
+        detail = ", ".join(filter(None, ["needs a token" if entry.needs_token else "", health.detail]))
+        rows.append((_clean(entry.name), _clean(addresses), tasks, episodes, state, _clean(detail)))
     table = make_table(rows, ("name", "address", "tasks", "episodes", "health", ""))
     table.columns[1].no_wrap = True  # an address that is cut is none
     return screen.print(table)
@@ -106,20 +98,26 @@ def _open_register(place: str, *, make: bool = True) -> serve.Register:
     return serve.open_register(place, os.environ.get("TREETUNE_REGISTER_TOKEN") or None, make=make)
 
 
-class Registration(NamedTuple):
-    """Where a server registers, and as what."""
+def open_registration(
+    place: str | None, advertise: str | None
+) -> Callable[[serve.EnvServer, Info], AbstractAsyncContextManager[None]]:
+    """What keeps a server in a register while it runs, as `serve --register` and `--advertise` ask for."""
+    if not place:
+        if advertise is not None:
+            raise UsageError("--advertise is for a register", remedy="pass --register too, or set TREETUNE_SERVERS")
+        return lambda server, info: nullcontext()
+    try:
+        msgspec.convert({"id": "a", "name": "", "url": advertise}, serve.ServerEntry)
+    except msgspec.ValidationError:
+        raise UsageError(f"{advertise!r} is no address", remedy="write http://HOST:PORT, without a password") from None
+    register = _open_register(place)
 
-    register: serve.Register
-    advertise: str | None
-    """The http address to be there under, where it is not the one that it listens on."""
-
-    def keep(self, server: serve.EnvServer, info: Info) -> AbstractAsyncContextManager[None]:
-        """Keeps the server in the register while it runs."""
+    def keep(server: serve.EnvServer, info: Info) -> AbstractAsyncContextManager[None]:
         addresses = {name: serve.name_public_address(address) for name, address in server.addresses.items()}
         entry = serve.ServerEntry(
             id=serve.make_id(),
             name=info.name[:300],
-            url=self.advertise or addresses.get("http"),
+            url=advertise or addresses.get("http"),
             zmq=addresses.get("zmq"),
             server_key=server.public_key.decode() if server.public_key is not None else None,
             num_tasks=info.num_tasks,
@@ -128,17 +126,6 @@ class Registration(NamedTuple):
             pid=os.getpid(),
             started=time.time(),
         )
-        return serve.stay_registered(self.register, entry)
+        return serve.stay_registered(register, entry)
 
-
-def open_registration(place: str | None, advertise: str | None) -> Registration | None:
-    """What `serve --register` and `--advertise` ask for."""
-    if not place:
-        if advertise is not None:
-            raise UsageError("--advertise is for a register", remedy="pass --register too, or set TREETUNE_SERVERS")
-        return None
-    try:
-        msgspec.convert({"id": "a", "name": "", "url": advertise}, serve.ServerEntry)
-    except msgspec.ValidationError:
-        raise UsageError(f"{advertise!r} is no address", remedy="write http://HOST:PORT, without a password") from None
-    return Registration(_open_register(place), advertise)
+    return keep

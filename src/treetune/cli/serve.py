@@ -19,7 +19,7 @@ from treetune.cli import options
 from treetune.cli.hosts import refuse_unservable
 from treetune.cli.options import TASKS, option, read_overrides, without_none
 from treetune.cli.output import print_json
-from treetune.cli.register import Registration, open_registration
+from treetune.cli.register import open_registration
 from treetune.config import convert
 from treetune.episode import Limits
 from treetune.errors import UsageError
@@ -104,7 +104,7 @@ def serve_command(
     if http is not None:
         times = {"idle_seconds": episode_idle, "deadline_seconds": episode_deadline}
         doors.append(serve.HttpDoor(_config(serve.HttpConfig, address=http, max_episodes=max_episodes, **times)))
-    registration = open_registration(register, advertise)
+    keep_registered = open_registration(register, advertise)
     kept = {"state": state, "key_file": key_file, "accept_changes": accept_changes}
     config = _config(serve.ServerConfig, capacity=capacity, drain_seconds=drain, **kept)
     access = serve.Access(token=token or None, curve_key=curve_key, open=open_access)
@@ -121,7 +121,7 @@ def serve_command(
         server: serve.EnvServer = serve.EnvServerPool(taskset, config, models, pool, loaded, doors=doors)
     else:
         server = serve.EnvServer(taskset, config, models, doors=doors)
-    uvloop.run(_serve(server, json, registration))
+    uvloop.run(_serve(server, json, keep_registered))
     return 0
 
 
@@ -130,7 +130,7 @@ def _config(struct: type[T], **settings: Any) -> T:
     return convert(without_none(settings), struct, source="the options")
 
 
-async def _serve(server: serve.EnvServer, json: bool, registration: Registration | None) -> None:
+async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> None:
     asked = asyncio.Event()
 
     def stop() -> None:
@@ -161,7 +161,7 @@ async def _serve(server: serve.EnvServer, json: bool, registration: Registration
         found = {"address": at.get("zmq", ""), "http": at.get("http"), "pid": os.getpid(), "server_key": key}
         print_json({**found, "metrics": at.get("metrics")})
     reporter = asyncio.create_task(_report(server))
-    async with registration.keep(server, info) if registration is not None else contextlib.nullcontext():
+    async with keep_registered(server, info):
         await asked.wait()
         reporter.cancel()
         await server.stop()

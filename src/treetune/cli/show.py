@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +14,8 @@ from treetune.cli.hosts import ask_server, find_served
 from treetune.cli.options import TASKS, Json, Split, Target, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import Screen, print_json
 from treetune.config import to_plain
-from treetune.errors import MissingExtraError, user_code
+from treetune.errors import user_code
+from treetune.rows.prompt_lengths import load_tokenizer
 from treetune.target import build_taskset, read_target
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -38,13 +38,14 @@ def show_command(
     data = read_target(target, overrides, split)
     evaluation.refuse_unknown_keys(data, target)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
-    render = _load_renderer(tokenizer) if tokenizer else None
+    chat = load_tokenizer(tokenizer) if tokenizer else None
     tasks, golds = asyncio.run(_draw(taskset, num_tasks))
     shown = []
     for task, gold in zip(tasks, golds, strict=True):
         entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "gold": gold}
-        if render is not None and task.messages:
-            entry["rendered"], entry["prompt_tokens"] = render(task.messages)
+        if chat is not None and task.messages:
+            text = chat.apply_chat_template(task.messages, add_generation_prompt=True, tokenize=False)
+            entry |= {"rendered": text, "prompt_tokens": len(chat(text, add_special_tokens=False)["input_ids"])}
         shown.append(entry)
     if json:
         return print_json({"taskset": taskset.name, "infinite": taskset.INFINITE, "tasks": shown})
@@ -77,17 +78,3 @@ def _as_text(value: Any) -> str:
     if isinstance(value, list):
         return "".join(f"\n{number}. {item}" for number, item in enumerate(value, 1))
     return str(value)
-
-
-def _load_renderer(tokenizer: str) -> Callable[[list[dict[str, Any]]], tuple[str, int]]:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise MissingExtraError.of("transformers", "local") from None
-    loaded = AutoTokenizer.from_pretrained(tokenizer)
-
-    def render(messages: list[dict[str, Any]]) -> tuple[str, int]:
-        text = loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return text, len(loaded(text, add_special_tokens=False)["input_ids"])
-
-    return render

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 
 from treetune import evaluation
 from treetune.cli import options
@@ -99,7 +99,8 @@ def validate_command(
         _refuse_output(fix, force, targets, val or [])
     rules: dict[str, Any] = {"format": format, "environments": env or []}
     lengths = Lengths(tokenizer, max_prompt_length or MAX_PROMPT_LENGTH) if tokenizer is not None else None
-    return _validate_files(targets, val or [], rules, quick, lengths, bool(gold), fix, json)
+    checks = {"validation": val or [], "lengths": lengths, "quick": quick}
+    return _validate_files(targets, checks, rules, bool(gold), fix, json)
 
 
 def _refuse_output(fix: Path, force: bool, targets: list[str], val: list[str]) -> None:
@@ -114,29 +115,18 @@ def _refuse_output(fix: Path, force: bool, targets: list[str], val: list[str]) -
 
 
 def _validate_files(
-    targets: list[str],
-    val: list[str],
-    rules: dict[str, Any],
-    quick: bool,
-    lengths: Lengths | None,
-    gold: bool,
-    fix: Path | None,
-    json: bool,
+    targets: list[str], checks: dict[str, Any], rules: dict[str, Any], gold: bool, fix: Path | None, json: bool
 ) -> int:
+    """`checks` are for `validate` alone, `rules` for writing what was fixed too."""
     screen = Screen(json)
-    bars: dict[str, Any] = {"console": screen, "transient": True, "disable": not screen.is_terminal}
-    with Progress(TextColumn("checking {task.completed:,} rows"), TimeElapsedColumn(), **bars) as progress:
+    with screen.progress(TextColumn("checking {task.completed:,} rows"), TimeElapsedColumn()) as progress:
         bar = progress.add_task("", total=None)
-
-        def on_rows(done: int) -> None:
-            progress.update(bar, completed=done)
-
-        report = validate(targets, validation=val, lengths=lengths, on_rows=on_rows, quick=quick, **rules)
-    training, held_out = split_files(targets, val)
+        report = validate(targets, on_rows=lambda done: progress.update(bar, completed=done), **checks, **rules)
+    training, held_out = split_files(targets, checks["validation"])
     if gold:
         from treetune.validate.gold import check_gold
 
-        with Progress(**bars) as progress:
+        with screen.progress() as progress:
             bar = progress.add_task("trying gold answers", total=report.rows)
             batches = read_batches([*training, *held_out])
             asyncio.run(check_gold(batches, rules["format"], report, lambda: progress.advance(bar)))
@@ -179,7 +169,7 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
         run = evaluation.RunFolder.create(path, evaluation.CHECKS, validation)
     screen = Screen(json)
     checker = evaluation.TasksetChecker(validation, run)
-    with run, Progress(console=screen, disable=not screen.is_terminal, transient=True) as progress:
+    with run, screen.progress() as progress:
         bar = progress.add_task("checking", total=config.num_tasks)
         interrupted = not run_to_end(checker.run(lambda: progress.advance(bar)))
     summary = checker.summary()

@@ -85,17 +85,13 @@ class Validation(Configured):
     config: ValidateConfig
 
 
-def read_evaluation(
-    data: Mapping[str, Any], raw: Mapping[str, str] | None = None, source: str = "config"
-) -> Evaluation:
+def read_evaluation(data: Mapping[str, Any], raw: Mapping[str, str] = {}, source: str = "config") -> Evaluation:
     """A typed evaluation from plain values; one error names every fault, the taskset's included."""
-    return Evaluation(*_read(data, EvalConfig, raw or {}, source))
+    return Evaluation(*_read(data, EvalConfig, raw, source))
 
 
-def read_validation(
-    data: Mapping[str, Any], raw: Mapping[str, str] | None = None, source: str = "config"
-) -> Validation:
-    return Validation(*_read(data, ValidateConfig, raw or {}, source))
+def read_validation(data: Mapping[str, Any], raw: Mapping[str, str] = {}, source: str = "config") -> Validation:
+    return Validation(*_read(data, ValidateConfig, raw, source))
 
 
 def _read(
