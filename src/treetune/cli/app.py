@@ -60,8 +60,7 @@ def make_app(verb: str | None) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, help=about, no_args_is_help=True)
         else:
-            lenient = name in OVERRIDABLE
-            settings = {"allow_extra_args": lenient, "ignore_unknown_options": lenient}
+            settings = dict.fromkeys(("allow_extra_args", "ignore_unknown_options"), name in OVERRIDABLE)
             app.command(name, context_settings=settings)(command)
     return app
 

@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
 def build_command(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="A YAML file with train_tasks and val_tasks (a hydra recipe will do), an id, config.yaml, "
-            "file.py:Name, module:Name, or rows: a file, a folder or a hub name."
-        ),
-    ],
+    target: Annotated[str, typer.Argument(help="YAML with train_tasks and val_tasks (hydra's too), or any TARGET.")],
     format: options.Format = "verl",
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Build again what is cached.", "--force")] = False,
@@ -45,7 +39,7 @@ def build_command(
     json: Json = False,
 ) -> None:
     """Build any tasks into a trainer's rows, in cached parquet, and print where they are; for SkyRL, also the overrides
-    that make it train on them.
+    that make it train on them. A TARGET is an id, config.yaml, file.py:Name, module:Name, or rows.
 
     Keys are overridden with dots: --train_tasks[0].max_rows 100, --taskset.level 2. Of a YAML file with train_tasks and
     val_tasks only these are looked at, so a trainer's own config can hold them.
@@ -189,14 +183,10 @@ def convert_command(
         ),
     ],
     to: Annotated[str, option("verl, skyrl or trl.", "--to", metavar="FORMAT")],
-    from_: Annotated[
-        str | None, option("The format of IN; else told by its columns.", "--from", metavar="FORMAT")
-    ] = None,
+    from_: Annotated[str | None, option("The format of IN, else told by its columns.", "--from")] = None,
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,
-    check: Annotated[
-        bool, option("Write nothing that `treetune validate` calls an error.", "--check/--no-check")
-    ] = True,
+    check: Annotated[bool, option("Write nothing that `validate` calls an error.", "--check/--no-check")] = True,
     json: Json = False,
 ) -> None:
     """Write the tasks of IN to OUT as a trainer's rows. Nothing is lost: converted back, they are equal."""

@@ -59,9 +59,7 @@ def show_command(
 
 @cache_app.command("prune")
 def prune_command(
-    older_than: Annotated[
-        float | None, option("What was not used for so many days.", "--older-than", metavar="DAYS", min=0)
-    ] = None,
+    older_than: Annotated[float | None, option("What was not used for so many days.", metavar="DAYS", min=0)] = None,
     all: Annotated[bool, option("Everything.", "--all")] = False,
     damaged: Annotated[bool, option("What is damaged, or left by a killed build.", "--damaged")] = False,
     cache_dir: CacheDir = None,

@@ -27,8 +27,7 @@ def eval_command(
     context: typer.Context,
     target: Annotated[str | None, typer.Argument(help=f"{TARGET} Absent with --resume -o DIR.")] = None,
     model: Annotated[
-        str | None,
-        option("scripted:gold, scripted:p=0.5, local:PATH, or a model behind --endpoint.base_url.", "-m", "--model"),
+        str | None, option("scripted:gold, local:PATH, or a model at --endpoint.base_url.", "-m", "--model")
     ] = None,
     num_tasks: options.NumTasks = None,
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,

@@ -35,12 +35,8 @@ NEXT_STEPS = {
 def init_command(
     name: Annotated[str, typer.Argument(help="The name of the new taskset, such as colour-names.")],
     folder: Annotated[Path, option("Where the new folder goes.", "-o", "--output")] = Path("."),
-    dataset: Annotated[
-        bool, option("A script that writes train.parquet and validation.parquet for SkyRL.", "--dataset")
-    ] = False,
-    server: Annotated[
-        bool, option("A package to install and serve, with a Dockerfile, to share with others.", "--server")
-    ] = False,
+    dataset: Annotated[bool, option("A script that writes parquet files for SkyRL.", "--dataset")] = False,
+    server: Annotated[bool, option("A package to install and serve, with a Dockerfile.", "--server")] = False,
 ) -> None:
     """Scaffold a taskset with a test that passes and a config; with --dataset, a script that makes a dataset; with
     --server, a package that others install, serve, or run as a container."""

@@ -21,15 +21,9 @@ from treetune.target import NEEDS_TASKS, taskset_class
 
 
 def list_command(
-    name: Annotated[
-        str | None, typer.Argument(help="A taskset: show what its config takes. With --servers: a register.")
-    ] = None,
-    servers: Annotated[
-        bool, option("The running servers in a register, a folder or URL (default: TREETUNE_SERVERS).", "--servers")
-    ] = False,
-    matrix: Annotated[
-        bool, option("What works where: targets by verbs, kinds of tasks by trainers.", "--matrix")
-    ] = False,
+    name: Annotated[str | None, typer.Argument(help="A taskset, for its keys; with --servers, a register.")] = None,
+    servers: Annotated[bool, option("The servers in a register (TREETUNE_SERVERS).", "--servers")] = False,
+    matrix: Annotated[bool, option("What works where: targets, tasks, verbs, trainers.", "--matrix")] = False,
     timeout: Annotated[float, option("Seconds that each of the --servers has to answer.", min=0.01)] = 2.0,
     json: Json = False,
 ) -> None:

@@ -25,10 +25,8 @@ _COLOURS = {"ok": "green", "stopping": "yellow", "elsewhere": "yellow", "no answ
 
 
 def register_command(
-    http: Annotated[str, option("Where it listens: HOST:PORT, or :PORT.", "--http")] = ":5050",
-    token: Annotated[
-        str | None, option("Without it nothing is told or taken.", envvar="TREETUNE_REGISTER_TOKEN")
-    ] = None,
+    http: Annotated[str, option("Where it listens: HOST:PORT, or :PORT.")] = ":5050",
+    token: Annotated[str | None, option("Who asks must give it.", envvar="TREETUNE_REGISTER_TOKEN")] = None,
     open_access: OpenAccess = False,
     json: JsonWhenReady = False,
 ) -> int:

@@ -34,50 +34,37 @@ T = TypeVar("T")
 def serve_command(
     context: typer.Context,
     target: options.TasksTarget,
-    zmq: Annotated[
-        str | None,
-        option("Where the pull server listens (tcp://127.0.0.1:5555, or nowhere with --http); port 0: a free one."),
-    ] = None,
+    zmq: Annotated[str | None, option("The pull server's address (tcp://127.0.0.1:5555, unless --http).")] = None,
     http: Annotated[str | None, option("Where the HTTP episode server listens: HOST:PORT, or :PORT.")] = None,
     port: Annotated[int | None, option("Short for --http :PORT.", min=0, max=65535)] = None,
     max_episodes: Annotated[int | None, option("HTTP episodes that live at once (1024); beyond it: 429.")] = None,
     episode_idle: Annotated[float | None, option("Seconds until an HTTP episode nobody steps is closed (300).")] = None,
     episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
     model: Annotated[
-        list[str] | None, option("Who answers; the first where a request names none. May be repeated.", "-m", "--model")
+        list[str] | None, option("Who answers; repeatable, the first is the default.", "-m", "--model")
     ] = None,
-    allow_endpoint: Annotated[
-        list[str] | None, option("An address that requests may name, such as a trainer's inference server.")
-    ] = None,
+    allow_endpoint: Annotated[list[str] | None, option("A model server that requests may name. Repeatable.")] = None,
     workers: Annotated[int, option("Worker processes; 0: all in one process.", "-w", "--workers", min=0)] = 0,
     max_workers: Annotated[int | None, option("Up to how many when there is much to do.")] = None,
     engine: Annotated[str, option("Where workers run: processes, or ray.")] = "processes",
-    capacity: Annotated[
-        int | None, option("Rollouts and episodes at once, else `busy` (512, or --max-episodes where that is more).")
-    ] = None,
+    capacity: Annotated[int | None, option("Rollouts and episodes at once (512, or --max-episodes).")] = None,
     state: Annotated[Path | None, option("A folder for cursors and the key: the server goes on after a crash.")] = None,
     accept_changes: Annotated[bool, option("Go on with a --state of other tasks.")] = False,
     key_file: Annotated[Path | None, option("The key of the tasks' seals; made if absent.")] = None,
     token: Annotated[str | None, option("Without it only `health` is answered.", envvar="TREETUNE_TOKEN")] = None,
-    curve_key: Annotated[
-        Path | None, option("Encrypt connections with the key in this file, made where there is none.")
-    ] = None,
+    curve_key: Annotated[Path | None, option("Encrypt connections by the key in this file, made if absent.")] = None,
     open_access: options.OpenAccess = False,
     metrics: Annotated[str | None, option("Show figures to Prometheus at HOST:PORT.")] = None,
     drain: Annotated[float | None, option("Seconds that work under way may take to end on SIGTERM (30).")] = None,
-    register: Annotated[
-        str | None, option("Where `treetune list --servers` finds it: a folder, or a URL.", envvar="TREETUNE_SERVERS")
-    ] = None,
-    advertise: Annotated[
-        str | None,
-        option("The http address to register, if others see it under another one.", envvar="TREETUNE_ADVERTISE"),
-    ] = None,
+    register: Annotated[str | None, option("A register: a folder or a URL.", envvar="TREETUNE_SERVERS")] = None,
+    advertise: Annotated[str | None, option("Its http address for others.", envvar="TREETUNE_ADVERTISE")] = None,
     split: options.Split = None,
     trust: options.Trust = False,
     json: options.JsonWhenReady = False,
 ) -> int:
     """Serve a taskset: clients pull tasks in its order, and have rollouts run here; or play its episodes over HTTP.
 
+    `treetune list --servers` finds it in the --register, under the address of --advertise where that is another one.
     Keys of the config are set with dots: --taskset.shuffle.seed 0, --limits.timeout 600,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """

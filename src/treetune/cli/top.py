@@ -21,13 +21,9 @@ from treetune.target import is_server, load_taskset
 
 
 def top_command(
-    address: Annotated[
-        str, typer.Argument(help="The address of a `treetune serve`: tcp://127.0.0.1:5555, http://127.0.0.1:5000.")
-    ],
+    address: Annotated[str, typer.Argument(help="A running server: tcp://127.0.0.1:5555, http://127.0.0.1:5000.")],
     token: Token = None,
-    server_key: Annotated[
-        str | None, option("The public key of an encrypted server.", envvar="TREETUNE_SERVER_KEY")
-    ] = None,
+    server_key: Annotated[str | None, option("The key of an encrypted server.", envvar="TREETUNE_SERVER_KEY")] = None,
     once: Annotated[bool, option("Show it once and end.", "--once")] = False,
     every: Annotated[float, option("Seconds between two looks.")] = 1.0,
     deadline: Annotated[float, option("Seconds to wait for an answer.")] = 10.0,

@@ -43,14 +43,10 @@ def validate_command(
     num_tasks: options.NumTasks = None,
     max_concurrent: options.MaxConcurrent = None,
     split: options.Split = None,
-    gold: Annotated[
-        bool | None, option("Run each row or task with its gold answer, rows with wrong ones too (tasksets: yes).")
-    ] = None,
+    gold: Annotated[bool | None, option("Try gold answers, and wrong ones on rows (tasksets: yes).")] = None,
     output: options.Output = None,
     resume: options.Resume = False,
-    val: Annotated[
-        list[str] | None, option("Files: validation files, which must share no prompt with the others. Repeatable.")
-    ] = None,
+    val: Annotated[list[str] | None, option("Files: validation files; they may share no prompt.")] = None,
     env: Annotated[list[str] | None, option("Files: an environment that is registered elsewhere. Repeatable.")] = None,
     format: Annotated[str | None, option("Files: skyrl, verl or trl, if their columns do not tell.")] = None,
     quick: Annotated[bool, option("Files: only the rules that need no contents.", "--quick")] = False,

@@ -11,6 +11,7 @@ import asyncio
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from treetune.errors import TasksetError, TreetuneError, first_of
@@ -90,10 +91,9 @@ class Runner:
 
     def _grouped(self, trace: Trace) -> bool:
         """Whether its reward hangs on the other rollouts of its task."""
-        try:
+        with suppress(TasksetError):  # a task that the taskset no longer has
             return self._taskset.scores_group_of(trace.task)
-        except TasksetError:  # a task that the taskset no longer has
-            return False
+        return False
 
     async def run(self, host: Host) -> Summary:
         """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
