@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from treetune import build_taskset
+from treetune import build_taskset, load_taskset
 from treetune.errors import ConfigError, PluginError, UsageError
 from treetune.files import with_imports
 from treetune.plugins import load_object
@@ -203,3 +203,27 @@ def test_a_parser_that_another_thread_confuses_is_asked_again(tmp_path, monkeypa
 
     monkeypatch.setattr(ast, "parse", confused)
     assert [file.name for file in with_imports(tmp_path / "main.py")] == ["main.py", "beside.py"]
+
+
+def test_keys_that_a_config_declares_as_files_or_code_are_found_beside_the_yaml(tmp_path, monkeypatch):
+    (tmp_path / "words.py").write_text(
+        "from treetune import Task, Taskset, TasksetConfig\n"
+        "from treetune.config import CodeName, FileName\n"
+        "class Config(TasksetConfig, frozen=True, kw_only=True):\n"
+        "    lists: list[FileName] = []\n    keep: CodeName | None = None\n    plain: str = ''\n"
+        "class Words(Taskset[Task, Config]):\n    def load_tasks(self): return [Task(prompt='a')]\n"
+    )
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "rule.py").write_text("def keep(row): return True\n")
+    (tmp_path / "config.yaml").write_text(
+        "taskset: {id: 'words.py:Words', lists: [a.txt, nowhere.txt], keep: 'rule.py:keep', plain: a.txt}\n"
+    )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    taskset = load_taskset(str(tmp_path / "config.yaml"))
+    config = taskset.config
+    assert (config.lists, config.plain) == ([str(tmp_path / "a.txt"), "nowhere.txt"], "a.txt")
+    assert config.keep == f"{tmp_path / 'rule.py'}:keep"
+    before = taskset_fingerprint(taskset)
+    (tmp_path / "rule.py").write_text("def keep(row): return False\n")
+    assert before.differences(taskset_fingerprint(taskset)) == ["code of Words changed"]

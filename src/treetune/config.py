@@ -98,16 +98,16 @@ def with_overrides(
 def dump_yaml(data: Mapping[str, Any]) -> str:
     import yaml
 
-    return str(yaml.safe_dump(_escaped(dict(data)), sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(_escape(dict(data)), sort_keys=False, allow_unicode=True))
 
 
-def _escaped(value: Any) -> Any:
+def _escape(value: Any) -> Any:
     """Text as it must be written for `load_yaml` to read the same: a literal `${` would be an interpolation."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, Mapping):
-        return {key: _escaped(item) for key, item in value.items()}
-    return [_escaped(item) for item in value] if isinstance(value, list) else value
+        return {key: _escape(item) for key, item in value.items()}
+    return [_escape(item) for item in value] if isinstance(value, list) else value
 
 
 def convert(
@@ -135,7 +135,7 @@ def convert(
             try:
                 values[key] = _value(value, hints[key], (raw or {}).get(here))
             except msgspec.ValidationError as error:
-                faults.append((here, _plainly(str(error), value, hints[key])))
+                faults.append((here, _explain(str(error), value, hints[key])))
     missing = [name for name, field in known.items() if field.required and name not in data]
     faults += [(f"{inside}{name}", "is required") for name in missing]
     try:
@@ -257,7 +257,7 @@ _SPELLINGS = {
 """How a value of each type is written in YAML."""
 
 
-def _plainly(problem: str, value: Any, hint: Any) -> str:
+def _explain(problem: str, value: Any, hint: Any) -> str:
     if problem.startswith("Invalid enum value") and (choices := _choices(hint)):
         near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
         return f"expected one of {', '.join(map(str, choices))}, got {value!r:.60}{near}"

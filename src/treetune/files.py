@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import inspect
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -77,6 +76,8 @@ def own_files(cls: type) -> list[Path]:
 
 def code_hash(classes: Iterable[type]) -> str | None:
     """Over the files that define classes; None where one has no file."""
+    import inspect  # only where a class is asked about
+
     try:
         return hash_files(Path(inspect.getsourcefile(cls) or "") for cls in classes)
     except (OSError, TypeError):

@@ -58,7 +58,7 @@ class _Sources(Taskset[Task, ConfigT]):
         task: Task = self.sources[source][position]
         return task
 
-    def _placed(self, task: Task, position: int) -> Task:
+    def _set_position(self, task: Task, position: int) -> Task:
         # The source has checked its own type already.
         return msgspec.structs.replace(task, idx=position)
 

@@ -39,7 +39,7 @@ def locate(index: int, count: int, seed: int | None = None) -> tuple[int, int]:
     return epoch, _permute(offset, count, _round_keys(seed, epoch))
 
 
-def checked_index(index: object) -> int:
+def read_index(index: object) -> int:
     """An index as a number; refused where no task can have it."""
     try:
         number = operator.index(index)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from treetune.errors import ResumeError, TasksetError, UsageError, user_code
-from treetune.order import LAST, checked_index
+from treetune.order import LAST, read_index
 from treetune.score import finite
 from treetune.target import Fingerprint, taskset_fingerprint
 from treetune.task import Task, digest
@@ -217,7 +217,7 @@ class Streams:
 
     def check_index(self, index: int) -> None:
         """Refuses an index that no task can be made for."""
-        checked_index(index)
+        read_index(index)
         if self.sequential:
             problem = f"{self.taskset.name} is only a generator: it has no task at an index of your choice"
             raise UsageError(problem, remedy="sample without an index, or write task_at(index)")

@@ -64,7 +64,7 @@ def read_target(
         if "taskset" not in data:
             node = plugins.load_object(plugins.builtin("DECLARED_NODE"))(data, target, split, usual, of_lists)
             return with_overrides({"taskset": node}, rest, source=target)
-        data["taskset"] = located(data["taskset"], [Path(target).expanduser().resolve().parent])
+        data["taskset"] = find_files(data["taskset"], [Path(target).expanduser().resolve().parent])
     else:
         data = {"taskset": _node_of(target)}
     if of_lists:
@@ -199,7 +199,7 @@ def custom_class(node: Any, path: str) -> type:
     return cls
 
 
-def located(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]] | None = None) -> Any:
+def find_files(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]] | None = None) -> Any:
     """A node whose files and code are looked for in `folders`: its class, and the keys that the config of that class
     declares as `FileName` or `CodeName`. `usual` is the class of a node that names none."""
     if isinstance(node, str):
@@ -213,7 +213,7 @@ def located(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]] |
     if isinstance(custom, Mapping) and isinstance(custom.get("path"), str):
         found["custom_cls"] = {**custom, "path": plugins.absolute_path(custom["path"].removeprefix("file://"), folders)}
     if isinstance(node.get("sources"), list):
-        found["sources"] = [located(source, folders) for source in node["sources"]]
+        found["sources"] = [find_files(source, folders) for source in node["sources"]]
     try:
         cls = taskset_class(found) or usual
     except TreetuneError:  # reported when it is made

@@ -209,7 +209,7 @@ class Taskset(Generic[TaskT, ConfigT]):
     def __getitem__(self, position: int) -> TaskT:
         """The task at a position in load order."""
         if type(position) is not int or position < 0:
-            position = order.checked_index(position)
+            position = order.read_index(position)
         try:
             task = self.task_at(position)
         except TreetuneError:
@@ -218,17 +218,17 @@ class Taskset(Generic[TaskT, ConfigT]):
             raise self._missing(position, f"task_at({position}) failed: {described(error)}") from error
         except Exception as error:
             raise TasksetError(f"{self.name}.task_at({position}) failed: {described(error)}") from error
-        return self._placed(task, position)
+        return self._set_position(task, position)
 
     def __iter__(self) -> Iterator[TaskT]:
         """All tasks in load order, built one by one."""
         with user_code(f"{self.name}.load_tasks()"):
             for position, task in enumerate(self.load_tasks()):
-                yield self._placed(task, position)
+                yield self._set_position(task, position)
 
     def at(self, index: int) -> TaskT:
         """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
-        return self[self.position_at(order.checked_index(index), self._size())]
+        return self[self.position_at(order.read_index(index), self._size())]
 
     def position_at(self, index: int, count: int | None) -> int:
         """Where in load order the task lies that comes at `index` of the order; `count` is what `count()` says."""
@@ -342,7 +342,7 @@ class Taskset(Generic[TaskT, ConfigT]):
                     return task
         raise self._missing(index, f"it ended after {self._read} tasks")
 
-    def _placed(self, task: TaskT, position: int) -> TaskT:
+    def _set_position(self, task: TaskT, position: int) -> TaskT:
         if type(task) is not self.task_type:
             kind = type(task).__name__
             declare = f"declare it: class {type(self).__name__}(Taskset[{kind}, ...])"

@@ -24,7 +24,7 @@ from treetune.datasets.taskset import DatasetTaskset, unknown_environment
 from treetune.errors import ConfigError, Faults, TreetuneError, check_all, gather_faults
 from treetune.plugins import environments, file_of, tasksets
 from treetune.rows.sources import check_loading
-from treetune.target import build_taskset, custom_class, located, names_class
+from treetune.target import build_taskset, custom_class, find_files, names_class
 
 LISTS = ("train_tasks", "val_tasks")
 
@@ -253,7 +253,7 @@ def _keep_text(
 ) -> dict[str, Any]:
     """An entry with its files found and each override as it was given: its files not looked for, and text where its key
     is text, though YAML might read it otherwise (`Q: {question}`). A class's own key is text where the file's is."""
-    found: dict[str, Any] = located(node, folders, DatasetTaskset)
+    found: dict[str, Any] = find_files(node, folders, DatasetTaskset)
     if not raw:
         return found
     try:

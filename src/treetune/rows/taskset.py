@@ -80,7 +80,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         if empty:
             raise self._empty()
 
-    def _placed(self, task: Task, position: int) -> Task:
+    def _set_position(self, task: Task, position: int) -> Task:
         return msgspec.structs.replace(task, idx=position)  # it was read from a file, so it can be written to one
 
     # How they are scored

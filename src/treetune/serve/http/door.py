@@ -22,7 +22,7 @@ from treetune.environment import Step
 from treetune.episode_book import EpisodeEnded, LiveEpisode, Terms
 from treetune.errors import EnvironmentFault, UsageError
 from treetune.host import info_of
-from treetune.order import checked_index
+from treetune.order import read_index
 from treetune.serve.access import Access
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
@@ -187,7 +187,7 @@ class HttpDoor(Door):
         bodies = read_body(wire.StartBatchBody, request.body).episodes
         for number, body in enumerate(bodies):  # an index that no task can have refuses the whole batch
             try:
-                checked_index(body.task_index or 0)
+                read_index(body.task_index or 0)
             except UsageError as error:
                 raise to_http_error(error, path=f"$.episodes[{number}].task_index") from None
         with _watch_caller(request) as has_left:
