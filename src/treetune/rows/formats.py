@@ -17,7 +17,7 @@ between formats is asked of a `Format`, so that another one is a class here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -108,7 +108,7 @@ class Format:
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
         """The same for a row that has no nulls, such as `read_rows` gives."""
         env_class = row.get("env_class") if "env_class" in self.columns else None
-        return build_task(row, self.read_reward(row), env_class, {*SHARED, *self.columns}, COLUMNS, whole)
+        return build_task(row, self.read_reward(row), env_class, self._own, COLUMNS, whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The reward specification that the columns of a row say."""
@@ -135,6 +135,10 @@ class Format:
         keys = [name.partition(".")[2] for name in names.values()]
         table = table.append_column(self.reward, pa.StructArray.from_arrays(list(reward.values()), keys))
         return with_json_fields(table, [names.get(path, path) for path in json_fields])
+
+    @cached_property
+    def _own(self) -> frozenset[str]:
+        return frozenset((*SHARED, *self.columns))
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
         return truth
@@ -366,11 +370,11 @@ def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+_contracts: dict[str, Contract | None] = {}
+
+
 def _contract(env_class: str | None) -> Contract | None:
-    # Asked each time: an environment may be registered between two rows.
-    if not isinstance(env_class, str) or env_class not in environments.names():
-        return None
-    return _known_contract(env_class)
-
-
-_known_contract = lru_cache(maxsize=256)(contract_of)
+    # Asked until it is known: an environment may be registered between two rows.
+    if isinstance(env_class, str) and env_class not in _contracts and env_class in environments.names():
+        _contracts[env_class] = contract_of(env_class)
+    return _contracts.get(env_class) if isinstance(env_class, str) else None

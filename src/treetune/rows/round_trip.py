@@ -9,7 +9,7 @@ Treetune needs for itself, the fields of a subclass. Most rows need no note. Wha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -44,6 +44,8 @@ _OWN = frozenset(("env_class", "scorer", ROW, MARK, KEY, ""))
 """Keys of `extra_info` that have a meaning here (and one that no parquet path can name)."""
 
 _HEX = frozenset("0123456789abcdef")
+
+_decode_note = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class RowParts(msgspec.Struct):
@@ -101,7 +103,7 @@ def parts_of(task: Task, scorer: str | None = None) -> RowParts:
     return parts
 
 
-def build_task(row: Row, spec: Row, env_class: Any, own: Collection[str], known: Collection[str], whole: bool) -> Task:
+def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: frozenset[str], whole: bool) -> Task:
     """The task of a row without nulls, whose format has found its reward specification. `own` are the columns of that
     format, `known` those of all formats. `whole`: with what only a trainer's file needs, so that writing it again loses
     nothing: a scorer of its own and, in `extra_info.treetune`, which keys were columns."""
@@ -111,11 +113,11 @@ def build_task(row: Row, spec: Row, env_class: Any, own: Collection[str], known:
     env_class = inner if env_class is None else env_class
     if not whole or "scorer" in extra:
         extra.pop(ROW, None)
-    # Other columns join `extra_info`.
-    others = {name: row[name] for name in row if name not in own and name not in note.get("added", ())}
-    if whole and (names := [name for name in others if name and "." not in name and name not in known]):
-        extra[KEY] = {"columns": names, "hidden": {name: extra[name] for name in names if name in extra}}
-    extra.update(others)
+    if not own.issuperset(row):  # other columns join `extra_info`
+        others = {name: row[name] for name in row if name not in own and name not in note.get("added", ())}
+        if whole and (names := [name for name in others if name and "." not in name and name not in known]):
+            extra[KEY] = {"columns": names, "hidden": {name: extra[name] for name in names if name in extra}}
+        extra.update(others)
     prompt = _get_typed(row, "prompt", (list, str))
     if "prompt" in note:
         prompt = _read_prompt(prompt, note["prompt"])
@@ -211,8 +213,10 @@ def _is_special(task: Task, scorer: Any) -> bool:
 def _pop_note(extra: dict[str, Any]) -> dict[str, Any]:
     """The note, taken out of `extra_info`; a key of that name that is no note stays."""
     try:
-        note = msgspec.json.decode(extra[KEY], type=dict[str, Any])
-    except (KeyError, TypeError, msgspec.DecodeError):
+        note = _decode_note(extra[KEY]) if isinstance(extra.get(KEY), str) else None
+    except msgspec.DecodeError:
+        note = None
+    if note is None:
         return {}
     del extra[KEY]
     return drop_nulls(note)  # type: ignore[no-any-return]
