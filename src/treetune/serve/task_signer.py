@@ -93,7 +93,8 @@ def pack_task(task: Task, seal: bytes = b"") -> bytes:
 
 def _fields_of(task: Task) -> dict[str, Any]:
     """All fields, whether they have their defaults or not, by their names on the wire."""
-    return dict(zip(task.__struct_encode_fields__, msgspec.structs.astuple(task), strict=True))
+    fields, names = msgspec.structs.asdict(task), task.__struct_encode_fields__
+    return fields if names == task.__struct_fields__ else dict(zip(names, fields.values(), strict=True))
 
 
 def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> tuple[Task, bytes]:

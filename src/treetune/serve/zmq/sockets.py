@@ -10,7 +10,6 @@ so the socket is drained again after every send.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
@@ -50,11 +49,13 @@ class LoopSocket:
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Never waits: where nobody can take it, a peer that is gone or too slow, the message is dropped."""
-        with contextlib.suppress(zmq.ZMQError):
+        try:
             # Part by part: half the cost of `send_multipart`.
             last = len(frames) - 1
             for number, frame in enumerate(frames):
                 self._socket.send(frame, zmq.NOBLOCK if number == last else _MORE)
+        except zmq.ZMQError as error:
+            log.debug("a message was dropped: %s", error)
         if not self._draining:
             self._drain_soon()
 
