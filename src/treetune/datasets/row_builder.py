@@ -36,27 +36,16 @@ from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, described, gather_faults
 from treetune.plugins import file_of
+from treetune.rows import parquet
 from treetune.rows.arrow_values import pause_gc, with_json_fields
 from treetune.rows.formats import FORMATS
 from treetune.rows.loading import SourceBatch
-from treetune.rows.parquet import (
-    canonical_type,
-    conform,
-    constant_column,
-    infer_column,
-    infer_mapping,
-    keys_of,
-    messages_column,
-    prompt_column,
-)
 from treetune.rows.round_trip import ADDED, MARK, ROW, encode_unseen, encode_unseen_prompts
 from treetune.rows.rule import RULE
 from treetune.task import uid_of, uids_of_texts
 
 RESERVED = ("index", "scorer", "env_class", ROW, MARK)
 """Keys of `extra_info` that Treetune itself fills in."""
-
-
 _SEEN = ("data_source", "extra_info", "env_class")
 """Columns that verl hands to reward functions."""
 
@@ -198,14 +187,14 @@ class RowBuilder:
         if not kept:
             return None
         columns: dict[str, pa.Array] = {
-            "data_source": constant_column(config.data_source, len(kept)),
-            "prompt": prompt_column(pa.array(texts, pa.string()), config.system_prompt),
+            "data_source": parquet.constant_column(config.data_source, len(kept)),
+            "prompt": parquet.prompt_column(pa.array(texts, pa.string()), config.system_prompt),
         }
         if config.ability is not None:
-            columns["ability"] = constant_column(config.ability, len(kept))
+            columns["ability"] = parquet.constant_column(config.ability, len(kept))
         if truths is not None:
-            method = constant_column(config.reward_method, len(kept))
-            stored = infer_column(truths, "reward_model.ground_truth", [])
+            method = parquet.constant_column(config.reward_method, len(kept))
+            stored = parquet.infer_column(truths, "reward_model.ground_truth", [])
             columns["reward_model"] = pa.StructArray.from_arrays([method, stored], ["style", "ground_truth"])
         uids = uids_of_texts(texts, truths, config.system_prompt, config.env_class, config.reward_method)
         row_json: list[str] | None = None
@@ -221,10 +210,10 @@ class RowBuilder:
         extra = {
             "index": pa.array(_take(indices, kept), pa.int64()),
             "uid": pa.array(uids, pa.string()),
-            "scorer": constant_column(scorer, len(kept)),
+            "scorer": parquet.constant_column(scorer, len(kept)),
         }
         if config.env_class is not None:
-            extra["env_class"] = constant_column(config.env_class, len(kept))
+            extra["env_class"] = parquet.constant_column(config.env_class, len(kept))
         if row_json is not None:
             extra[ROW] = pa.array(row_json, pa.string())
         for field in config.extra_fields:
@@ -347,7 +336,7 @@ def _take(batch: Any, numbers: list[int]) -> Any:
 
 def _store_field(column: pa.ChunkedArray, field: str) -> pa.Array:
     try:
-        return conform(column, canonical_type(column.type))
+        return parquet.conform(column, parquet.canonical_type(column.type))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{field} cannot be kept in extra_info: {error}") from None
 
@@ -356,12 +345,12 @@ def _table_of(rows: list[Row]) -> pa.Table:
     """Column by column, so that one mixed key does not make JSON of all."""
     columns: dict[str, pa.Array] = {}
     mixed: list[str] = []
-    for name in dict.fromkeys(["data_source", "prompt", *keys_of(rows)]):
+    for name in dict.fromkeys(["data_source", "prompt", *parquet.keys_of(rows)]):
         values: list[Any] = [row.get(name) for row in rows]
         if name == "prompt":
-            columns[name] = messages_column(values)
+            columns[name] = parquet.messages_column(values)
         else:
-            infer = infer_mapping if name in ("reward_model", "extra_info") else infer_column
+            infer = parquet.infer_mapping if name in ("reward_model", "extra_info") else parquet.infer_column
             columns[name] = infer(values, name, mixed)
     return with_json_fields(pa.table(columns), mixed)
 
