@@ -4,13 +4,12 @@ r"""Are two mathematical expressions the same? math-verify says it, in a process
     await call(compare, r"\frac{1}{2}", "0.5")   # True
 
 `compare` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept. One is
-this file run as a program, which the kernel ends after so many seconds; then the two expressions count as different.
+this file run as a program, which ends with ours, or after so many seconds; then the two expressions count as different.
 math-verify's own timeout is off: it is an exception that math-verify may catch itself.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -89,13 +88,6 @@ def _forget_workers() -> None:
         _idle.put(None)
 
 
-def _end_idle() -> None:
-    while not _idle.empty():
-        if (worker := _idle.get_nowait()) is not None:
-            worker.kill()
-            worker.communicate()
-
-
 def _serve() -> None:
     """The worker's own part: it reads `[truth, answer, seconds]` a line and writes `true` or `false`."""
     replies = os.fdopen(os.dup(1), "w")
@@ -128,4 +120,3 @@ if __name__ == "__main__":
 else:
     _forget_workers()
     os.register_at_fork(after_in_child=_forget_workers)  # a forked child must not talk to its parent's workers
-    atexit.register(_end_idle)

@@ -287,18 +287,16 @@ class Index:
         size = np.frombuffer(lengths, dtype=np.uint32).astype(np.float32)
         self._length_penalty = (K1 * (1 - B + B * size / max(float(size.mean()), 1.0))).astype(np.float32)
 
-    def __len__(self) -> int:
-        return len(self._begins)
-
     def search(self, query: str, count: int) -> list[str]:
         """The best documents with at least one word of the query, best first, earlier lines first among equals."""
         import numpy as np
 
-        scores = np.zeros(len(self), dtype=np.float32)
+        total = len(self._begins)
+        scores = np.zeros(total, dtype=np.float32)
         for word, repeated in Counter(_WORD.findall(query.lower())).items():
             if word in self._postings:
                 found, counts = (np.frombuffer(part, dtype=np.uint32) for part in self._postings[word])
-                rarity = math.log(1 + (len(self) - len(found) + 0.5) / (len(found) + 0.5))
+                rarity = math.log(1 + (total - len(found) + 0.5) / (len(found) + 0.5))
                 often = counts.astype(np.float32)
                 scores[found] += repeated * rarity * often * (K1 + 1) / (often + self._length_penalty[found])
         hits = np.flatnonzero(scores)

@@ -104,7 +104,7 @@ def _read(raw: dict[str, Any], scripts: Sequence[Path], containers: bool) -> Sam
         evaluation=SampleEvaluation(
             match=rule.get("answer"),
             regex=rule.get("regex"),
-            check=[_read_check(check, scripts) for check in checks],
+            check=[None if check is None else _read_check(check, scripts) for check in checks],
             example=_read_script(example, scripts) if example else None,
         ),
         # AgentBench names the images that it builds itself without what it puts before them.
@@ -129,9 +129,7 @@ def _read_script(raw: Any, scripts: Sequence[Path]) -> Script:
     raise Unservable(f"it names the script {raw.get('file')!r} of an AgentBench checkout")
 
 
-def _read_check(raw: Any, scripts: Sequence[Path]) -> Script | str | None:
-    if raw is None:
-        return None
+def _read_check(raw: Any, scripts: Sequence[Path]) -> Script | str:
     if isinstance(raw, dict) and raw.get("code") is None and (name := Path(str(raw.get("file"))).stem) in MATCHERS:
         return name
     return _read_script(raw, scripts)
