@@ -28,7 +28,6 @@ from treetune.sandbox.shell import Shell
 from treetune.taskset import TasksetConfig
 
 KindName = Literal["bubblewrap", "docker"]
-POOL_SIZE = 2
 
 
 class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -79,8 +78,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> dict[str, str]:
         """What a task says of it; nothing of the host's own system."""
-        usual = msgspec.structs.asdict(Machine())
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if value != usual[name]}
+        own = msgspec.structs.asdict(self)
+        return {name: value for name, value in own.items() if value != getattr(HOST, name)}
 
     async def open(self, limits: SandboxLimits) -> Shell:
         return await KINDS[self.sandbox].open(self, limits)
@@ -93,6 +92,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def python(self) -> str:
         """The Python inside, for commands that want one."""
         return "python3" if self.has_images or self.rootfs is not None else Interpreter.find().path
+
+
+HOST = Machine()
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -154,10 +156,8 @@ async def _describe_rootfs(folder: str) -> str:
 class ShellPool:
     """Starts shells before they are asked for. Each is used once."""
 
-    def __init__(
-        self, limits: SandboxLimits = DEFAULT_LIMITS, machine: Machine | None = None, *, size: int = POOL_SIZE
-    ) -> None:
-        self._limits, self._machine, self._size = limits, machine or Machine(), size
+    def __init__(self, limits: SandboxLimits = DEFAULT_LIMITS, machine: Machine = HOST, *, size: int = 2) -> None:
+        self._limits, self._machine, self._size = limits, machine, size
         self._starting: deque[asyncio.Task[Shell]] = deque()
         """Those that have started among them."""
         self.keeper: AsyncGenerator[None, None] | None = None

@@ -30,10 +30,9 @@ INODE_BYTES = 1024
 class Memory:
     """No limit on the sum: for hosts that let nothing look into the sandbox."""
 
-    KERNEL_KILLS = False
-    """Whether the kernel ends what takes too much, so that nobody else has to."""
     entrance: str | None = None
-    """A file: a process that writes 0 to it is held, and all that it starts. None: the sandbox is attached."""
+    """A file: a process that writes 0 to it is held, and all that it starts, by the kernel, which ends what takes too
+    much. None: the sandbox is attached, and somebody has to look."""
 
     def attach(self, pid: int) -> None:
         """Hold the sandbox whose first process this is."""
@@ -110,8 +109,6 @@ class CgroupParent(msgspec.Struct, frozen=True):
 
 
 class Cgroup(Memory):
-    KERNEL_KILLS = True
-
     def __init__(self, path: Path, version: int, limit: int, all_at_once: bool) -> None:
         self._path = path
         # Moving oneself as a single thread is at once; any other way waits for all processors, 10 ms and more.

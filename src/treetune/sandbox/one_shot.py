@@ -22,7 +22,6 @@ from concurrent.futures import Future
 from functools import partial
 from io import FileIO
 from pathlib import PurePosixPath
-from types import MappingProxyType
 
 from treetune.errors import UsageError
 from treetune.sandbox import bubblewrap
@@ -30,7 +29,6 @@ from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, Sandb
 from treetune.sandbox.probe import FIRST_UID, Interpreter, Launcher, require
 from treetune.sandbox.rootfs import SYSTEM_FOLDERS
 
-NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 WORK = "/tmp/work"
 """The working folder. Within /tmp, so that one tmpfs limits both."""
 MOUNTS = ("tmp", "dev/shm")
@@ -73,7 +71,7 @@ class Bubblewrap:
         command: Sequence[str],
         *,
         stdin: bytes = b"",
-        files: Mapping[str, bytes] = NO_FILES,
+        files: Mapping[str, bytes] | None = None,
         limits: SandboxLimits = DEFAULT_LIMITS,
     ) -> Result:
         """Run a command in a working folder that holds `files` (relative paths). Cancelling ends the sandbox first."""
@@ -99,7 +97,7 @@ class Bubblewrap:
         command: Sequence[str],
         *,
         stdin: bytes = b"",
-        files: Mapping[str, bytes] = NO_FILES,
+        files: Mapping[str, bytes] | None = None,
         limits: SandboxLimits = DEFAULT_LIMITS,
         stop: int | None = None,
     ) -> Result:
@@ -108,7 +106,7 @@ class Bubblewrap:
         launcher = self._launcher or require(self._interpreter)
         if not command or not all(map(bubblewrap.is_passable, command)):
             raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
-        data = {**OWN_ETC, **_place(files, limits)}
+        data = {**OWN_ETC, **_place(files or {}, limits)}
         with bubblewrap.explain_failures():
             run = _Run(launcher, limits)
             try:

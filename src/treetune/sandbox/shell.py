@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeAlias
 
 import msgspec
@@ -50,7 +49,6 @@ PROGRAMS = (
     *("/usr/lib/python3*", "/usr/local/lib/python3*", "/etc/python3*", "/etc/perl", "/etc/ld.so*"),
 )
 """What shells, the usual tools and Python consist of; a star stands for the rest of a name."""
-NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -135,7 +133,7 @@ class Shell:
         *,
         stdin: bytes = b"",
         cwd: str | None = None,
-        env: Mapping[str, str] = NO_VARIABLES,
+        env: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Result:
         """Run a program beside the shell, untouched by its variables and aliases; what it leaves in the background
@@ -143,7 +141,7 @@ class Shell:
         for text in command:
             _check(text)
         return await self._ask_command(
-            {"kind": "run", "command": list(command), "cwd": cwd, "env": dict(env)}, stdin, seconds
+            {"kind": "run", "command": list(command), "cwd": cwd, "env": dict(env or {})}, stdin, seconds
         )
 
     async def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
@@ -323,7 +321,7 @@ class BubblewrapRuntime:
             os.set_blocking(self._errors.fileno(), False)
             why = (self._errors.read(4096) or b"").decode(errors="replace").strip()
             raise SandboxUnavailable(f"no sandbox with a shell can start: {why or 'it does not say why'}")
-        if not self._process.memory.KERNEL_KILLS:
+        if self._process.memory.entrance is None:
             self._watching = asyncio.create_task(self._watch_memory())
 
     async def _watch_memory(self) -> None:

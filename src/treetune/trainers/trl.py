@@ -158,10 +158,6 @@ class TrlTasks(Hooks):
             live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
             threads.run_in_background(_gather(episode.cancel() for episode in live))
 
-    def _step(self, moves: list[tuple[Any, Any]]) -> list[Any]:
-        steps: list[Any] = threads.run_in_background(self._episodes.step_many(moves))
-        return steps
-
     def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
         while True:
             asked = [game for game in games if game.ready(longest, self.max_turns)]
@@ -173,7 +169,7 @@ class TrlTasks(Hooks):
                 (game.episode, game.take(sampled[at], logprobs[at] if logprobs is not None else None))
                 for at, game in enumerate(asked)
             ]
-            for game, step in zip(asked, self._step(moves), strict=True):
+            for game, step in zip(asked, threads.run_in_background(self._episodes.step_many(moves)), strict=True):
                 game.see(step)
 
     def _openings(self, indices: Sequence[int]) -> Iterator[list[Message]]:
@@ -197,7 +193,7 @@ class TrlTasks(Hooks):
                     remedy="pass rollout_func=tasks.rollout, or leave out the assistant's last message",
                 )
             moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
-            steps = dict(zip(live, self._step(moves), strict=True))
+            steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
 
     def _score_of(self, step: Any) -> float | None:

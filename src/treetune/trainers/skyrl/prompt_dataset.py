@@ -120,7 +120,11 @@ class PromptDataset:
         """
         import numpy as np
 
-        length, padding = self.max_prompt_length, self._padding()
+        tokens = [getattr(self.tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
+        padding = next((token for token in tokens if isinstance(token, int)), None)
+        if padding is None:
+            raise UsageError("the tokenizer has no padding token", remedy="set tokenizer.pad_token")
+        length = self.max_prompt_length
         ids = np.full((len(items), length), padding, np.int64)
         mask = np.zeros_like(ids)
         for row, found in enumerate(self._tokens.ids([item["prompt"] for item in items])):
@@ -134,12 +138,6 @@ class PromptDataset:
 
             batch = {name: from_numpy(values) for name, values in batch.items()}
         return batch | {name: [item.get(name) for item in items] for name in ITEM}
-
-    def _padding(self) -> int:
-        for name in ("pad_token_id", "eos_token_id"):
-            if isinstance(found := getattr(self.tokenizer, name, None), int):
-                return found
-        raise UsageError("the tokenizer has no padding token", remedy="set tokenizer.pad_token")
 
 
 class Dropped(msgspec.Struct):

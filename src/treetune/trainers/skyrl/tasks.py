@@ -34,9 +34,6 @@ Tasks = Names | Mapping[str, Any] | None
 UNSANDBOXED = ("lcb", "searchcode", "text2sql")
 """skyrl-gym's environments of these names run what a model writes with no sandbox around it; ours take their place."""
 
-PYTHON = (3, 12)
-"""What SkyRL's trainer needs, though its package says less: pydantic refuses its types before."""
-
 
 def run_with_tasks(
     config: Any,
@@ -115,27 +112,21 @@ def _train(config: Any, specs: Mapping[str, Any]) -> None:
 
 
 def missing_skyrl(error: ImportError) -> MissingExtraError:
-    remedy = f"install skyrl, on Python {_format_version(PYTHON)} or later"
-    return MissingExtraError(f"SkyRL cannot be imported: {error}", remedy=remedy)
+    return MissingExtraError(f"SkyRL cannot be imported: {error}", remedy="install skyrl, on Python 3.12 or later")
 
 
 def refuse_old_python() -> None:
-    """Before anything is built: the trainer would fail on it only in its Ray task."""
-    if sys.version_info >= PYTHON or find_spec("skyrl") is None:
+    """Before anything is built. SkyRL's package says less than its trainer needs: pydantic refuses its types before
+    3.12, and that only in its Ray task."""
+    if sys.version_info >= (3, 12) or find_spec("skyrl") is None:
         return
     try:
         import skyrl.train.entrypoints.main_base  # noqa: F401
     except ImportError:
         return  # told when it is needed
     except Exception as error:
-        raise UsageError(
-            f"SkyRL's trainer needs Python {_format_version(PYTHON)} or later, this is "
-            f"{_format_version(sys.version_info[:2])} ({str(error).partition(chr(10))[0]})"
-        ) from error
-
-
-def _format_version(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
+        this, why = ".".join(map(str, sys.version_info[:2])), str(error).partition("\n")[0]
+        raise UsageError(f"SkyRL's trainer needs Python 3.12 or later, this is {this} ({why})") from error
 
 
 def _entries_for(
@@ -163,16 +154,14 @@ def _entries_for(
 
 
 def _refuse_unsandboxed(id: str) -> None:
-    contract = contract_of(id)
-    if contract is not None and contract.sandbox:
-        from treetune.sandbox import probe
+    from treetune.sandbox import probe
 
-        found = probe()
-        if not found.available:
-            raise UsageError(
-                f"{id} runs a model's code, and no sandbox can start here to run it in: {found.cause}",
-                remedy=f"{found.remedy}; or --env {id}=skyrl:{id} for skyrl-gym's own, which has none",
-            )
+    contract = contract_of(id)
+    if contract is not None and contract.sandbox and not (found := probe()).available:
+        raise UsageError(
+            f"{id} runs a model's code, and no sandbox can start here to run it in: {found.cause}",
+            remedy=f"{found.remedy}; or --env {id}=skyrl:{id} for skyrl-gym's own, which has none",
+        )
 
 
 def _resolve(
@@ -260,8 +249,7 @@ def _list_environments(file: File) -> list[str | None]:
         return [None]
     import pyarrow.parquet as pq
 
-    found: list[str | None] = pq.read_table(file.path, columns=["env_class"])["env_class"].unique().to_pylist()
-    return found
+    return list(pq.read_table(file.path, columns=["env_class"])["env_class"].unique().to_pylist())
 
 
 def _columns(file: File) -> list[str]:
@@ -269,5 +257,4 @@ def _columns(file: File) -> list[str]:
         return list(next(read_rows(file.path), {}))
     import pyarrow.parquet as pq
 
-    names: list[str] = pq.read_schema(file.path).names
-    return names
+    return list(pq.read_schema(file.path).names)
