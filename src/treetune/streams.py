@@ -236,7 +236,7 @@ class _Stream:
 
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self.index = 0
-        self.curriculum = curriculum_of(taskset)
+        self.curriculum = _make_curriculum(taskset)
         self.reader: Reader | None = None
 
 
@@ -344,10 +344,9 @@ class Curriculum(Protocol):
     def restore(self, state: Any) -> None: ...
 
 
-def curriculum_of(taskset: Taskset[Any, Any]) -> Curriculum | None:
-    """A fresh curriculum of this taskset; None where its order is fixed."""
-    make = getattr(taskset, "curriculum", None)
-    if make is None:
+def _make_curriculum(taskset: Taskset[Any, Any]) -> Curriculum | None:
+    """A fresh one of this taskset; None where its order is fixed."""
+    if (make := getattr(taskset, "curriculum", None)) is None:
         return None
     curriculum: Curriculum = make()
     if missing := [name for name in ("draw", "observe", "state", "restore") if not hasattr(curriculum, name)]:
