@@ -33,7 +33,7 @@ MODELS = {
 
 
 def demo_command(
-    output: Annotated[Path, option("Where the demo puts its files.", "-o", "--output")] = Path("treetune-demo"),
+    output: Annotated[Path, option("Where its files go.", "-o", "--output")] = Path("treetune-demo"),
     num_tasks: Annotated[int, option("How many tasks to evaluate.", "-n", "--num-tasks", min=1)] = 40,
     train: Annotated[bool, option("Train a tiny model too: a minute more (extra `trl`)", "--train")] = False,
     json: Json = False,

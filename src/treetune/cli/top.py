@@ -40,11 +40,9 @@ def top_command(
         async with aclosing(served):
             before = await served.stats()
             if json:
-                print_json(before)
-                return
+                return print_json(before)
             if once or not screen.is_terminal:
-                screen.print(_make_table(address, before, before))
-                return
+                return screen.print(_make_table(address, before, before))
             with Live(_make_table(address, before, before), console=screen, screen=True) as live:
                 while True:
                     await asyncio.sleep(every)
