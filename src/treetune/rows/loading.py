@@ -222,15 +222,11 @@ def offline_where_unreachable() -> Iterator[str | None]:
     if problem is None:
         yield None
         return
-    places: tuple[Any, ...] = (constants, datasets.config)
-    before = [place.HF_HUB_OFFLINE for place in places]
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
-        for place in places:
-            place.HF_HUB_OFFLINE = True
         yield problem
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
 
 
 def _problem(endpoint: str) -> str | None:
