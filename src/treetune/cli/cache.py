@@ -52,9 +52,7 @@ def show_command(
         return print_json({**_entry_to_json(cache, entry), "sidecar": entry.sidecar})
     screen = Screen()
     screen.say(f"{cache.path(entry.key)}: {_state(entry)}", style="bold")
-    if entry.sidecar is not None:
-        screen.say(dump_yaml(to_plain(entry.sidecar)).rstrip("\n"))
-    return None
+    return screen.say(dump_yaml(to_plain(entry.sidecar)).rstrip("\n")) if entry.sidecar is not None else None
 
 
 @cache_app.command("prune")
