@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from treetune.environment import Action, Sink, Step
-from treetune.episode import DeadlinePassed
 from treetune.errors import TreetuneError, UsageError, described
 
 EPISODE_IDLE_SECONDS = 900.0
@@ -100,8 +99,8 @@ class LiveEpisode(msgspec.Struct, eq=False):
     kept_bytes: int = 0
     playing: asyncio.Task[Any] | None = None
     """The step under way."""
-    free: asyncio.Future[None] | None = None
-    """Done when the step under way is; made only where somebody waits for that."""
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    """One step at a time."""
     watchers: list[Sink] = []
     """Are given what the environment shows while a step is under way."""
 
@@ -115,13 +114,6 @@ class LiveEpisode(msgspec.Struct, eq=False):
         self.kept_bytes += _size(reply)
         while self.kept_bytes > self.terms.kept_bytes and len(self.replies) > 1:
             self.kept_bytes -= _size(self.replies.pop(self.turn - len(self.replies)))
-
-    def rest(self) -> None:
-        """The step is over."""
-        self.playing, self.heard = None, time.monotonic()
-        if self.free is not None:
-            self.free.set_result(None)
-            self.free = None
 
 
 class EpisodeBook:
@@ -147,7 +139,7 @@ class EpisodeBook:
 
     async def start_once(self, name: str, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The same name gets the same episode: the reply to the first may have been lost."""
-        if (why := self.ended.why_named(name)) is not None:
+        if (why := self.ended.why(name)) is not None:
             raise EpisodeEnded(name, why)
         if name not in self._starts:
             self._starts[name] = asyncio.create_task(start())
@@ -168,20 +160,20 @@ class EpisodeBook:
         """The reply to an action, as the terms have it. `turn` counts from 0; without it a step cannot safely be
         repeated."""
         action = Action.of(action)
-        while True:
-            episode = self.live.get(id)
-            if episode is None or episode.terms is not terms:
+        episode = self.live.get(id)
+        if episode is None or episode.terms is not terms:
+            return self.ended.reply(id, turn, terms)
+        if turn is not None and turn > episode.turn:
+            raise WrongTurn(episode.turn, turn)
+        async with episode.lock:  # the same turn may be asked for twice at once
+            if id not in self.live:
                 return self.ended.reply(id, turn, terms)
             if turn is not None and (played := episode.replies.get(turn)) is not None:
                 episode.heard = time.monotonic()
                 return played
             if turn is not None and turn != episode.turn:
                 raise WrongTurn(episode.turn, turn)
-            if episode.playing is None:
-                return await self._play(episode, action)
-            # The same turn, asked for twice at once, or a step that must wait.
-            episode.free = episode.free or asyncio.get_running_loop().create_future()
-            await asyncio.wait([episode.free])
+            return await self._play(episode, action)
 
     async def _play(self, episode: LiveEpisode, action: Action) -> Any:
         """A step that fails ends its episode: what the environment is worth then nobody knows."""
@@ -196,10 +188,11 @@ class EpisodeBook:
                 raise
         except Exception as error:
             if episode.id in self.live:
-                self.end(episode, "failed", f"this episode ended with an error: {_reason(error)}")
+                reason = error.message if isinstance(error, TreetuneError) else described(error)
+                self.end(episode, "failed", f"this episode ended with an error: {reason}")
                 raise
         finally:
-            episode.rest()
+            episode.playing, episode.heard = None, time.monotonic()
         if episode.id not in self.live:  # it was ended meanwhile, whether the environment minded or not
             if playing.cancelling():
                 playing.uncancel()
@@ -289,22 +282,21 @@ class EndedEpisodes:
     def __init__(self, most: int = _MOST_ENDED, most_bytes: int = _MOST_REPLY_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._why: OrderedDict[int, Ending] = OrderedDict()
-        """By hashes: texts lie among all that the episodes used, and would keep that memory from being given back."""
+        """By hashes of ids and names: texts lie among all that the episodes used, and would keep that memory from being
+        given back."""
         self._replies: OrderedDict[str, tuple[int, Terms | None, Any]] = OrderedDict()
         self._bytes = 0
 
     def add(self, id: str, why: Ending, name: Hashable | None = None) -> None:
         self._why[hash(id)] = why
         if name is not None:
-            self._why[hash(("name", name))] = why
+            self._why[hash(name)] = why
         while len(self._why) > 2 * self._most:
             self._why.popitem(last=False)
 
-    def why(self, id: str) -> Ending | None:
+    def why(self, id: Hashable) -> Ending | None:
+        """How the episode ended that has this id, or was started by a request of this name."""
         return self._why.get(hash(id))
-
-    def why_named(self, name: Hashable) -> Ending | None:
-        return self._why.get(hash(("name", name)))
 
     def keep_reply(self, id: str, turn: int, reply: Any, terms: Terms | None = None) -> None:
         """The reply to the step that ended an episode."""
@@ -320,12 +312,6 @@ class EndedEpisodes:
         if kept is None or kept[:2] != (turn, terms):
             raise EpisodeEnded(id, self.why(id))
         return kept[2]
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, TreetuneError):
-        return error.message
-    return str(error) if isinstance(error, DeadlinePassed) else described(error)
 
 
 def _size(reply: Any) -> int:

@@ -402,7 +402,7 @@ def test_the_latest_ended_episodes_are_told_apart_from_those_that_never_were():
     for number in range(1000):
         found = ended.why(f"e-{number}")
         assert (found and found.kind) == (None if number < 900 else "expired" if number % 2 else "cancelled")
-        assert ended.why_named(f"n-{number}") == found
+        assert ended.why(f"n-{number}") == found
     assert ended.why("\ud800") is None
 
 
