@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -150,7 +150,8 @@ class Streams:
     def observe(self, task: Task, reward: float, stream: str = "") -> None:
         """Tells the stream's curriculum, where there is one."""
         if (curriculum := self.open(stream).curriculum) is not None:
-            curriculum.observe(task, finite(reward, "an observed reward"))
+            with user_code(f"{self.taskset.name}.curriculum().observe()"):
+                curriculum.observe(task, finite(reward, "an observed reward"))
 
     def state(self, stream: str | None = None) -> State:
         """Of all streams, or of one. The one without a name is always among them, so a first state goes back too."""
@@ -236,7 +237,7 @@ class _Stream:
 
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self.index = 0
-        self.curriculum = _make_curriculum(taskset)
+        self.curriculum = taskset.curriculum()
         self.reader: Reader | None = None
 
 
@@ -290,22 +291,17 @@ class Reader:
 
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self._taskset = taskset
-        self._first = 0
-        self._tasks: deque[Task] = deque()
+        self._tasks: dict[int, Task] = {}
+        self._next = 0
         self._lock = asyncio.Lock()
-        self._reading: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
 
-    @property
-    def _next(self) -> int:
-        return self._first + len(self._tasks)
-
     async def task(self, index: int) -> Task:
-        while not self._first <= index < self._next:
+        while index not in self._tasks:
             await self._read(index)
-        if index + AHEAD // 2 >= self._next and (self._reading is None or self._reading.done()):
-            self._reading = asyncio.create_task(self._read_ahead(index + AHEAD))
-        return self._tasks[index - self._first]
+        if index + AHEAD // 2 not in self._tasks and not self._lock.locked():
+            self._reading = asyncio.create_task(self._read_ahead(index + AHEAD // 2))
+        return self._tasks[index]
 
     async def _read_ahead(self, index: int) -> None:
         with suppress(TasksetError):  # whoever asks for that task gets it
@@ -313,19 +309,18 @@ class Reader:
 
     async def _read(self, index: int) -> None:
         async with self._lock:
-            if index < self._first:  # a restored cursor: reading begins anew, which is all a generator allows
-                self._first, self._tasks, self._failure = max(0, index - KEPT // 2), deque(), None
-            elif index - KEPT > self._next:
-                self._first, self._tasks = index - KEPT // 2, deque()
-            if index >= self._next:
-                if self._failure is not None:
-                    raise self._failure  # a generator that has failed gives nothing more
-                ahead = map(self._taskset.at, range(self._next, index + AHEAD))
-                tasks, self._failure = await call_apart(_take, ahead)
-                self._tasks.extend(tasks)
-                while len(self._tasks) > KEPT + AHEAD:
-                    self._tasks.popleft()
-                    self._first += 1
+            if index in self._tasks:
+                return
+            if not self._next <= index <= self._next + KEPT:
+                # A restored cursor: reading begins anew, a little before it, which is all a generator allows.
+                self._tasks, self._next, self._failure = {}, max(0, index - KEPT // 2), None
+            if self._failure is not None:
+                raise self._failure  # a generator that has failed gives nothing more
+            tasks, self._failure = await call_apart(_take, map(self._taskset.at, range(self._next, index + AHEAD)))
+            for task in tasks:
+                self._tasks[self._next] = task
+                self._tasks.pop(self._next - KEPT, None)
+                self._next += 1
 
 
 class Curriculum(Protocol):
@@ -342,14 +337,3 @@ class Curriculum(Protocol):
         ...
 
     def restore(self, state: Any) -> None: ...
-
-
-def _make_curriculum(taskset: Taskset[Any, Any]) -> Curriculum | None:
-    """A fresh one of this taskset; None where its order is fixed."""
-    if (make := getattr(taskset, "curriculum", None)) is None:
-        return None
-    curriculum: Curriculum = make()
-    if missing := [name for name in ("draw", "observe", "state", "restore") if not hasattr(curriculum, name)]:
-        problem = f"{taskset.name}.curriculum() gave a {type(curriculum).__name__} without {', '.join(missing)}"
-        raise TasksetError(problem, remedy="return an object with draw, observe, state and restore")
-    return curriculum

@@ -40,6 +40,7 @@ from treetune.task import Task
 
 if TYPE_CHECKING:
     from treetune.environment import Environment
+    from treetune.streams import Curriculum
     from treetune.trace import Trace
 
 
@@ -168,6 +169,10 @@ class Taskset(Generic[TaskT, ConfigT]):
         from treetune.plugins import absolute_spec, folders_of
 
         return absolute_spec(env_class, folders_of(type(self)))
+
+    def curriculum(self) -> Curriculum | None:
+        """What chooses the next task and learns from rewards, a fresh one for each stream; None: the order is fixed."""
+        return None
 
     def source(self) -> str | None:
         """What identifies the data behind the tasks (a file's hash, a revision), for the fingerprint."""
