@@ -76,9 +76,9 @@ def played(template, *turns, rewrites="split", question="Q"):
     prompt = chat.prompt(messages)
     for answer, observation in turns:
         completion = tokenizer(answer)["input_ids"]
-        tokens.add_turn(prompt, completion)
-        text = tokenizer.decode(completion, skip_special_tokens=True)
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observation}]
+        said = {"role": "assistant", "content": tokenizer.decode(completion, skip_special_tokens=True)}
+        tokens.add_turn(prompt, completion, message=said)
+        messages += [said, {"role": "user", "content": observation}]
         prompt = chat.next_prompt(messages, tokens)
     return tokenizer.decode(prompt.ids), prompt, tokens
 

@@ -41,7 +41,7 @@ class LastTurn(NamedTuple):
     prompt: Prompt
     sampled: list[int]
     message: Message | None
-    """The message that was made of them, where it is known."""
+    """The message that was made of them, by which a conversation is known to go on from them."""
 
 
 class TokenSequence(msgspec.Struct):
@@ -182,8 +182,7 @@ class ChatTokens:
         """What the template adds after an answer that it writes otherwise than it was sampled. None where the
         conversation is another one, or the model shall see the template's own text."""
         answer, given, prefix = last.prompt.shown, str(last.prompt.text), last.prompt.prefix
-        said = (prefix + self._decode(last.sampled, skip_special_tokens=True)).strip()
-        if not _is_answer(messages[answer], last, said):
+        if last.message is None or not is_same(messages[answer], last.message):
             return None
         begun = [*messages[:answer], {"role": "assistant", "content": prefix}]
         try:
@@ -196,11 +195,11 @@ class ChatTokens:
         # The end token of the answer; nothing where it was cut off before one.
         ended = last.sampled and last.sampled[-1] in self._tokenizer.all_special_ids
         end = self._decode(last.sampled[-1:]) if ended else ""
-        added = self._find_by_mark(messages, answer, opened, now, said, end, continues)
+        added = self._find_by_mark(messages, answer, opened, now, end, continues)
         return added if added is not None else self._find_by_end(messages, answer, opened, now, end)
 
     def _find_by_mark(
-        self, messages: Sequence[Message], answer: int, opened: str, now: str, said: str, end: str, continues: bool
+        self, messages: Sequence[Message], answer: int, opened: str, now: str, end: str, continues: bool
     ) -> str | None:
         """With a mark in the answer's place."""
         marked = [*messages[:answer], {"role": "assistant", "content": self._mark}, *messages[answer + 1 :]]
@@ -214,8 +213,7 @@ class ChatTokens:
         if self._rewrites == "split":
             if head.rstrip() != opened or not (now.startswith(head) and now.endswith(tail)):
                 return None
-            shown = now[len(head) : len(now) - len(tail)].strip()
-            if shown != said and not is_shown_by(messages[answer], shown):
+            if not is_shown_by(messages[answer], now[len(head) : len(now) - len(tail)].strip()):
                 return None
         return tail.lstrip()[len(end) :] if end and tail.lstrip().startswith(end) else tail
 
@@ -312,22 +310,12 @@ class ChatTokens:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def _decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        return str(
-            self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
-        )
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _role_at(messages: Sequence[Message], position: int) -> Any:
     return messages[position].get("role") if position < len(messages) else None
-
-
-def _is_answer(message: Message, last: LastTurn, said: str) -> bool:
-    """Whether a message is the last answer: the one that was made of it, or its text and nothing else."""
-    if last.message is not None and is_same(message, last.message):
-        return True
-    more = message.get("tool_calls") or reasoning_of(message)
-    return not more and (text_of(message.get("content")) or "").strip() == said
 
 
 def _content(message: Message) -> str:

@@ -188,8 +188,10 @@ def test_a_prompt_ends_with_the_beginning_and_goes_on_from_it():
 def test_a_begun_answer_that_the_template_writes_otherwise_keeps_its_tokens(rewrites):
     tokenizer = Letters(trims)
     chat, tokens = ChatTokens(tokenizer, rewrites=rewrites), Tokens()
-    tokens.add_turn(chat.next_prompt(BEGUN, tokens, continues=True), tokenizer("42 \n<end>")["input_ids"])
-    more = [BEGUN[0], {"role": "assistant", "content": "The answer: 42 \n"}, {"role": "user", "content": "Sure?"}]
+    said = {"role": "assistant", "content": "The answer: 42 \n"}
+    prompt = chat.next_prompt(BEGUN, tokens, continues=True)
+    tokens.add_turn(prompt, tokenizer("42 \n<end>")["input_ids"], message=said)
+    more = [BEGUN[0], said, {"role": "user", "content": "Sure?"}]
     prompt = chat.next_prompt(more, tokens)
     assert prompt.realigned
     assert tokenizer.decode(prompt.ids) == trims(more).replace("42", "42 \n")
@@ -206,8 +208,9 @@ def test_what_a_template_writes_only_before_the_last_answer_is_rewritten_history
 
     tokenizer = Letters(thinks_last)
     chat, tokens = ChatTokens(tokenizer, rewrites=rewrites), Tokens()
-    tokens.add_turn(chat.next_prompt(BEGUN, tokens, continues=True), tokenizer("42<end>")["input_ids"])
-    more = [BEGUN[0], {"role": "assistant", "content": "The answer: 42"}, {"role": "user", "content": "Sure?"}]
+    said = {"role": "assistant", "content": "The answer: 42"}
+    tokens.add_turn(chat.next_prompt(BEGUN, tokens, continues=True), tokenizer("42<end>")["input_ids"], message=said)
+    more = [BEGUN[0], said, {"role": "user", "content": "Sure?"}]
     prompt = chat.next_prompt(more, tokens)
     thought = "<think></think>" if rewrites == "keep" else ""
     assert tokenizer.decode(prompt.ids) == plain(more).replace("The", f"{thought}The")

@@ -55,12 +55,12 @@ answers = st.builds(
     ends=st.booleans(),
 )
 observations = st.lists(st.tuples(st.sampled_from(["user", "user", "tool"]), texts), min_size=1, max_size=2)
-# What a caller does to the conversation between two turns, and whether it says which message it made of an answer.
+# What a caller does to the conversation between two turns.
 changes = st.sampled_from(["", "", "", "", "history", "answer", "parts"])
 conversations = st.tuples(
     st.none() | texts,  # what the system says
     texts,
-    st.lists(st.tuples(answers, observations, changes, st.booleans()), min_size=1, max_size=4),
+    st.lists(st.tuples(answers, observations, changes), min_size=1, max_size=4),
 )
 
 
@@ -99,13 +99,13 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, 
     assert prompt.ids == tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False, **arguments
     )
-    for number, (answer, observation, change, told) in enumerate(turns):
+    for number, (answer, observation, change) in enumerate(turns):
         completion = tokens_of(tokenizer, answer)
         text = tokenizer.decode(completion, skip_special_tokens=True)
         said = {"role": "assistant", "content": text}
         # A number of its own for each token shows that none is moved.
         logprobs = [-(len(sampled) + at + 1) / 7 for at in range(len(completion))]
-        tokens.add_turn(prompt, completion, logprobs, [number] * len(completion), said if told else None)
+        tokens.add_turn(prompt, completion, logprobs, [number] * len(completion), said)
         sampled += completion
         # The record is what the model was given and what it said, and nothing else.
         so_far = tokens.sequences[-1].ids
