@@ -64,23 +64,23 @@ class _FileLoader(SourceFileLoader):
                 sys.path.append(folder)
 
 
+def source_of(cls: type) -> Path | None:
+    """The file that defines a class."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(file).resolve() if file is not None else None
+
+
 def own_files(cls: type) -> list[Path]:
     """The files of a class and its bases that are no library's, and what they import from beside them."""
-    found: list[Path] = []
-    for base in cls.__mro__:
-        file = getattr(sys.modules.get(base.__module__), "__file__", None)
-        if file is not None and Path(file).suffix == ".py" and not _is_library(Path(file)):
-            found += with_imports(Path(file).resolve())
-    return list(dict.fromkeys(found))
+    files = [file for file in map(source_of, cls.__mro__) if file is not None and not _is_library(file)]
+    return list(dict.fromkeys(part for file in files for part in with_imports(file)))
 
 
 def code_hash(classes: Iterable[type]) -> str | None:
     """Over the files that define classes; None where one has no file."""
-    import inspect  # only where a class is asked about
-
     try:
-        return hash_files(Path(inspect.getsourcefile(cls) or "") for cls in classes)
-    except (OSError, TypeError):
+        return hash_files(source_of(cls) or Path() for cls in classes)
+    except OSError:
         return None
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.errors import PluginError, UnknownNameError, described, did_you_mean
-from treetune.files import module_name
+from treetune.files import module_name, source_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -72,10 +72,7 @@ def file_of(spec: str) -> Path | None:
 
 def folders_of(cls: type) -> Iterator[Path]:
     """Where the files of a class and its bases lie."""
-    for base in cls.__mro__:
-        file = getattr(sys.modules.get(base.__module__), "__file__", None)
-        if file is not None:
-            yield Path(file).resolve().parent
+    return (file.parent for file in map(source_of, cls.__mro__) if file is not None)
 
 
 def load_module(name: str) -> Any:
