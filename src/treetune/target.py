@@ -236,20 +236,14 @@ def _find_each(value: Any, find: Callable[[str, Sequence[Path]], str], folders: 
 
 def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
     """The node that builds this taskset again, with every key spelled out and file paths made absolute."""
-    node = {"id": node} if isinstance(node, str) else node
-    if "custom_cls" in node:
-        path = str(node["custom_cls"]["path"]).removeprefix("file://")
-        custom = {**node["custom_cls"], "path": path if "://" in path else str(Path(path).expanduser().resolve())}
-        head: dict[str, Any] = {"custom_cls": custom}
-    else:
-        head = {"id": plugins.absolute_spec(str(node["id"]), [Path.cwd()])}
+    found = find_files(node, [Path.cwd()])
+    named = {key: found[key] for key in ("id", "custom_cls", "weight") if key in found}
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
     if "sources" in config:
         built = zip(getattr(taskset, "sources", []), config["sources"], strict=False)
         config["sources"] = [describe(source, node) for source, node in built]
-    weight = {"weight": node["weight"]} if "weight" in node else {}
-    return {**head, **config, **further, **weight}
+    return {**named, **config, **further}
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -263,10 +257,6 @@ class Fingerprint(msgspec.Struct, frozen=True):
     """What identifies the data, where the taskset says so."""
     parts: list[Fingerprint] = []
     """Those of a mixture's sources."""
-
-    @property
-    def digest(self) -> str:
-        return digest(self)
 
     def differences(self, now: Fingerprint, path: str = "") -> list[str]:
         """What changed from this one to `now`, in words."""
