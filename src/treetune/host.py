@@ -78,18 +78,8 @@ class PlayOptions(TypedDict, total=False):
     sampling: Sampling | None
     limits: Limits | None
     occurrence: int
-
-
-class RolloutOptions(PlayOptions, total=False):
-    rollout: int
     request: str | None
     """A name by which `cancel` can stop it."""
-
-
-class GroupOptions(PlayOptions, total=False):
-    rollouts: Sequence[int] | None
-    """The numbers of its rollouts."""
-    request: str | None
 
 
 class Host(Protocol):
@@ -100,9 +90,11 @@ class Host(Protocol):
         """The first tasks of the order, each once, with its occurrence; no cursor moves."""
         ...
 
-    async def run_rollout(self, task: Task, **options: Unpack[RolloutOptions]) -> Trace: ...
-    async def run_group(self, task: Task, n: int, **options: Unpack[GroupOptions]) -> list[Trace]:
-        """n rollouts of one task, scored together where the taskset does so."""
+    async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace: ...
+    async def run_group(
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
+    ) -> list[Trace]:
+        """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
         ...
 
     async def start(self, task: Task) -> Started: ...
@@ -155,25 +147,16 @@ class LocalHost:
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
         return streams.draw_tasks(self.taskset, num_tasks)
 
-    async def run_rollout(
-        self, task: Task, *, rollout: int = 0, request: str | None = None, **options: Unpack[PlayOptions]
-    ) -> Trace:
+    async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace:
         if self.taskset.scores_group_of(task):
             remedy = "call run_group(task, n) instead of run_rollout(task)"
             raise UsageError(f"task {task.idx} of {self.taskset.name} is scored with its group", remedy=remedy)
-        return await self._run_named(request, self._player(task, options)(rollout))
+        return await self._run_named(options.get("request"), self._player(task, options)(rollout))
 
     async def run_group(
-        self,
-        task: Task,
-        n: int,
-        *,
-        rollouts: Sequence[int] | None = None,
-        request: str | None = None,
-        **options: Unpack[PlayOptions],
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
     ) -> list[Trace]:
-        """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
-        numbers = list(rollouts) if rollouts is not None else list(range(n))
+        numbers = range(n) if rollouts is None else rollouts
         if not 1 <= n <= MOST_IN_GROUP or len(numbers) != n:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, each with a number; got {n}")
         play = self._player(task, options)
@@ -184,7 +167,7 @@ class LocalHost:
                 await score_together(self.taskset, task, traces, self._narrow(options.get("limits")))
             return traces
 
-        return await self._run_named(request, run())
+        return await self._run_named(options.get("request"), run())
 
     def _player(self, task: Task, options: PlayOptions) -> Callable[[int], Coroutine[Any, Any, Trace]]:
         """What plays the rollouts of a task, given the number of each."""

@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import msgspec
@@ -28,7 +28,7 @@ import zmq
 from treetune.environment import Step
 from treetune.episode import Started
 from treetune.errors import UsageError
-from treetune.host import PROTOCOL, GroupOptions, Health, Info, RolloutOptions, draw_by_index
+from treetune.host import PROTOCOL, Health, Info, PlayOptions, draw_by_index
 from treetune.serve import messages
 from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
 from treetune.serve.messages import pack, unpack, without_none
@@ -142,15 +142,18 @@ class EnvClient:
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
         return draw_by_index(self, num_tasks)
 
-    async def run_rollout(self, task: Task, **options: Unpack[RolloutOptions]) -> Trace:
+    async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace:
         name = options.pop("request", None)
-        message = messages.RunRolloutRequest(task=self._with_seal(task), **without_none(options))
+        message = messages.RunRolloutRequest(task=self._with_seal(task), rollout=rollout, **without_none(options))
         response = await self._run("run_rollout", message, messages.RunRolloutResponse, name)
         return unpack_trace(response.trace, task)
 
-    async def run_group(self, task: Task, n: int, **options: Unpack[GroupOptions]) -> list[Trace]:
+    async def run_group(
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
+    ) -> list[Trace]:
         name = options.pop("request", None)
-        message = messages.RunGroupRequest(task=self._with_seal(task), n=n, **without_none(options))
+        named = {"rollouts": rollouts, **options}
+        message = messages.RunGroupRequest(task=self._with_seal(task), n=n, **without_none(named))
         response = await self._run("run_group", message, messages.RunGroupResponse, name)
         for warning in response.warnings:
             log.warning("%s", warning)
