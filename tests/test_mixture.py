@@ -34,8 +34,8 @@ class Letters(Taskset):
 class Numbers(Taskset):
     INFINITE = True
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, config=None):
+        super().__init__(config)
         self.built = 0
 
     def load_tasks(self):
@@ -279,11 +279,9 @@ def test_a_shuffle_of_the_union_itself_mixes_its_sources():
 
 
 def test_a_source_that_reads_no_seed_is_told_once():
-    unread = Numbers()
-    unread.config = TasksetConfig(shuffle=ShuffleConfig(seed=1))
-    mixture = Mixture.of([unread], [1])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        mixture = Mixture.of([Numbers(TasksetConfig(shuffle=ShuffleConfig(seed=1)))], [1])
         mixture.draw(2)
         mixture.draw(2)
     assert len([warning for warning in caught if "reads no seed" in str(warning.message)]) == 1

@@ -82,10 +82,6 @@ class _Sources(Taskset[Task, ConfigT]):
     def random_access(self) -> bool:
         return all(source.random_access for source in self.sources)
 
-    def _warn_of_unread_seed(self) -> None:
-        for source in self.sources:
-            source._warn_of_unread_seed()
-
 
 def owner_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Taskset[Any, Any], Task]:
     """The taskset that a task of a mixture or union comes from, and the task as it is there."""

@@ -99,7 +99,6 @@ class Streams:
     def load(self) -> None:
         """Whatever the first draw would wait for: data, the count, a few tasks to know them and their cost by."""
         self.count = self.taskset._size()
-        self.taskset._warn_of_unread_seed()
         probe = None if self.sequential else self._probe()
         self.identity = Identity(taskset_fingerprint(self.taskset), self.count, probe)
 

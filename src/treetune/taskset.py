@@ -27,14 +27,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from treetune import order
-from treetune.errors import (
-    EmptyTasksetError,
-    TasksetError,
-    TreetuneError,
-    UsageError,
-    described,
-    user_code,
-)
+from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described, user_code
 from treetune.score import UNCHECKED, Score, Verdict
 from treetune.task import Task
 
@@ -102,11 +95,16 @@ class Taskset(Generic[TaskT, ConfigT]):
         self.name = type(self).__name__
         self._reader: Iterator[TaskT] | None = None
         self._read = 0
-        self._warned = False
         if not self.overrides("load_tasks") and not self.overrides("task_at"):
             raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
+        if self.INFINITE and self.config.shuffle is not None and not self._may_read_seed():
+            warnings.warn(
+                f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
+                "Read self.seed where its tasks are generated.",
+                stacklevel=2,
+            )
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
@@ -254,17 +252,13 @@ class Taskset(Generic[TaskT, ConfigT]):
     def _count(self) -> int | None:
         """`count`, of a right type: None only of an infinite taskset."""
         with user_code(f"{self.name}.count()"):
-            count = self.count()
+            count: Any = self.count()
         if self.INFINITE and count is None:
             return None
-        try:
-            number = -1 if self.INFINITE else index_of(count)  # type: ignore[arg-type]
-        except TypeError:
-            number = -1
-        if number < 0:
+        if self.INFINITE or not hasattr(count, "__index__") or count < 0:
             remedy = "return the number of tasks; None where INFINITE = True, and only there"
             raise TasksetError(f"{self.name}.count() gave {count!r:.60}", remedy=remedy)
-        return number
+        return index_of(count)
 
     def draw(self, num_tasks: int | None = None) -> Iterator[TaskT]:
         """The first `num_tasks` of the order, each at most once; only what is taken is built."""
@@ -272,7 +266,6 @@ class Taskset(Generic[TaskT, ConfigT]):
             raise UsageError(f"the number of tasks must be at least 1, got {num_tasks}")
         if self.INFINITE and num_tasks is None:
             raise UsageError(f"{self.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)")
-        self._warn_of_unread_seed()
         if self.in_load_order:
             return self._first(num_tasks)
         count = self._size() or 0
@@ -377,24 +370,16 @@ class Taskset(Generic[TaskT, ConfigT]):
         remedy = "load_tasks() must give at least one; look at its filters and files"
         return EmptyTasksetError(f"{self.name} has no tasks", remedy=remedy)
 
-    def _warn_of_unread_seed(self) -> None:
-        if self._warned or not self.INFINITE or self.config.shuffle is None:
-            return
+    def _may_read_seed(self) -> bool:
+        """Whether the code of its classes speaks of a seed; a config that is handed on whole may be read anywhere."""
         import inspect
 
         bases = type(self).__mro__[: type(self).__mro__.index(Taskset)]
         try:
             source = "".join(map(inspect.getsource, bases))
         except (OSError, TypeError):
-            return
-        # A config that is handed on whole may be read anywhere.
-        if not re.search(r"seed|shuffle|self\.config\b(?!\.)", source):
-            self._warned = True
-            warnings.warn(
-                f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
-                "Read self.seed where its tasks are generated.",
-                stacklevel=3,
-            )
+            return True
+        return re.search(r"seed|shuffle|self\.config\b(?!\.)", source) is not None
 
 
 _encoder = msgspec.json.Encoder()
