@@ -146,9 +146,7 @@ class Spread:
             if not size:
                 continue
             # The item is at most as many places behind its share as there are streams.
-            last = index * size // self._total
-            first = max(0, (index - 2 * len(self._sizes)) * size // self._total)
-            for within in range(min(last, size - 1), first - 1, -1):
+            for within in range(min(index * size // self._total, size - 1), -1, -1):
                 before = self._before(stream, within)
                 if before == index:
                     return stream, within

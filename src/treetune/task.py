@@ -72,8 +72,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def uid(self) -> str:
         """It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by uid also
         counts occurrences."""
-        problem = {"prompt": self.messages, "env_class": self.env_class, "reward_spec": self.reward_spec}
-        return uid_of({**own_values(self), **problem})
+        problem = {**own_values(self), "prompt": self.messages, "reward_spec": self.reward_spec}
+        if self.env_class is not None:
+            problem["env_class"] = self.env_class
+        return uid_of(problem)
 
 
 class ForeignTask(Task, frozen=True, kw_only=True):
@@ -108,7 +110,7 @@ UID_LENGTH = 2 * _SIZE
 
 def uid_of(problem: Mapping[str, Any]) -> str:
     """A hash of what makes a problem: `prompt` (messages), `env_class`, `reward_spec` and a subclass's own fields."""
-    if problem.get("env_class") is None:  # without it the quick way through `canonical` is open
+    if problem.get("env_class", "") is None:  # without it the quick way through `canonical` is open
         problem = {key: value for key, value in problem.items() if key != "env_class"}
     return hashlib.blake2b(canonical(problem), digest_size=_SIZE).hexdigest()
 
