@@ -11,52 +11,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.environment import Action, Environment, Observation, Step, make, register
-    from treetune.episode import Limits
-    from treetune.errors import TreetuneError
-    from treetune.mixture import Mixture, Union
-    from treetune.policy import Completion, Policy, Request, Sampling
-    from treetune.rollout import run_rollout
-    from treetune.score import UNCHECKED, VALID, Score, Verdict, invalid
-    from treetune.target import build_taskset, load_taskset
-    from treetune.task import Message, Task
-    from treetune.taskset import ShuffleConfig, Taskset, TasksetConfig
-    from treetune.trace import Outcome, Trace, Turn
+    from treetune.environment import Action as Action
+    from treetune.environment import Environment as Environment
+    from treetune.environment import Observation as Observation
+    from treetune.environment import Step as Step
+    from treetune.environment import make as make
+    from treetune.environment import register as register
+    from treetune.episode import Limits as Limits
+    from treetune.errors import TreetuneError as TreetuneError
+    from treetune.mixture import Mixture as Mixture
+    from treetune.mixture import Union as Union
+    from treetune.policy import Completion as Completion
+    from treetune.policy import Policy as Policy
+    from treetune.policy import Request as Request
+    from treetune.policy import Sampling as Sampling
+    from treetune.rollout import run_rollout as run_rollout
+    from treetune.score import UNCHECKED as UNCHECKED
+    from treetune.score import VALID as VALID
+    from treetune.score import Score as Score
+    from treetune.score import Verdict as Verdict
+    from treetune.score import invalid as invalid
+    from treetune.target import build_taskset as build_taskset
+    from treetune.target import load_taskset as load_taskset
+    from treetune.task import Message as Message
+    from treetune.task import Task as Task
+    from treetune.taskset import ShuffleConfig as ShuffleConfig
+    from treetune.taskset import Taskset as Taskset
+    from treetune.taskset import TasksetConfig as TasksetConfig
+    from treetune.trace import Outcome as Outcome
+    from treetune.trace import Trace as Trace
+    from treetune.trace import Turn as Turn
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "UNCHECKED",
-    "VALID",
-    "Action",
-    "Completion",
-    "Environment",
-    "Limits",
-    "Message",
-    "Mixture",
-    "Observation",
-    "Outcome",
-    "Policy",
-    "Request",
-    "Sampling",
-    "Score",
-    "ShuffleConfig",
-    "Step",
-    "Task",
-    "Taskset",
-    "TasksetConfig",
-    "Trace",
-    "TreetuneError",
-    "Turn",
-    "Union",
-    "Verdict",
-    "build_taskset",
-    "invalid",
-    "load_taskset",
-    "make",
-    "register",
-    "run_rollout",
-]
 
 _HOMES = {
     name: module
@@ -75,6 +61,7 @@ _HOMES = {
     }.items()
     for name in names.split()
 }
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
