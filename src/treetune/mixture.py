@@ -138,7 +138,7 @@ class Union(_Sources[UnionConfig]):
         if endless:
             raise UsageError(f"{', '.join(endless)} never ends", remedy="use a mixture, with a weight for each source")
         self._sizes = [source._count() or 0 for source in self.sources]
-        self._ends = list(accumulate(self._sizes))
+        self._starts = [0, *accumulate(self._sizes)]
         self._spread = Spread(self._sizes)
 
     @classmethod
@@ -147,13 +147,13 @@ class Union(_Sources[UnionConfig]):
         return cls(None, sources)
 
     def count(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._starts[-1]
 
     def place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.count():
             raise TasksetError(f"{self.name} has no task {index}", remedy="its sources may have changed")
-        number = bisect_right(self._ends, index)
-        return number, index - self._start(number)
+        number = bisect_right(self._starts, index) - 1
+        return number, index - self._starts[number]
 
     def position_at(self, index: int, count: int | None) -> int:
         """In each epoch the sources come in proportion, so that the first hundred tasks are some of each; each source
@@ -163,14 +163,11 @@ class Union(_Sources[UnionConfig]):
         epoch, offset = divmod(index, self.count())
         number, within = self._spread.at(offset)
         size = self._sizes[number]
-        return self._start(number) + self.sources[number].position_at(epoch * size + within, size)
+        return self._starts[number] + self.sources[number].position_at(epoch * size + within, size)
 
     @property
     def in_load_order(self) -> bool:
         return self.order_seed is None and len(self.sources) == 1 and self.sources[0].in_load_order
-
-    def _start(self, number: int) -> int:
-        return self._ends[number - 1] if number else 0
 
 
 def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
