@@ -164,7 +164,7 @@ class ChatTokens:
         return prompt._replace(ids=so_far.ids + ids, realigned=bool(so_far.realigned) or not (same_text and exact))
 
     def _show(self, messages: Sequence[Message], continues: bool, encode: bool = True) -> Prompt:
-        text = self._render_begun(messages) if continues else self._render(messages)
+        text = self._render(messages, continues)
         return Prompt(
             self._encode(text) if encode else [],
             text=text,
@@ -184,12 +184,8 @@ class ChatTokens:
         answer, given, prefix = last.prompt.shown, str(last.prompt.text), last.prompt.prefix
         if last.message is None or not is_same(messages[answer], last.message):
             return None
-        begun = [*messages[:answer], {"role": "assistant", "content": prefix}]
-        try:
-            before = self._render_begun(begun) if prefix else self._render(messages[:answer])
-        except UsageError:
-            return None
-        if before != given:
+        begun = [{"role": "assistant", "content": prefix}] if prefix else []
+        if self._try_render([*messages[:answer], *begun], bool(prefix)) != given:
             return None
         opened = given[: len(given) - len(prefix.lstrip())].rstrip()
         # The end token of the answer; nothing where it was cut off before one.
@@ -203,10 +199,7 @@ class ChatTokens:
     ) -> str | None:
         """With a mark in the answer's place."""
         marked = [*messages[:answer], {"role": "assistant", "content": self._mark}, *messages[answer + 1 :]]
-        try:
-            head, *tails = (self._render_begun(marked) if continues else self._render(marked)).split(self._mark)
-        except UsageError:
-            return None
+        head, *tails = (self._try_render(marked, continues) or "").split(self._mark)
         if len(tails) != 1:
             return None
         tail = tails[0]
@@ -219,11 +212,8 @@ class ChatTokens:
 
     def _find_by_end(self, messages: Sequence[Message], answer: int, opened: str, now: str, end: str) -> str | None:
         """By the end of the answer: where a template writes a tool call otherwise than any text."""
-        try:
-            upto = self._render(messages[: answer + 1], add_generation_prompt=False)
-        except UsageError:
-            return None
-        if not end or not upto.startswith(opened) or not now.startswith(upto):
+        upto = self._try_render(messages[: answer + 1], add_generation_prompt=False)
+        if upto is None or not end or not upto.startswith(opened) or not now.startswith(upto):
             return None
         shown, found, rest = upto[len(opened) :].rpartition(end)
         return rest + now[len(upto) :] if found and is_shown_by(messages[answer], shown.strip()) else None
@@ -241,25 +231,20 @@ class ChatTokens:
             if self._arguments_as is None:
                 # Most templates write the arguments of a call as JSON, some only know text.
                 as_dicts = [with_arguments(message, dict) for message in messages]
-                self._arguments_as = dict if self._takes(as_dicts) else str
+                self._arguments_as = str if self._try_render(as_dicts) is None else dict
             messages = [with_arguments(message, self._arguments_as) for message in messages]
         return messages
-
-    def _takes(self, messages: Sequence[Message]) -> bool:
-        try:
-            self._render(messages)
-        except UsageError:
-            return False
-        return True
 
     def _shows_parts(self) -> bool:
         """Whether the template writes parts of text as it writes the text itself; most know only texts."""
         text = [{"role": "user", "content": self._mark}]
         parts = [{"role": "user", "content": [{"type": "text", "text": self._mark}]}]
-        return self._takes(parts) and self._render(parts) == self._render(text)
+        return self._try_render(parts) == self._render(text)
 
-    def _render_begun(self, messages: Sequence[Message]) -> str:
-        """The text of a conversation up to the end of its last message, which is still being written."""
+    def _render(self, messages: Sequence[Message], begun: bool = False, **options: Any) -> str:
+        """The text of a conversation; one whose last message is still being written ends with that message."""
+        if not begun:
+            return str(self._apply(messages, tokenize=False, **options))
         *others, last = messages
         content = _content(last)
         marked = [*others, {**last, "content": content + self._mark}]
@@ -270,8 +255,11 @@ class ChatTokens:
             raise UsageError(problem, remedy=remedy)
         return text
 
-    def _render(self, messages: Sequence[Message], **options: Any) -> str:
-        return str(self._apply(messages, tokenize=False, **options))
+    def _try_render(self, messages: Sequence[Message], begun: bool = False, **options: Any) -> str | None:
+        """The same; None where the template refuses it."""
+        with suppress(UsageError):
+            return self._render(messages, begun, **options)
+        return None
 
     def _apply_whole(self, messages: Sequence[Message], continues: bool = False) -> list[int]:
         options = {"add_generation_prompt": False, "continue_final_message": True} if continues else {}
