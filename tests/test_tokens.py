@@ -242,7 +242,7 @@ def test_thoughts_and_calls_in_a_templates_own_words_keep_their_tokens():
         tokens.add_turn(chat.next_prompt(messages, tokens), tokenizer(sampled)["input_ids"], message=said)
         messages = [*messages, said, {"role": "tool", "content": "There."}]
     (sequence,) = tokens.sequences
-    assert tokenizer.decode(sequence.sampled) == sampled * 3
+    assert tokenizer.decode(chats.sampled_of(sequence)) == sampled * 3
     assert tokenizer.decode(sequence.ids).count("<end>\n<start>tool\nThere.<end>\n<start>assistant\n<think>\n") == 2
 
 
@@ -283,7 +283,7 @@ def test_a_tokenizer_without_a_text_between_messages_and_tokens_is_taken_at_its_
     prompt = chat.next_prompt(messages, tokens)
     assert prompt.ids == Direct(plain).apply_chat_template(messages)
     tokens.add_turn(prompt, [7])
-    assert [sequence.sampled for sequence in tokens.sequences] == [[5, 6], [7]]
+    assert [chats.sampled_of(sequence) for sequence in tokens.sequences] == [[5, 6], [7]]
 
 
 def test_a_template_that_refuses_a_conversation_says_why():

@@ -57,11 +57,6 @@ class TokenSequence(msgspec.Struct):
     realigned: int = 0
     """How many of its prompts differ from the template's own text, so as to go on from the tokens sampled before."""
 
-    @property
-    def sampled(self) -> list[int]:
-        """The tokens that are trained on."""
-        return [token for token, mine in zip(self.ids, self.mask, strict=True) if mine]
-
 
 class Tokens(msgspec.Struct, dict=True):
     sequences: list[TokenSequence] = []

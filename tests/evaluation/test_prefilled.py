@@ -9,6 +9,7 @@ import pytest
 import venvs
 from aiohttp import web
 from chat_templates import Letters, forgets_thoughts, plain, trims
+from chats import sampled_of
 from model_endpoint import GOOD, ask
 from trl_speaker import Speaker, rollout
 
@@ -178,7 +179,7 @@ def test_a_prompt_ends_with_the_beginning_and_goes_on_from_it():
     assert not prompt.realigned
     tokens.add_turn(prompt, tokenizer("sure<end>")["input_ids"])
     (sequence,) = tokens.sequences
-    assert tokenizer.decode(sequence.sampled) == "42<end>sure<end>"
+    assert tokenizer.decode(sampled_of(sequence)) == "42<end>sure<end>"
     assert tokenizer.decode(sequence.ids) + "\n<start>assistant\n" == plain(
         [*more[:-1], {"role": "assistant", "content": "I am sure"}]
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from treetune.tokens import ChatTokens, Tokens
+from treetune.tokens import ChatTokens, Tokens, TokenSequence
 
 PIECES = [
     "yes",
@@ -134,7 +134,7 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, 
         breaks += not continues and number + 1 < len(turns)
         seen["realigned" if prompt.realigned else "exact" if continues else "breaks"] += 1
 
-    assert [token for sequence in tokens.sequences for token in sequence.sampled] == sampled
+    assert [token for sequence in tokens.sequences for token in sampled_of(sequence)] == sampled
     for sequence in tokens.sequences:
         assert len(sequence.ids) == len(sequence.mask) == len(sequence.logprobs) == len(sequence.versions)
         for mine, logprob, version in zip(sequence.mask, sequence.logprobs, sequence.versions, strict=True):
@@ -142,6 +142,11 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, arguments: dict[str, 
     told = [value for sequence in tokens.sequences for value in sequence.logprobs if value]
     assert told == [-(at + 1) / 7 for at in range(len(sampled))]
     return tokens
+
+
+def sampled_of(sequence: TokenSequence) -> list[int]:
+    """The tokens that are trained on."""
+    return [token for token, mine in zip(sequence.ids, sequence.mask, strict=True) if mine]
 
 
 def rewritten(messages: list[dict[str, str]], change: str, answer: int) -> tuple[list[dict[str, str]], bool]:
