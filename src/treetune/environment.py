@@ -178,21 +178,11 @@ def show(text: str) -> None:
         loop.call_soon_threadsafe(sink, text)
 
 
-class shown_to:
-    """Within it, what is shown goes to `sink`, on the event loop of now. A class: it is entered at every step."""
+def show_to(sink: Sink) -> None:
+    """From now on what is shown in this context goes to `sink`, on the event loop of now."""
+    import asyncio  # not above: reading and checking rows does without it
 
-    __slots__ = ("_sink", "_token")
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def __enter__(self) -> None:
-        import asyncio  # not above: reading and checking rows does without it
-
-        self._token = _shown.set((asyncio.get_running_loop(), self._sink))
-
-    def __exit__(self, *exception: object) -> None:
-        _shown.reset(self._token)
+    _shown.set((asyncio.get_running_loop(), sink))
 
 
 class Kind(StrEnum):

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
-from treetune.environment import Action, Environment, Observation, SingleTurn, Sink, Step, shown_to
+from treetune.environment import Action, Environment, Observation, SingleTurn, Sink, Step, show_to
 from treetune.errors import EnvironmentFault, UsageError, described
 from treetune.score import finite
 from treetune.task import Task
@@ -205,8 +205,8 @@ class Episode:
 
     async def play(self, action: Any, show: Sink) -> Step:
         """A step for whoever plays from outside; `show` is given what the environment shows meanwhile."""
-        with shown_to(show):
-            return self.with_ending(await self.step(action))
+        show_to(show)
+        return self.with_ending(await self.step(action))
 
     def with_ending(self, step: Step) -> Step:
         """A step for whoever plays from outside and sees no trace: its `info` says how the episode ended."""

@@ -19,7 +19,7 @@ from fake_docker import FakeDocker
 
 from treetune import Action
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
-from treetune.environment import shown_to
+from treetune.environment import show_to
 from treetune.errors import ConfigError, EnvironmentFault, StorageError, UsageError
 from treetune.sandbox import SandboxUnavailable, probe
 from treetune.sandbox.limits import SandboxLimits
@@ -110,9 +110,9 @@ def test_what_a_script_prints_is_shown_while_it_runs(taskset):
         try:
             await environment.start()
             script = "printf 'fir\\303'; sleep 0.3; printf '\\244st'; sleep 0.3; touch /srv/over; sleep 0.3; echo last"
-            with shown_to(lambda text: told.append((text, step.done()))):
-                step = asyncio.ensure_future(environment.step(Action.of(bash(script))))
-                result = await step
+            show_to(lambda text: told.append((text, step.done())))
+            step = asyncio.ensure_future(environment.step(Action.of(bash(script))))
+            result = await step
         finally:
             await environment.close()
         return told, result.observation.content

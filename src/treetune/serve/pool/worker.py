@@ -28,7 +28,7 @@ import msgspec
 import uvloop
 import zmq
 
-from treetune.environment import Action, shown_to
+from treetune.environment import Action, show_to
 from treetune.episode import DeadlinePassed, Episode
 from treetune.episode_book import MANY_ENDED, EpisodeEnded, trim_memory
 from treetune.errors import MissingExtraError, TreetuneError, UsageError
@@ -192,8 +192,8 @@ class Worker:
         task.add_done_callback(functools.partial(self._finish, id, method))
 
     async def _do(self, id: bytes, method: bytes, payload: bytes) -> bytes:
-        with shown_to(lambda text: self._messages.put(b"part", id, text.encode("utf-8", "replace"))):
-            return await self._methods[method](payload)
+        show_to(lambda text: self._messages.put(b"part", id, text.encode("utf-8", "replace")))
+        return await self._methods[method](payload)
 
     def _finish(self, id: bytes, method: bytes, task: asyncio.Task[bytes]) -> None:
         self._tasks.pop(id, None)
