@@ -126,7 +126,7 @@ class Registry:
         return found
 
     def _find(self, name: str) -> type:
-        found: Any = self._registered.get(name) or self._builtin.get(name) or (name if ":" in name else None)
+        found: Any = self._registered.get(name) or builtin(self._table).get(name) or (name if ":" in name else None)
         if isinstance(found, str):
             prefix, _, rest = found.partition(":")
             found = load_object(self.foreign[prefix])(rest) if prefix in self.foreign else load_object(found)
@@ -143,7 +143,7 @@ class Registry:
         """Every known id and where it comes from."""
         return {
             **{name: entry.dist.name if entry.dist else "installed" for name, entry in self._installed.items()},
-            **dict.fromkeys(self._builtin, "built in"),
+            **dict.fromkeys(builtin(self._table), "built in"),
             **dict.fromkeys(self._registered, "registered"),
         }
 
@@ -151,10 +151,6 @@ class Registry:
     def foreign(self) -> dict[str, str]:
         """Prefixes of names that belong to another library, each with the function that gives its classes."""
         return dict(builtin(f"FOREIGN_{self._table}"))
-
-    @property
-    def _builtin(self) -> dict[str, str]:
-        return dict(builtin(self._table))
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
