@@ -135,10 +135,7 @@ class LocalHost:
 
     async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
         """The next task of a stream; with an index that task, and no cursor moves."""
-        if index is not None:
-            self.streams.check_index(index)
-            return await self.fetch(Draw("", index))
-        return await self.fetch(self.streams.advance(stream))
+        return await self.fetch(self.streams.advance(stream) if index is None else self.streams.draw_at(index))
 
     async def fetch(self, draw: Draw) -> Task:
         """Makes the task of a draw."""

@@ -139,6 +139,13 @@ class Streams:
         current.index += 1
         return draw
 
+    def draw_at(self, index: int) -> Draw:
+        """The draw of an index of the order, whatever the cursors say."""
+        if self.sequential:
+            problem = f"{self.taskset.name} is only a generator: it has no task at an index of your choice"
+            raise UsageError(problem, remedy="sample without an index, or write task_at(index)")
+        return Draw("", read_index(index))
+
     def cursor(self, stream: str = "") -> int:
         return self._streams[stream].index if stream in self._streams else 0
 
@@ -209,18 +216,6 @@ class Streams:
             return self.task(draw)
         task: Task = await call_apart(self.task, draw)
         return task
-
-    async def task_at(self, index: int) -> Task:
-        """The task at an index of the order, whatever the cursors say."""
-        self.check_index(index)
-        return await self.fetch(Draw("", index))
-
-    def check_index(self, index: int) -> None:
-        """Refuses an index that no task can be made for."""
-        read_index(index)
-        if self.sequential:
-            problem = f"{self.taskset.name} is only a generator: it has no task at an index of your choice"
-            raise UsageError(problem, remedy="sample without an index, or write task_at(index)")
 
     def _reader(self, name: str) -> Reader:
         stream = self.open(name)

@@ -149,8 +149,7 @@ class StoredStreams:
     def draw(self, id: bytes = b"", index: int | None = None, stream: str = "") -> Draw:
         """The next of a stream; with an index that one, and no cursor moves."""
         if index is not None:
-            self.streams.check_index(index)
-            return Draw("", index)
+            return self.streams.draw_at(index)
         if self._recovered and (before := self._recovered.pop(id, None)) is not None:
             return before  # drawn by a server that died before its reply arrived
         self.change(id, stream)

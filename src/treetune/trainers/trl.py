@@ -330,7 +330,8 @@ class LocalEpisodes:
         return {"name": self._taskset.name, "num_tasks": (await self._loaded()).count}
 
     async def start(self, task_index: int) -> LocalEpisode:
-        task = await (await self._loaded()).task_at(task_index)
+        streams = await self._loaded()
+        task = await streams.fetch(streams.draw_at(task_index))
         episode = await Episode.start(self._taskset, task, self._limits)
         return LocalEpisode(episode, {"task_index": task_index, "data_source": task.data_source})
 
