@@ -113,7 +113,6 @@ class Episode:
         self._until = until
         self._environment: Environment | None = None
         """None before it is made and once it is closed: what it holds is let go."""
-        self._lock = asyncio.Lock()
         self.observation = Observation()
         """What it showed first."""
         self.result = Result()
@@ -159,15 +158,14 @@ class Episode:
         return Observation.of(await call(start) if _is_own(start) else start())
 
     async def step(self, action: Any) -> Step:
-        """The answer to an action."""
-        async with self._lock:
-            if self._environment is None:
-                raise UsageError("this episode is over", remedy="start another")
-            step = await self._play(self._environment, Action.of(action))
-            if step.done:
-                self.finished = True
-                await self._close_shielded()
-            return step
+        """The answer to an action. Whoever plays waits for it before the next; a host's book sees to that."""
+        if self._environment is None:
+            raise UsageError("this episode is over", remedy="start another")
+        step = await self._play(self._environment, Action.of(action))
+        if step.done:
+            self.finished = True
+            await self._close_shielded()
+        return step
 
     async def _play(self, environment: Environment, action: Action) -> Step:
         began = time.perf_counter()

@@ -294,6 +294,7 @@ class Reader:
         while index not in self._tasks:
             await self._read(index)
         if index + AHEAD // 2 not in self._tasks and not self._lock.locked():
+            # Kept, because an event loop does not hold its tasks.
             self._reading = asyncio.create_task(self._read_ahead(index + AHEAD // 2))
         return self._tasks[index]
 
