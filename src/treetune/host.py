@@ -224,13 +224,9 @@ class LocalHost:
     async def _run_named(self, request: str | None, run: Awaitable[T]) -> T:
         if request is None:
             return await run
-        work = asyncio.ensure_future(run)
-        self._requests[request] = work
+        self._requests[request] = work = asyncio.ensure_future(run)
         try:
-            return await work
-        except asyncio.CancelledError:
-            work.cancel()
-            raise
+            return await work  # which is cancelled with whoever waits for it
         finally:
             del self._requests[request]
 
