@@ -113,6 +113,7 @@ class Episode:
         self._until = until
         self._environment: Environment | None = None
         """None before it is made and once it is closed: what it holds is let go."""
+        self._closing: asyncio.Future[None] | None = None
         self.observation = Observation()
         """What it showed first."""
         self.result = Result()
@@ -136,7 +137,7 @@ class Episode:
         try:
             self.observation = await in_time(self._open(), self._limits, self._until)
         except BaseException:
-            await self._close_shielded()
+            await self.close()
             raise
         finally:
             self.start_seconds = time.perf_counter() - began
@@ -164,7 +165,7 @@ class Episode:
         step = await self._play(self._environment, Action.of(action))
         if step.done:
             self.finished = True
-            await self._close_shielded()
+            await self.close()
         return step
 
     async def _play(self, environment: Environment, action: Action) -> Step:
@@ -175,7 +176,7 @@ class Episode:
             self.result.add(step)
         except BaseException:
             # What an environment is worth after a failed step nobody knows.
-            await self._close_shielded()
+            await self.close()
             raise
         finally:
             self.step_seconds += time.perf_counter() - began
@@ -185,21 +186,17 @@ class Episode:
         return step
 
     async def close(self) -> None:
-        """Runs the environment's own `close`, once."""
-        if self._environment is None:
-            return
+        """Runs the environment's own `close`, once, and waits for it. It goes on where a caller is cancelled."""
         environment, self._environment = self._environment, None
-        if not _is_own(environment.close):
-            return
+        if environment is not None and _is_own(environment.close):
+            self._closing = asyncio.ensure_future(self._close(environment))
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self, environment: Environment) -> None:
         began = time.perf_counter()
         self.close_failure = await _close(environment)
         self.close_seconds = time.perf_counter() - began
-
-    async def _close_shielded(self) -> None:
-        """A caller that is cancelled still cleans up."""
-        if self._environment is not None and _is_own(self._environment.close):
-            await asyncio.shield(self.close())
-        self._environment = None
 
     async def play(self, action: Any, show: Sink) -> Step:
         """A step for whoever plays from outside; `show` is given what the environment shows meanwhile."""

@@ -87,8 +87,7 @@ class Rollout:
         except Exception as error:
             _fail(trace, error, self._phase)
         finally:
-            if not episode.over:
-                await asyncio.shield(episode.close())  # a cancelled rollout still cleans up
+            await episode.close()  # a cancelled rollout still cleans up
             self._record(episode)
             trace.timing.total = time.perf_counter() - began
         return trace
