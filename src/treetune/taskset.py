@@ -77,6 +77,8 @@ class Taskset(Generic[TaskT, ConfigT]):
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
 
+    _length: int | None = None
+    """How many tasks were loaded. It is pickled, so that another process need not load them to know."""
     task_type: ClassVar[type[Task]] = Task
     config_type: ClassVar[type[TasksetConfig]] = TasksetConfig
 
@@ -128,7 +130,9 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def count(self) -> int | None:
         """How many tasks there are; None where INFINITE."""
-        return None if self.INFINITE else len(self._loaded)
+        if self._length is None and not self.INFINITE:
+            self._length = len(self._loaded)
+        return self._length
 
     def check_source(self) -> None:
         """Raises what is wrong with where the tasks come from; asked before the first one is drawn."""
@@ -380,6 +384,13 @@ class Taskset(Generic[TaskT, ConfigT]):
         except (OSError, TypeError):
             return True
         return re.search(r"seed|shuffle|self\.config\b(?!\.)", source) is not None
+
+
+def parts_of(taskset: Taskset[Any, Any]) -> Iterator[Taskset[Any, Any]]:
+    """Itself, and the sources that it mixes."""
+    yield taskset
+    for source in getattr(taskset, "sources", []):
+        yield from parts_of(source)
 
 
 _encoder = msgspec.json.Encoder()

@@ -16,16 +16,16 @@ from treetune.environment import Action, Observation, Sink, Step
 from treetune.episode_book import Home
 from treetune.errors import EnvironmentFault
 from treetune.serve import messages
-from treetune.serve.errors import BadRequest, ServeError, WorkerLost
+from treetune.serve.errors import BadRequest, ServeError
 from treetune.serve.host import HostSpec, ModelsConfig, ServerHost
 from treetune.serve.messages import pack, unpack, without_none
-from treetune.serve.pool.worker import Engine, OpenPayload, ProcessEngine, StepPayload, WorkerSpec, counts_of
-from treetune.serve.pool.workers import Member, PoolConfig, WorkerCall, Workers
+from treetune.serve.pool.worker import Engine, OpenPayload, ProcessEngine, StepPayload, WorkerSpec
+from treetune.serve.pool.workers import Member, PoolConfig, WorkerEnded, Workers
 from treetune.serve.server import Door, EnvServer, ServerConfig
 from treetune.serve.task_signer import concrete_task, pack_task, unpack_trace
 from treetune.streams import Draw, Streams
 from treetune.task import Task
-from treetune.taskset import Taskset
+from treetune.taskset import Taskset, parts_of
 from treetune.trace import Trace
 
 
@@ -47,11 +47,15 @@ class PoolHost(ServerHost):
         # A generator has one owner, and it is here.
         if self.streams.sequential or self.streams.cheap:
             return await super().fetch(draw)
-        call = WorkerCall("make", msgspec.msgpack.encode(draw))
-        return concrete_task(await self.workers.call(call), self.taskset)
+        position = draw.position
+        if position is None:
+            position = self.taskset.position_at(draw.index, self.streams.count)
+        _, data = await self.workers.call("make", pack(position))
+        return concrete_task(data, self.taskset)
 
     async def run_request(self, method: str, payload: bytes, size: int = 1) -> bytes:
-        return await self.workers.call(WorkerCall(method, payload, size))
+        _, data = await self.workers.call(method, payload, size)
+        return data
 
     async def run_rollout(self, task: Task, **options: Any) -> Trace:
         name = options.pop("request", None)
@@ -69,11 +73,11 @@ class PoolHost(ServerHost):
         return msgspec.Raw(pack_task(task, self._spec.signer.sign(task)))
 
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
-        call = WorkerCall("open", pack(OpenPayload(id, msgspec.Raw(pack(task)))), size=1, opens=id)
-        observation = unpack(await self.workers.call(call), Observation)
-        if call.member is None or not self.workers.has(call.member):
-            raise WorkerLost("the worker of this episode died", remedy="start another")
-        return _HomeInWorker(self.workers, call.member, id), observation
+        payload = pack(OpenPayload(id, msgspec.Raw(pack(task))))
+        member, data = await self.workers.call("open", payload, size=1, opens=id)
+        if not self.workers.has(member):
+            raise WorkerEnded
+        return _HomeInWorker(self.workers, member, id), unpack(data, Observation)
 
     async def close(self) -> None:
         await super().close()
@@ -91,7 +95,7 @@ class _HomeInWorker:
     async def play(self, action: Action, show: Sink) -> Step:
         payload, over = pack(StepPayload(self._id, action)), True
         try:
-            data = await self._workers.call(WorkerCall("step", payload, member=self._member, pinned=True, show=show))
+            data = await self._workers.ask(self._member, "step", payload, show=show)
             step = messages.to_step(unpack(data, messages.StepResponse))
             over = step.done
             return step
@@ -106,7 +110,7 @@ class _HomeInWorker:
     async def close(self) -> None:
         self._workers.release(self._member, self._id)
         with contextlib.suppress(ServeError):  # its worker is gone, and the environment with it
-            await self._workers.call(WorkerCall("close", self._id.encode(), member=self._member, pinned=True))
+            await self._workers.ask(self._member, "close", self._id.encode())
 
 
 class EnvServerPool(EnvServer):
@@ -128,12 +132,9 @@ class EnvServerPool(EnvServer):
 
     def _make_host(self, spec: HostSpec) -> ServerHost:
         engine = self._engine or ProcessEngine()
-        worker = WorkerSpec(
-            taskset=self.taskset,
-            count=self.streams.count,
-            counts=counts_of(self.taskset),
-            host=spec,
-            parent=None if engine.encrypted else os.getpid(),
-        )
+        for part in parts_of(self.taskset):
+            if not part.overrides("count"):
+                part.count()  # kept, so that no worker loads the tasks to know it
+        worker = WorkerSpec(taskset=self.taskset, host=spec, parent=None if engine.encrypted else os.getpid())
         workers = self.WORKERS(worker, self.pool_config, engine, self.metrics.count_scored)
         return PoolHost(self.streams, spec, workers)

@@ -4,8 +4,8 @@ It connects to the broker's address, says that it is ready, beats once a second,
 `ready`, `beat`, `part ID TEXT`, `scored TRACES`, `done ID DATA` and `failed ID RESPONSE`; the broker says
 `do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
 
-An engine runs workers as processes of this machine, or as actors of a Ray cluster. It only starts and kills: the pool
-itself notices a worker that is gone or stuck.
+An engine runs workers as processes of this machine, or as actors of a Ray cluster. It only starts and kills them: the
+pool itself notices a worker that is gone or stuck.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 import uvloop
@@ -37,8 +37,9 @@ from treetune.serve.host import HostSpec, Scored, ServerHost
 from treetune.serve.messages import failure, pack, pack_step, unpack
 from treetune.serve.task_signer import concrete_task
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket, socket_folder
-from treetune.streams import Draw, Streams
+from treetune.streams import Streams
 from treetune.taskset import Taskset
+from treetune.threads import call_apart
 
 BEAT_SECONDS = 1.0
 ORPHANED_SECONDS = 60.0
@@ -91,38 +92,16 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     server_key: bytes | None = None
     """The broker's public key, where the way to it is encrypted."""
     taskset: Taskset[Any, Any]
-    count: int | None
-    """How many tasks there are; None where there is no end."""
-    counts: list[int | None]
-    """The same for each part of a mixture that could not tell without loading its tasks."""
+    """One that has been counted: a worker need not load the tasks to know how many there are."""
     host: HostSpec
     parent: int | None = None
     """The broker's process, where it is on the same machine."""
 
 
-def counts_of(taskset: Taskset[Any, Any]) -> list[int | None]:
-    """How many tasks each part has, so that no worker need load them to know."""
-    return [None if part.INFINITE or part.overrides("count") else part.count() for part in _parts_of(taskset)]
-
-
-def _set_counts(taskset: Taskset[Any, Any], counts: list[int | None]) -> None:
-    for part, count in zip(_parts_of(taskset), counts, strict=True):
-        if count is not None:
-            part.count = functools.partial(int, count)  # type: ignore[method-assign]
-
-
-def _parts_of(taskset: Taskset[Any, Any]) -> list[Taskset[Any, Any]]:
-    return [taskset, *(inner for part in getattr(taskset, "sources", []) for inner in _parts_of(part))]
-
-
 class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        _set_counts(spec.taskset, spec.counts)
-        streams = Streams(spec.taskset)
-        streams.count = spec.count
-        streams.cheap = False  # tasks are made here only where that takes long
-        self._host = ServerHost(streams, spec.host, self._report)
+        self._host = ServerHost(Streams(spec.taskset), spec.host, self._report)
         self._episodes: dict[str, Episode] = {}
         """The broker keeps their book."""
         self._ended_since_trim = 0
@@ -211,14 +190,17 @@ class Worker:
     # What it does beside rollouts
 
     async def _make(self, payload: bytes) -> bytes:
-        return pack(await self._host.fetch(unpack(payload, Draw)))
+        return pack(await call_apart(self._spec.taskset.__getitem__, unpack(payload, int)))
 
     async def _open(self, payload: bytes) -> bytes:
         request = unpack(payload, OpenPayload)
         task = concrete_task(request.task, self._spec.taskset)
-        episode = self._episodes[request.episode] = await Episode.start(
-            self._spec.taskset, task, self._spec.host.limits
-        )
+        episode = await Episode.start(self._spec.taskset, task, self._spec.host.limits)
+        running = asyncio.current_task()
+        if running is not None and running.cancelling():  # the environment did not mind
+            await episode.close()
+            raise asyncio.CancelledError
+        self._episodes[request.episode] = episode
         return pack(episode.observation)
 
     async def _step(self, payload: bytes) -> bytes:
@@ -248,40 +230,23 @@ OnExit = Callable[[str], None]
 """Called once, on the event loop, with how a worker has ended."""
 
 
-class Handle(Protocol):
-    def kill(self) -> None:
-        """Ends the worker at once, whatever it is doing."""
-        ...
-
-
-class Engine(Protocol):
-    silent_seconds: float
-    """A worker that has not beaten for so long is taken for dead."""
-    encrypted: bool
-    """Whether the way to its workers leaves this machine, and so is encrypted."""
-
-    def address(self) -> str:
-        """Where the broker listens for workers."""
-        ...
-
-    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle: ...
-
-    def close(self) -> None: ...
-
-
 class ProcessEngine:
     """Workers as processes of this machine. Their end is noticed at once; the long silence is for one that hangs."""
 
     encrypted = False
+    """Whether the way to its workers leaves this machine, and so is encrypted."""
     silent_seconds = 60.0
+    """A worker that has not beaten for so long is taken for dead."""
 
     def __init__(self) -> None:
         self._folder = socket_folder()
 
     def address(self) -> str:
+        """Where the broker listens for workers."""
         return f"ipc://{self._folder}/workers"
 
-    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle:
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
+        """Gives what `kill` ends at once, whatever it is doing."""
         # Spawned, not forked: whatever threads and locks user code holds stay behind.
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_run_process, args=(spec,), name=spec.identity.decode())
@@ -302,6 +267,9 @@ class ProcessEngine:
 
         loop.add_reader(process.sentinel, report)
         return process
+
+    def kill(self, process: Any) -> None:
+        process.kill()
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -341,7 +309,7 @@ class RayEngine:
     def address(self) -> str:
         return f"tcp://{self._ray.util.get_node_ip_address()}:0"
 
-    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Handle:
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
         loop = asyncio.get_running_loop()
         actor = self._actor.remote()
         ended: Future[Any] = actor.run.remote(pickle.dumps(spec)).future()
@@ -353,23 +321,21 @@ class RayEngine:
                 loop.call_soon_threadsafe(on_exit, how)
 
         ended.add_done_callback(report)
-        return _RayHandle(self._ray, actor)
+        return actor
+
+    def kill(self, actor: Any) -> None:
+        self._ray.kill(actor, no_restart=True)
 
     def close(self) -> None:
         return None
 
 
-class _RayHandle:
-    def __init__(self, ray: Any, actor: Any) -> None:
-        self._ray, self._actor = ray, actor
-
-    def kill(self) -> None:
-        self._ray.kill(self._actor, no_restart=True)
-
-
 class _RayActor:
     def run(self, pickled: bytes) -> None:
         asyncio.run(Worker(pickle.loads(pickled)).run())
+
+
+Engine = ProcessEngine | RayEngine
 
 
 def load_engine(name: str) -> Engine:

@@ -2,10 +2,11 @@
 
     workers = Workers(spec, PoolConfig(workers=4), engine, on_scored)
     await workers.start()
-    data = await workers.call(WorkerCall("run_rollout", payload, size=1))
+    member, data = await workers.call("run_rollout", payload, size=1)      # the least busy worker
+    data = await workers.ask(member, "step", payload)                       # this one, where the episode lives
 
 A worker that dies or hangs is replaced. Its calls are made again, once, to another; where that one dies of them too
-they fail. A call goes to the least busy worker, a step to where its episode lives.
+they fail.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from treetune.episode import DeadlinePassed
 from treetune.serve.errors import ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
-from treetune.serve.pool.worker import Engine, Handle, MessageBatch, WorkerSpec, read_batch
+from treetune.serve.pool.worker import Engine, MessageBatch, WorkerSpec, read_batch
 from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
 
 log = logging.getLogger("treetune.serve")
@@ -53,24 +53,12 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A worker that shows no life for so long is replaced; absent: what suits the engine."""
 
 
-class WorkerCall(msgspec.Struct, eq=False):
-    """One call of a worker's method."""
+class PendingCall(msgspec.Struct, eq=False):
+    """A call that a worker has."""
 
-    method: str
-    payload: bytes
-    size: int = 0
-    """How many rollouts it counts as."""
-    member: Member | None = None
-    """The worker that it was given to."""
-    pinned: bool = False
-    """Only that worker can do it: the episode lives there."""
-    opens: str | None = None
-    """The episode that lives in the worker from then on."""
-    show: Sink | None = None
-    """Is given what the environment shows while a step is under way."""
-    id: bytes = b""
-    tries: int = 0
-    future: asyncio.Future[bytes] = msgspec.field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    future: asyncio.Future[bytes]
+    show: Sink | None
+    """Is given what the environment shows meanwhile."""
 
 
 class Member(msgspec.Struct, eq=False):
@@ -78,14 +66,23 @@ class Member(msgspec.Struct, eq=False):
 
     identity: bytes
     messages: MessageBatch
-    handle: Handle | None = None
+    handle: Any = None
+    """The engine's own."""
     ready: bool = False
     leaving: bool = False
     heard: float = 0.0
-    calls: dict[bytes, WorkerCall] = {}
+    calls: dict[bytes, PendingCall] = {}
     episodes: set[str] = set()
     load: int = 0
     """Rollouts under way, live episodes included."""
+
+
+class WorkerEnded(WorkerLost):
+    """The worker that had the call is gone."""
+
+    def __init__(self, how: str = "") -> None:
+        super().__init__("the worker of this episode died", remedy="start another")
+        self.how = how
 
 
 class Workers:
@@ -97,14 +94,15 @@ class Workers:
         self.on_episode_lost: Callable[[str], None] = lambda episode: None
         self._silent = config.silent_seconds or engine.silent_seconds
         self._members: dict[bytes, Member] = {}
-        self._queue: deque[WorkerCall] = deque()
+        self._changed = asyncio.Event()
+        """Set for a moment where somebody may have waited for it: a worker is ready, or none will be."""
+        self._waiting = 0
         """Calls that wait for a worker."""
         self._number = self._call_number = 0
         self._failures = 0
         """Workers in a row that ended before they were ready."""
         self._start_at = 0.0
         self._quiet_since: float | None = None
-        self._all_ready = asyncio.Event()
         self._startup_error: str | None = None
         self._closing = False
         self.replaced = 0
@@ -119,9 +117,11 @@ class Workers:
         address = bind_address(socket, self._engine.address())
         self._spec = msgspec.structs.replace(self._spec, address=address, server_key=server_key)
         self._socket = LoopSocket(socket, self._take_batch)
+        self._adjust()
         try:
-            self._adjust()
-            await asyncio.wait_for(self._all_ready.wait(), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):
+                while self._startup_error is None and self.stats()["workers"] < self._config.workers:
+                    await self._changed.wait()
         except TimeoutError:
             self._startup_error = f"no answer within {START_SECONDS:g} seconds"
         if self._startup_error is not None:
@@ -130,6 +130,7 @@ class Workers:
 
     async def close(self) -> None:
         self._closing = True
+        self._wake_waiting()
         if self._ticker is not None:
             self._ticker.cancel()
         for member in self._members.values():
@@ -140,8 +141,6 @@ class Workers:
             await asyncio.sleep(0.05)
         for member in list(self._members.values()):
             self._kill(member, "it did not end")
-        for call in self._queue:
-            _fail(call, _stopping_error())
         if hasattr(self, "_socket"):
             self._socket.close(0)
         self._engine.close()
@@ -151,86 +150,83 @@ class Workers:
         return {
             "workers": sum(member.ready for member in members),
             "replaced_workers": self.replaced,
-            "queue": len(self._queue),
+            "queue": self._waiting,
             "loads": [member.load for member in members],
         }
 
     # Calls
 
-    async def call(self, call: WorkerCall) -> bytes:
-        """What the worker answers; what it fails with is raised. One whose caller gives it up is stopped there."""
+    async def call(self, method: str, payload: bytes, size: int = 0, opens: str | None = None) -> tuple[Member, bytes]:
+        """What the least busy worker answers, and which one that is; where it dies, another one. The call counts as
+        `size` rollouts, and `opens` is the episode that lives in the worker from then on."""
+        how = ""
+        for number in range(_TRIES):
+            if number:
+                await asyncio.sleep(_RETRY_SECONDS)
+            member = await self._wait_for_member()
+            try:
+                return member, await self.ask(member, method, payload, size, opens=opens)
+            except WorkerEnded as error:
+                how = error.how
         if self._closing:
             raise _stopping_error()
+        raise WorkerLost(
+            f"{method} was tried {_TRIES} times, and each time its worker died ({how})",
+            remedy="look at the task: its environment may crash or exhaust the machine",
+        )
+
+    async def ask(
+        self,
+        member: Member,
+        method: str,
+        payload: bytes,
+        size: int = 0,
+        *,
+        opens: str | None = None,
+        show: Sink | None = None,
+    ) -> bytes:
+        """What this worker answers; what it fails with is raised. A call whose caller gives it up is stopped there."""
+        if not self.has(member):
+            raise WorkerEnded
         self._call_number += 1
-        call.id = self._call_number.to_bytes(8, "big")
-        self._submit(call)
+        id = self._call_number.to_bytes(8, "big")
+        call = member.calls[id] = PendingCall(asyncio.get_running_loop().create_future(), show)
+        member.load += size
+        member.messages.put(b"do", id, method.encode(), payload)
         try:
-            return await call.future
+            data = await call.future
         except asyncio.CancelledError:
-            if call in self._queue:
-                self._queue.remove(call)
-            elif call.member is not None and call.id in call.member.calls:
-                call.member.messages.put(b"stop", call.id)
+            member.messages.put(b"stop", id)
+            if opens is not None:  # it may have begun just now
+                member.messages.put(b"do", b"", b"close", opens.encode())
             raise
-
-    def _submit(self, call: WorkerCall) -> None:
-        if call.pinned:
-            assert call.member is not None
-            if self.has(call.member):
-                self._assign(call.member, call)
-            else:
-                _fail(call, _lost_episode_error())
-            return
-        free = [member for member in self._members.values() if member.ready and not member.leaving]
-        if not free:
-            self._queue.append(call)
-            return
-        least = min(free, key=lambda member: (member.load, len(member.calls)))
-        self._assign(least, call)
-        if least.load >= self._config.busy_load and len(self._members) < (self._config.max_workers or 0):
-            self._adjust()
-
-    def _assign(self, member: Member, call: WorkerCall) -> None:
-        call.tries += 1
-        call.member = member
-        member.calls[call.id] = call
-        member.load += call.size
-        member.messages.put(b"do", call.id, call.method.encode(), call.payload)
-
-    def _finish(self, member: Member, id: bytes, data: bytes, failed: bool) -> None:
-        call = member.calls.pop(id, None)
-        if call is None:
-            return  # of a worker that was given up, and spoke after all
-        member.load -= call.size
-        if failed:
-            response = unpack(data, Response)
-            _fail(call, DeadlinePassed(response.error) if response.kind == "timeout" else error_of(response))
-            return
-        if call.opens is not None:
-            if call.future.done():  # nobody waits for it any more
-                member.messages.put(b"do", b"", b"close", call.opens.encode())
-                return
-            member.episodes.add(call.opens)
+        finally:
+            del member.calls[id]
+            member.load -= size
+        if opens is not None:
+            member.episodes.add(opens)
             member.load += 1
-        if not call.future.done():
-            call.future.set_result(data)
+        return data
 
-    def _retry(self, call: WorkerCall, how: str) -> None:
-        """Gives a call of a worker that has ended to another."""
-        if call.future.done():
-            return
-        if self._closing:
-            _fail(call, _stopping_error())
-        elif call.pinned:
-            _fail(call, _lost_episode_error())
-        elif call.tries >= _TRIES:
-            error = WorkerLost(
-                f"{call.method} was tried {call.tries} times, and each time its worker died ({how})",
-                remedy="look at the task: its environment may crash or exhaust the machine",
-            )
-            _fail(call, error)
-        else:
-            self._submit(call)
+    async def _wait_for_member(self) -> Member:
+        """The least busy worker, as soon as there is one."""
+        self._waiting += 1
+        try:
+            while True:
+                if self._closing:
+                    raise _stopping_error()
+                free = [member for member in self._members.values() if member.ready and not member.leaving]
+                if free:
+                    return min(free, key=lambda member: (member.load, len(member.calls)))
+                if self._failures >= _MOST_FAILURES:
+                    raise WorkerLost("no worker can be started", remedy="the server's messages say why")
+                await self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def _wake_waiting(self) -> None:
+        self._changed.set()
+        self._changed.clear()
 
     def has(self, member: Member) -> bool:
         return member.identity in self._members
@@ -261,18 +257,18 @@ class Workers:
             if not member.ready:
                 self._failures += 1
                 self._startup_error = self._startup_error or how
-                self._all_ready.set()
+                self._wake_waiting()
             self._start_at = time.monotonic() + min(_LONGEST_PAUSE, 0.1 * 2**self._failures if self._failures else 0.0)
         for episode in member.episodes:
             self.on_episode_lost(episode)
-        self._adjust()
-        pause = 0.0 if self._closing else _RETRY_SECONDS
         for call in member.calls.values():
-            asyncio.get_running_loop().call_later(pause, self._retry, call, how)
+            if not call.future.done():
+                call.future.set_exception(WorkerEnded(how))
+        self._adjust()
 
     def _kill(self, member: Member, why: str) -> None:
         if member.handle is not None:
-            member.handle.kill()
+            self._engine.kill(member.handle)
         self._remove(member, why)
 
     def _adjust(self) -> None:
@@ -318,10 +314,6 @@ class Workers:
             elif member.leaving and not member.calls and not member.episodes:
                 member.messages.put(b"end")
         self._adjust()
-        if self._failures >= _MOST_FAILURES and not any(member.ready for member in self._members.values()):
-            while self._queue:
-                error = WorkerLost("no worker can be started", remedy="the server's messages say why")
-                _fail(self._queue.popleft(), error)
 
     # What workers say
 
@@ -344,33 +336,22 @@ class Workers:
     def _take(self, member: Member, message: list[bytes]) -> None:
         match message:
             case [b"ready"]:
-                self._mark_ready(member)
-            case [b"done", id, data]:
-                self._finish(member, id, data, failed=False)
-            case [b"failed", id, data]:
-                self._finish(member, id, data, failed=True)
+                member.ready, self._failures = True, 0
+                self._wake_waiting()
             case [b"scored", data]:
                 self._on_scored(msgspec.msgpack.decode(data, type=list[Scored]))
-            case [b"part", id, text]:
+            case [kind, id, data]:
                 call = member.calls.get(id)
-                if call is not None and call.show is not None:
-                    call.show(text.decode())
-
-    def _mark_ready(self, member: Member) -> None:
-        member.ready, self._failures = True, 0
-        if sum(other.ready for other in self._members.values()) >= self._config.workers:
-            self._all_ready.set()
-        while self._queue:
-            self._submit(self._queue.popleft())
-
-
-def _fail(call: WorkerCall, error: Exception) -> None:
-    if not call.future.done():
-        call.future.set_exception(error)
-
-
-def _lost_episode_error() -> ServeError:
-    return WorkerLost("the worker of this episode died", remedy="start another")
+                if call is None or call.future.done():
+                    return  # its caller has given it up
+                if kind == b"done":
+                    call.future.set_result(data)
+                elif kind == b"failed":
+                    response = unpack(data, Response)
+                    timed_out = response.kind == "timeout"
+                    call.future.set_exception(DeadlinePassed(response.error) if timed_out else error_of(response))
+                elif call.show is not None:
+                    call.show(data.decode())
 
 
 def _stopping_error() -> ServeError:

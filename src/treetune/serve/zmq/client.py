@@ -36,7 +36,7 @@ from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 from treetune.streams import State
 from treetune.task import Task
-from treetune.taskset import Taskset
+from treetune.taskset import Taskset, parts_of
 from treetune.trace import Trace
 
 DEADLINE = 120.0
@@ -78,7 +78,8 @@ class EnvClient:
         self.address = address
         self._token = token
         self._server_key = server_key.encode() if isinstance(server_key, str) else server_key
-        self._types = {kind.__name__: kind for kind in [*task_types, *types_in(taskset)]}
+        parts = parts_of(taskset) if taskset is not None else ()
+        self._types = {kind.__name__: kind for kind in [*task_types, *(part.task_type for part in parts)]}
         self._deadline, self._run_deadline = deadline, run_deadline
         self._name = secrets.token_bytes(8)
         self._number = 0
@@ -350,13 +351,6 @@ class BlockingEnvClient:
         except KeyboardInterrupt:
             future.cancel()
             raise
-
-
-def types_in(taskset: Taskset[Any, Any] | None) -> list[type[Task]]:
-    """The classes of a taskset's tasks."""
-    if taskset is None:
-        return []
-    return [taskset.task_type, *(kind for part in getattr(taskset, "sources", []) for kind in types_in(part))]
 
 
 def _content(packed: bytes) -> bytes:
