@@ -50,7 +50,6 @@ class Terms(msgspec.Struct, eq=False):
     render: Callable[[Step], Any] = lambda step: step
     kept_bytes: int = 0
     """Bounds the replies that are kept of a live episode; the latest always is."""
-    on_end: Callable[[], object] = lambda: None
     live: int = 0
     """How many live on these terms."""
 
@@ -235,7 +234,6 @@ class EpisodeBook:
             self._names.pop(episode.name, None)
             self._starts.pop(episode.name, None)  # type: ignore[call-overload]
         episode.terms.live -= 1
-        episode.terms.on_end()
         self._ended_since_trim += 1
 
     async def close(self, terms: Terms | None = None) -> None:

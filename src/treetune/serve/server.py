@@ -32,6 +32,7 @@ from treetune.taskset import Taskset
 
 log = logging.getLogger("treetune.serve")
 CAPACITY = 512
+_DRAIN_TICK = 0.02
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,8 +68,9 @@ class Door:
     async def open(self) -> None:
         """Listens. The server is ready for work."""
 
-    async def drain(self) -> None:
-        """Lets what came through it end. The server takes no more work."""
+    def under_way(self) -> int:
+        """How much of what came through it has not ended."""
+        return 0
 
     async def close(self) -> None:
         """Stops what came through it, and listens no more; also where it could not be opened."""
@@ -173,9 +175,17 @@ class EnvServer:
     async def drain(self) -> None:
         """Takes no more work, and lets what is under way end: all doors have the same seconds for it."""
         self.stopping = True
+        if left := self._under_way():
+            log.info("waiting for what is under way: %s", left)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.drain_seconds):
-                await asyncio.gather(*(door.drain() for door in self.doors))
+                while self._under_way():  # noqa: ASYNC110
+                    await asyncio.sleep(_DRAIN_TICK)
+        if left := self._under_way():
+            log.info("had not ended: %s", left)
+
+    def _under_way(self) -> str:
+        return ", ".join(f"{door.name} {count}" for door in self.doors if (count := door.under_way()))
 
     async def close(self) -> None:
         """Closes at once; work under way is stopped."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import cache
 from importlib import resources
@@ -32,7 +31,6 @@ from treetune.serve.http.wire import encode, read_body, to_http_error
 from treetune.serve.server import Door, EnvServer
 from treetune.trace import without_surrogates
 
-log = logging.getLogger("treetune.serve")
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 _MOST_KEPT_BYTES = 256 << 10
 """Replies of one live episode that are kept; the latest always is."""
@@ -45,9 +43,7 @@ class HttpDoor(Door):
         self.config = config = config or HttpConfig()
         self.address = config.address
         self._terms = Terms(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
-        self._terms.on_end = self._note_empty
         self._starting = 0
-        self._empty = asyncio.Event()
 
     # Its life
 
@@ -83,14 +79,8 @@ class HttpDoor(Door):
             websockets={SOCKET_PATH: lambda receive, send: EpisodeSocket(self, receive, send).run()},
         )
 
-    async def drain(self) -> None:
-        if not self._is_empty():
-            log.info("waiting for %d episodes to end", self.count + self._starting)
-            try:
-                await self._empty.wait()
-            finally:
-                if not self._is_empty():
-                    log.info("%d episodes had not ended", self.count)
+    def under_way(self) -> int:
+        return self.count + self._starting
 
     async def close(self) -> None:
         await self.server.host.episodes.close(self._terms)
@@ -109,13 +99,6 @@ class HttpDoor(Door):
         """How many live that were started over HTTP."""
         return self._terms.live
 
-    def _is_empty(self) -> bool:
-        return not self.count and not self._starting
-
-    def _note_empty(self) -> None:
-        if self.server.stopping and self._is_empty():
-            self._empty.set()
-
     # What is asked of the host
 
     async def start(self, body: wire.StartBody, has_left: Callable[[], bool] | None = None) -> bytes:
@@ -127,7 +110,7 @@ class HttpDoor(Door):
     async def _make_room(self, body: wire.StartBody, has_left: Callable[[], bool] | None = None) -> bytes:
         self.server.refuse_stopping()
         most = self.config.max_episodes
-        if self.count + self._starting >= most:
+        if self.under_way() >= most:
             remedy = "ask again when some have ended, or serve with a larger --max-episodes"
             raise Busy(f"{most} episodes are live, as many as may be", remedy=remedy)
         self.server.reserve(1)
@@ -139,7 +122,6 @@ class HttpDoor(Door):
         finally:
             self._starting -= 1
             self.server.release(1)
-            self._note_empty()
 
     async def _begin(self, body: wire.StartBody, has_left: Callable[[], bool] | None) -> bytes:
         host = self.server.host

@@ -66,8 +66,6 @@ class ZmqDoor(Door):
         self._socket: LoopSocket | None = None
         self._running: dict[bytes, asyncio.Task[bytes]] = {}
         """By request id."""
-        self._quiet = asyncio.Event()
-        """While stopping: no request is under way any more."""
         # What the batch in hand has come to so far.
         self._ready: list[tuple[bytes, bytes, bytes]] = []
         self._to_make: list[tuple[Call, Draw]] = []
@@ -105,10 +103,8 @@ class ZmqDoor(Door):
         self._socket = LoopSocket(socket, self.take_batch)
         self._shrinker = asyncio.create_task(self._shrink())
 
-    async def drain(self) -> None:
-        if self.replies.under_way:
-            log.info("waiting for %d requests to end", self.replies.under_way)
-            await self._quiet.wait()
+    def under_way(self) -> int:
+        return self.replies.under_way
 
     async def close(self) -> None:
         if self._socket is None:
@@ -249,8 +245,6 @@ class ZmqDoor(Door):
         self.server.metrics.count_request(call.method, time.perf_counter() - began, kind)
         for identity in self.replies.finish(call.id, data):
             self.send((identity, call.id, data))
-        if self.server.stopping and not self.replies.under_way:
-            self._quiet.set()
 
     # What is asked about the order
 
