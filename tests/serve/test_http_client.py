@@ -187,33 +187,29 @@ def test_a_server_that_comes_back_as_another_is_asked_anew_what_it_offers():
     run(play)
 
 
-@pytest.mark.parametrize("features", [["turn", "request_id", "batch"], ["turn"], []])
-def test_many_are_started_and_stepped_at_once_with_batches_or_without(features):
+@pytest.mark.parametrize("features", [["turn", "request_id"], ["turn"], []])
+def test_many_are_started_and_stepped_at_once(features):
     async def play():
         async with scripted(features=features) as server, TaskServerClient(server.url) as client:
-            server.info["max_batch"] = 4
             server.most = 5  # one of them finds no room at first
             episodes = await client.start_many(range(6))
             assert [episode.observation.content for episode in episodes] == [f"task {n}" for n in range(6)]
             await episodes[2].cancel()
-            server._turns["e-3"] = 3  # it is over there, and nobody knows here
+            server._turns[episodes[3].id] = 3  # it is over there, and nobody knows here
             results = await client.step_many([(e, f"a{n}") for n, e in enumerate(episodes) if n != 2])
             assert [type(result).__name__ for result in results] == ["Step", "Step", "Refusal", "Step", "Step"]
             assert results[1].observation.content == "a1 at 0"
             assert results[2].status == 410
             assert episodes[3].over
-            if "batch" in features:
-                assert (server.seen["start_batch"], server.seen["step_batch"], server.seen["step"]) == (2, 2, 0)
-            else:
-                assert (server.seen["start_batch"], server.seen["step"]) == (0, 5)
+            assert server.seen["step"] == 5
 
     run(play)
 
 
-def test_a_batch_whose_answer_is_lost_is_played_once():
+def test_of_many_those_whose_answer_is_lost_are_played_once():
     async def play():
-        async with scripted(features=["turn", "request_id", "batch"]) as server, TaskServerClient(server.url) as client:
-            server.faults = {"start_batch": ["lose"], "step_batch": ["lose", None]}
+        async with scripted() as server, TaskServerClient(server.url) as client:
+            server.faults = {"start": ["lose", None, "lose"], "step": ["lose", None, "lose"]}
             episodes = await client.start_many([None] * 3)
             await client.step_many([(episode, "x") for episode in episodes])
             assert len(server._turns) == len(server.played) == 3

@@ -139,10 +139,6 @@ class Scripted:
             return web.json_response({**self.info, "features": self.features})
         if path == "health":
             return web.json_response({"status": "ok"})
-        if path == "start_batch":
-            return web.json_response({"episodes": [self._start(one)[1] for one in body["episodes"]]})
-        if path == "step_batch":
-            return web.json_response({"steps": [self._step(one)[1] for one in body["steps"]]})
         if path == "cancel":
             self.cancelled.append(body["episode_id"])
             self._turns[body["episode_id"]] = 3

@@ -401,22 +401,22 @@ def test_episodes_do_not_stay_behind_when_sampling_fails_or_only_prompts_are_wan
 def test_nothing_stays_behind_on_a_server_when_a_start_is_cancelled():
     async def play(server, client):
         await client.info()
-        answer, begun = server._answer, asyncio.Event()
+        answer, begun = server._answer, set()
 
         async def slowly(path, body):
             answered = await answer(path, body)
-            if path == "start_batch":
-                begun.set()
+            if path == "start":
+                begun.add(body["task_index"])
                 await asyncio.sleep(0.2)
             return answered
 
         server._answer = slowly
         starting = asyncio.create_task(client.start_many([0, 1, 2]))
-        await begun.wait()
+        await asyncio.wait_for(until(lambda: len(begun) == 3), 10)
         starting.cancel()
         await asyncio.wait_for(until(lambda: sorted(server.cancelled) == ["e-0", "e-1", "e-2"]), 10)
 
-    with scripted(features=["turn", "request_id", "batch"]) as server, TrlTasks(server.url) as tasks:
+    with scripted() as server, TrlTasks(server.url) as tasks:
         threads.run_in_background(play(server, tasks._episodes))
 
 

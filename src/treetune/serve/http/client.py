@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import secrets
 import time
@@ -27,7 +26,7 @@ from treetune.environment import Action, ContentType, Observation, Step
 from treetune.errors import TreetuneError, UsageError
 from treetune.score import finite
 from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
-from treetune.serve.http.transport import HttpReply, HttpTransport, Refusal
+from treetune.serve.http.transport import HttpTransport, Refusal
 from treetune.serve.http.wire import API_VERSION
 
 START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
@@ -72,9 +71,9 @@ class RemoteServer:
         self._learning = asyncio.Lock()
         self._again_at, self._pause = 0.0, FIRST_PAUSE
 
-    def offers(self, *features: str) -> bool:
+    def offers(self, feature: str) -> bool:
         offered = self.info.get("features")
-        return isinstance(offered, list) and all(feature in offered for feature in features)
+        return isinstance(offered, list) and feature in offered
 
     async def is_ready(self) -> bool:
         if not self._known and time.monotonic() >= self._again_at:
@@ -112,28 +111,8 @@ class RemoteServer:
                 )
             self._known, self.problem, self._pause = True, None, FIRST_PAUSE
 
-    async def ask_each(
-        self, path: str, key: str, bodies: list[Any], kind: type[R], *, repeat: bool
-    ) -> list[R | ServeError]:
-        """A reply or an error for each request, in batches where the server takes them. `repeat` asks again after lost
-        connections and while there is no room: for what the server does only once."""
-        if not (repeat and len(bodies) > 1 and self.offers("batch")):
-            asking = (self._ask(path, body, kind, repeat) for body in bodies)
-            return list(await asyncio.gather(*map(_catch_error, asking)))
-        most = max(1, int(self.info.get("max_batch") or 256))
-        replies: list[R | ServeError] = []
-        for first in range(0, len(bodies), most):
-            some = bodies[first : first + most]
-            try:
-                items = (await self._ask(f"{path}_batch", {key: some}, dict[str, list[Any]], repeat)).get(key, [])
-                if len(items) != len(some):
-                    raise ServeError(f"{self.url}{path}_batch gave {len(items)} answers to {len(some)} requests")
-                replies += [_read_item(self.url + path, item, kind) for item in items]
-            except ServeError as error:
-                replies += [error] * len(some)
-        return replies
-
-    async def _ask(self, path: str, body: Any, kind: type[R], repeat: bool) -> R:
+    async def ask(self, path: str, body: Any, kind: type[R], *, repeat: bool) -> R:
+        """`repeat` asks again after lost connections and while there is no room: for what the server does only once."""
         retries = _Retries(self._patience)
         while True:
             try:
@@ -165,10 +144,30 @@ class RemoteEpisode:
 
     async def step(self, action: Any) -> Step:
         """The answer to an action: text, or an `Action`."""
-        (result,) = await _step_together([(self, action)])
-        if isinstance(result, ServeError):
-            raise result
-        return result
+        if self.over:
+            raise Misused("this episode is over", remedy="start another")
+        action = Action.of(action)
+        content = action.content if action.type == "text" else {"type": action.type, "content": action.content}
+        body = {"episode_id": self.id, "action": content}
+        if self.numbered:
+            body["turn"] = self.turn
+        try:
+            reply = await self.server.ask(STEP, body, StepReply, repeat=self.numbered)
+        except Refusal as error:
+            if error.status in (404, 410):
+                self._end()  # the server no longer has it: nothing to cancel
+            raise
+        self.turn += 1
+        if reply.done:
+            self._end()
+        try:
+            if reply.reward is None and reply.done:
+                raise ServeError("the episode ended without a reward", remedy="a step that is done has one")
+            reward = finite(reply.reward or 0.0, "reward")
+        except TreetuneError as error:
+            raise ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy) from None
+        truncated = bool(reply.info.get("truncated"))
+        return Step(read_observation(reply.observation), reward, reply.done, reply.info, truncated)
 
     async def cancel(self) -> None:
         """Tells the server that nobody will step it again. A server that does not hear it lets it expire."""
@@ -182,31 +181,6 @@ class RemoteEpisode:
     async def __aexit__(self, *exception: object) -> None:
         if not self.over:
             await asyncio.shield(self.cancel())  # also where the caller is cancelled
-
-    def make_step(self, action: Any) -> dict[str, Any]:
-        if self.over:
-            raise Misused("this episode is over", remedy="start another")
-        action = Action.of(action)
-        content = action.content if action.type == "text" else {"type": action.type, "content": action.content}
-        body = {"episode_id": self.id, "action": content}
-        return {**body, "turn": self.turn} if self.numbered else body
-
-    def read_step(self, reply: StepReply | ServeError) -> Step | ServeError:
-        if isinstance(reply, ServeError):
-            if isinstance(reply, Refusal) and reply.status in (404, 410):
-                self._end()  # the server no longer has it: nothing to cancel
-            return reply
-        self.turn += 1
-        if reply.done:
-            self._end()
-        try:
-            if reply.reward is None and reply.done:
-                raise ServeError("the episode ended without a reward", remedy="a step that is done has one")
-            reward = finite(reply.reward or 0.0, "reward")
-        except TreetuneError as error:
-            return ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy)
-        truncated = bool(reply.info.get("truncated"))
-        return Step(read_observation(reply.observation), reward, reply.done, reply.info, truncated)
 
     def _end(self) -> None:
         if not self.over:
@@ -249,64 +223,44 @@ class TaskServerClient:
 
     async def start(self, task_index: int | None = None) -> RemoteEpisode:
         """An episode of that task, or of the next in the server's own order, on the server with the fewest."""
-        request_id = secrets.token_hex(12)
+        body: dict[str, Any] = {} if task_index is None else {"task_index": task_index}
+        name = {"request_id": secrets.token_hex(12)}
         retries = _Retries(self._patience)
         while True:
             problem: ServeError | None = None
             for server in await self._find_ready():
-                name = {"request_id": request_id} if server.offers("request_id") else {}
-                server.live += 1  # counted while it is asked, so that others go elsewhere
                 try:
-                    (reply,) = await self._start_on(server, [{**_index(task_index), **name}], repeat=False)
-                finally:
-                    server.live -= 1
-                if isinstance(reply, StartReply):
-                    return RemoteEpisode(server, reply)
-                if isinstance(reply, Unreachable):
-                    server.leave_out(reply)
-                elif not (isinstance(reply, Refusal) and reply.status in _AGAIN):
-                    raise reply
-                problem = reply
+                    return await self._start_on(server, {**body, **name} if server.offers("request_id") else body)
+                except Unreachable as error:
+                    server.leave_out(error)
+                    problem = error
+                except Refusal as error:
+                    if error.status not in _AGAIN:
+                        raise
+                    problem = error
             await retries.wait(problem or next(server.problem for server in self._servers if server.problem))
 
     async def start_many(self, task_indices: Sequence[int | None]) -> list[RemoteEpisode | ServeError]:
         """Several at once, in the order asked; those that could not be started are errors."""
-        ready = await self._find_ready()
-        if len(self._servers) > 1 or not ready or not ready[0].offers("batch", "request_id"):
-            return list(await asyncio.gather(*(_catch_error(self.start(index)) for index in task_indices)))
-        bodies = [{**_index(index), "request_id": secrets.token_hex(12)} for index in task_indices]
-        replies = await self._start_on(ready[0], bodies, repeat=True)
-
-        async def finish(index: int | None, reply: StartReply | ServeError) -> RemoteEpisode:
-            if isinstance(reply, Refusal) and reply.status in _AGAIN:
-                return await self.start(index)
-            if isinstance(reply, ServeError):
-                raise reply
-            return RemoteEpisode(ready[0], reply)
-
-        finishing = map(finish, task_indices, replies)
-        return list(await asyncio.gather(*map(_catch_error, finishing)))
+        return list(await asyncio.gather(*(_catch_error(self.start(index)) for index in task_indices)))
 
     async def step_many(self, moves: Sequence[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
         """A step of each of several episodes, in the order asked; steps that failed are errors."""
-        of_server: dict[RemoteServer, list[tuple[RemoteEpisode, Any]]] = {}
-        for move in moves:
-            of_server.setdefault(move[0].server, []).append(move)
-        results = await asyncio.gather(*map(_step_together, of_server.values()))
-        next_of = {server: iter(steps) for server, steps in zip(of_server, results, strict=True)}
-        return [next(next_of[episode.server]) for episode, _ in moves]
+        return list(await asyncio.gather(*(_catch_error(episode.step(action)) for episode, action in moves)))
 
-    async def _start_on(self, server: RemoteServer, bodies: list[Any], repeat: bool) -> list[StartReply | ServeError]:
-        """Where the caller is cancelled meanwhile, the episodes that it would have got are cancelled too."""
-        asking = server.ask_each(START, "episodes", bodies, StartReply, repeat=repeat)
-        started = asyncio.ensure_future(asking)
+    async def _start_on(self, server: RemoteServer, body: dict[str, Any]) -> RemoteEpisode:
+        """Where the caller is cancelled meanwhile, the episode that it would have got is cancelled too."""
+        asking = asyncio.ensure_future(server.ask(START, body, StartReply, repeat=False))
+        server.live += 1  # counted while it is asked, so that others go elsewhere
         try:
-            return await asyncio.shield(started)
+            return RemoteEpisode(server, await asyncio.shield(asking))
         except asyncio.CancelledError:
-            undoing = asyncio.ensure_future(_undo(server, started))
+            undoing = asyncio.ensure_future(_undo(server, asking))
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
             raise
+        finally:
+            server.live -= 1
 
     async def _find_ready(self) -> list[RemoteServer]:
         """The servers to ask, the least busy first; those that were down only once they answer again."""
@@ -333,22 +287,9 @@ class _Retries:
         self._pause = min(LAST_PAUSE, pause * 2)
 
 
-def _index(task_index: int | None) -> dict[str, Any]:
-    return {} if task_index is None else {"task_index": task_index}
-
-
-async def _step_together(moves: list[tuple[RemoteEpisode, Any]]) -> list[Step | ServeError]:
-    """Steps of episodes that live on one server."""
-    repeat = all(episode.numbered for episode, _ in moves)
-    bodies = [episode.make_step(action) for episode, action in moves]
-    replies = await moves[0][0].server.ask_each(STEP, "steps", bodies, StepReply, repeat=repeat)
-    return [episode.read_step(reply) for (episode, _), reply in zip(moves, replies, strict=True)]
-
-
-async def _undo(server: RemoteServer, started: asyncio.Future[list[StartReply | ServeError]]) -> None:
-    for reply in await started:
-        if isinstance(reply, StartReply):
-            await server.cancel(reply.episode_id)
+async def _undo(server: RemoteServer, asking: asyncio.Future[StartReply]) -> None:
+    with contextlib.suppress(ServeError):
+        await server.cancel((await asking).episode_id)
 
 
 async def _catch_error(work: Coroutine[Any, Any, R]) -> R | ServeError:
@@ -356,16 +297,6 @@ async def _catch_error(work: Coroutine[Any, Any, R]) -> R | ServeError:
         return await work
     except ServeError as error:
         return error
-
-
-def _read_item(url: str, item: Any, kind: type[R]) -> R | ServeError:
-    """One answer of a batch: what a single request would have been answered, or an error with its `status`."""
-    if isinstance(item, dict) and isinstance(status := item.get("status"), int) and "error" in item:
-        return HttpReply(url, status, json.dumps(item).encode()).error()
-    try:
-        return msgspec.convert(item, kind)
-    except msgspec.ValidationError as error:
-        return ServeError(f"{url} sent something else than its answer: {error}")
 
 
 def read_observation(value: Any) -> Observation:
