@@ -73,12 +73,6 @@ class WireTask(ForeignTask, frozen=True, kw_only=True):
     seal: bytes = b""
 
 
-class WireTrace(Trace, kw_only=True):
-    """A trace as it travels: its task is a map with all its own fields."""
-
-    task: msgspec.Raw  # type: ignore[assignment]
-
-
 class _Marks(msgspec.Struct):
     kind: str = msgspec.field(name=KIND, default="Task")
     seal: bytes = msgspec.field(name=SEAL, default=b"")
@@ -111,8 +105,7 @@ def unpack_task(data: bytes | msgspec.Raw, types: Mapping[str, type[Task]]) -> t
 
 
 def unpack_trace(data: bytes | msgspec.Raw, task: Task) -> Trace:
-    """A trace, with its task of the same type as the one that was sent."""
-    wire = unpack(data, WireTrace)
-    fields = {name: getattr(wire, name) for name in Trace.__struct_fields__}
-    fields["task"] = unpack(wire.task, type(task)) if not isinstance(task, WireTask) else task
-    return Trace(**fields)
+    """A trace of the task that was sent."""
+    trace = unpack(data, Trace)
+    trace.task = task
+    return trace

@@ -16,7 +16,6 @@ import hashlib
 import logging
 import random
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -37,6 +36,7 @@ from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 from treetune.streams import State
 from treetune.task import Task
 from treetune.taskset import Taskset, parts_of
+from treetune.threads import run_in_background
 from treetune.trace import Trace
 
 DEADLINE = 120.0
@@ -296,13 +296,14 @@ def _wait_for(
 
     @functools.wraps(method)
     def call(client: BlockingEnvClient, /, *arguments: P.args, **options: P.kwargs) -> R:
-        return client._wait(method(client._client, *arguments, **options))
+        result: R = run_in_background(method(client._client, *arguments, **options))
+        return result
 
     return call
 
 
 class BlockingEnvClient:
-    """The client for programs without an event loop: one runs in a thread of its own; calls may come from any thread.
+    """The client for programs without an event loop; calls may come from any thread.
 
     with BlockingEnvClient("tcp://127.0.0.1:5555") as client:
         trace = client.run_rollout(client.sample())
@@ -311,9 +312,6 @@ class BlockingEnvClient:
     def __init__(self, address: str, **options: Any) -> None:
         """The options are those of `EnvClient`."""
         self._client = EnvClient(address, **options)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="treetune-client", daemon=True)
-        self._thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -333,24 +331,10 @@ class BlockingEnvClient:
     state = _wait_for(EnvClient.state)
     restore = _wait_for(EnvClient.restore)
     stats = _wait_for(EnvClient.stats)
+    close = _wait_for(EnvClient.close)
 
     def portable(self, task: Task) -> WireTask:
         return self._client.portable(task)
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._wait(self._client.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
-            self._loop.close()
-
-    def _wait(self, call: Coroutine[Any, Any, R]) -> R:
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
 
 
 def _content(packed: bytes) -> bytes:
