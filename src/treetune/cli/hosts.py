@@ -32,13 +32,13 @@ def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
     return True
 
 
-def find_served(taskset: Taskset[Any, Any]) -> serve.ServedTaskset | None:
+def find_served(taskset: Taskset[Any, Any]) -> serve.Served | None:
     """The taskset as one of a server; None where its tasks are here."""
     named = is_server(str(getattr(taskset.config, "address", "")))  # asked first: `serve` takes long to load
-    return taskset if named and isinstance(taskset, serve.ServedTaskset) else None
+    return taskset if named and isinstance(taskset, serve.Served) else None
 
 
-async def ask_server(served: serve.ServedTaskset, count: int = 0) -> list[Task]:
+async def ask_server(served: serve.Served, count: int = 0) -> list[Task]:
     """Has the server say what it serves, which `served` then knows; gives its first tasks."""
     waiting = f"no answer from {served.config.address} yet; waiting up to {served.deadline:g} seconds"
     loop = asyncio.get_running_loop()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         open_register,
         stay_registered,
     )
-    from treetune.serve.served import ServedTaskset
+    from treetune.serve.served import Served
     from treetune.serve.server import Door, EnvServer, ServerConfig
     from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
     from treetune.serve.zmq.door import ZmqDoor
@@ -54,7 +54,7 @@ _HOMES = {
         *("Register", "RegisterServer", "RegisteredServer", "ServerEntry", "ServerHealth", "check_health"),
         *("make_id", "name_public_address", "open_register", "stay_registered"),
     ),
-    "served": ("ServedTaskset",),
+    "served": ("Served",),
     "server": ("Door", "EnvServer", "ServerConfig"),
     "zmq.client": ("BlockingEnvClient", "EnvClient"),
     "zmq.door": ("ZmqDoor",),

@@ -33,9 +33,9 @@ class ServedConfig(TasksetConfig, frozen=True, kw_only=True):
     """Where the server listens: tcp://HOST:PORT, http://HOST:PORT. TREETUNE_TOKEN has its token."""
 
 
-class ServedTaskset(Taskset[Task, ServedConfig]):
-    """What verbs ask of a server, whichever door it has. A new door brings a subclass, and a line in `SERVERS` of
-    `treetune.builtin`."""
+class Served(Taskset[Task, ServedConfig]):
+    """A taskset behind a pull server, which runs the rollouts: what verbs ask of a server, whichever door it has. A new
+    door brings a subclass, and a line in `SERVERS` of `treetune.builtin`."""
 
     models: list[str] | None = None
     """Who can answer there; None where the server only has the environments, and the policy is here."""
@@ -47,26 +47,8 @@ class ServedTaskset(Taskset[Task, ServedConfig]):
         self.server_key = os.environ.get("TREETUNE_SERVER_KEY") or None
         self.deadline = 30.0
         """Seconds for what the server answers at once."""
+        self._info = Info()
         self._client: tuple[asyncio.AbstractEventLoop, Any] | None = None
-
-    async def learn(self) -> None:
-        """Asks the server what it serves."""
-        raise NotImplementedError
-
-    async def first_tasks(self, count: int) -> list[Task]:
-        """The first tasks with their prompts; no cursor moves."""
-        raise NotImplementedError
-
-    async def stats(self) -> dict[str, Any]:
-        """The server's figures."""
-        raise NotImplementedError
-
-    def open_host(self) -> EnvClient:
-        """Where the rollouts run, of a server that has models."""
-        raise NotImplementedError
-
-    def _connect(self) -> Any:
-        raise NotImplementedError
 
     @property
     def client(self) -> Any:
@@ -76,6 +58,13 @@ class ServedTaskset(Taskset[Task, ServedConfig]):
             self._client = loop, self._connect()
         return self._client[1]
 
+    def _connect(self) -> Any:
+        return EnvClient(self.config.address, token=self.token, server_key=self.server_key, deadline=self.deadline)
+
+    def open_host(self) -> EnvClient:
+        """Where the rollouts run, of a server that has models."""
+        return EnvClient(self.config.address, token=self.token, server_key=self.server_key)
+
     async def aclose(self) -> None:
         client, self._client = self._client, None
         if client is not None:
@@ -84,30 +73,19 @@ class ServedTaskset(Taskset[Task, ServedConfig]):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_client": None}
 
-
-class Served(ServedTaskset):
-    """A taskset behind a pull server, which runs the rollouts."""
-
-    def __init__(self, config: ServedConfig | None = None) -> None:
-        super().__init__(config)
-        self._info = Info()
-
-    def _connect(self) -> EnvClient:
-        return EnvClient(self.config.address, token=self.token, server_key=self.server_key, deadline=self.deadline)
-
-    def open_host(self) -> EnvClient:
-        return EnvClient(self.config.address, token=self.token, server_key=self.server_key)
-
     async def learn(self) -> None:
-        self.describe_as(await self.client.info())
+        """Asks the server what it serves."""
+        info = await self.client.info()
+        self.describe_as(info)
+        self.models = info.models
 
     def describe_as(self, info: Info) -> None:
         self._info = info
         self.name = info.name
-        self.models = info.models
         self.INFINITE = info.num_tasks is None  # type: ignore[misc]
 
     async def first_tasks(self, count: int) -> list[Task]:
+        """The first tasks with their prompts; no cursor moves."""
         if not self._info.by_index:
             raise UsageError(
                 f"{self.name} is only a generator: its server has no task at an index", remedy="show the taskset itself"
@@ -116,6 +94,7 @@ class Served(ServedTaskset):
         return [await self.client.sample(index) for index in range(count if known is None else min(count, known))]
 
     async def stats(self) -> dict[str, Any]:
+        """The server's figures."""
         figures: dict[str, Any] = await self.client.stats()
         return figures
 
@@ -133,25 +112,22 @@ class Served(ServedTaskset):
         return self._info.requires_group_scoring
 
     def source(self) -> str | None:
-        return self._info.fingerprint
+        return self._info.fingerprint or None
 
 
-class ServedEpisodes(ServedTaskset):
+class ServedEpisodes(Served):
     """A taskset behind a task server. A task is known by its index only: the server shows its prompt when an episode
     of it starts."""
-
-    def __init__(self, config: ServedConfig | None = None) -> None:
-        super().__init__(config)
-        self._info: dict[str, Any] = {}
 
     def _connect(self) -> TaskServerClient:
         return TaskServerClient(self.config.address, token=self.token)
 
     async def learn(self) -> None:
         """Asks the server what it serves. One that does not tell has no end that is known."""
-        self._info = await self.client.info()
-        self.name = str(self._info.get("name") or self.config.address)
-        self.INFINITE = self._info.get("num_tasks") is None  # type: ignore[misc]
+        found = await self.client.info()
+        info = Info(name=str(found.get("name") or self.config.address), num_tasks=found.get("num_tasks"))
+        info.by_index, info.fingerprint = found.get("by_index", True), str(found.get("fingerprint", ""))
+        self.describe_as(info)
 
     async def first_tasks(self, count: int) -> list[Task]:
         """The prompt is what an episode of the task shows first."""
@@ -170,19 +146,11 @@ class ServedEpisodes(ServedTaskset):
             raise ServeError(f"{transport.url} shows no /metrics", remedy="`treetune serve TARGET --http :PORT` does")
         return reply.read(dict[str, Any])
 
-    def count(self) -> int | None:
-        number: int | None = self._info.get("num_tasks")
-        return number
-
     def task_at(self, index: int) -> Task:
         return Task(reward_spec={INDEX: index})
 
     def environment(self, task: Task) -> Environment:
-        by_index = self._info.get("by_index", True)
-        return _RemoteEnvironment(task, self, task.reward_spec[INDEX] if by_index else None)
-
-    def source(self) -> str | None:
-        return str(self._info.get("fingerprint", "")) or None
+        return _RemoteEnvironment(task, self, task.reward_spec[INDEX] if self._info.by_index else None)
 
 
 class _RemoteEnvironment(Environment):
