@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 
 import aiohttp
+import openapi
 import pytest
 from serve_process import serve
 from venvs import venv
@@ -46,6 +47,10 @@ def test_schemathesis_finds_no_fault(tmp_path, options):
         assert "2 covered / 2 selected" in done.stdout  # and steps in episodes that live
         assert urllib.request.urlopen(url + "/api/health", timeout=30).status == 200
         assert "Traceback" not in server.stop()
+
+
+def test_the_description_is_made_of_what_the_server_takes():
+    assert json.loads(openapi.FILE.read_text()) == openapi.describe_api(), "run: python tests/support/openapi.py"
 
 
 def test_the_description_refers_to_nothing_that_is_not_in_it(tmp_path):
