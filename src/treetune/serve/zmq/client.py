@@ -18,7 +18,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import msgspec
@@ -44,21 +44,12 @@ DEADLINE = 120.0
 RUN_DEADLINE = 7200.0
 """Seconds for rollouts, groups and steps."""
 _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
-_SWEEP = 0.25
 _REMEMBERED = 200_000
 _ACKS = 64
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class _Call(msgspec.Struct):
-    future: asyncio.Future[bytes]
-    frames: Frames
-    until: float
-    resend_at: float
-    wait: float = _FIRST_RESEND
 
 
 class EnvClient:
@@ -68,28 +59,27 @@ class EnvClient:
         *,
         token: str | None = None,
         server_key: bytes | str | None = None,
-        task_types: Iterable[type[Task]] = (),
         taskset: Taskset[Any, Any] | None = None,
         deadline: float = DEADLINE,
         run_deadline: float = RUN_DEADLINE,
     ) -> None:
-        """`server_key` is the public key of an encrypted server. `task_types`, or a `taskset`, tell the classes of
-        tasks: those of another class come as `WireTask`."""
+        """`server_key` is the public key of an encrypted server. A `taskset` tells the classes of tasks: those of
+        another class come as `WireTask`."""
         self.address = address
         self._token = token
         self._server_key = server_key.encode() if isinstance(server_key, str) else server_key
         parts = parts_of(taskset) if taskset is not None else ()
-        self._types = {kind.__name__: kind for kind in [*task_types, *(part.task_type for part in parts)]}
+        self._types = {part.task_type.__name__: part.task_type for part in parts}
         self._deadline, self._run_deadline = deadline, run_deadline
         self._name = secrets.token_bytes(8)
         self._number = 0
-        self._calls: dict[bytes, _Call] = {}
+        self._waiting: dict[bytes, asyncio.Future[bytes | None]] = {}
+        """By request id: None where it is time to send it again."""
         self._received: list[bytes] = []
         self._unclaimed: dict[str, list[bytes]] = {}
         """By stream: draws that were asked for, and whose answer nobody waited for."""
         self._seals: OrderedDict[bytes, bytes] = OrderedDict()
         self._socket: LoopSocket | None = None
-        self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -100,11 +90,9 @@ class EnvClient:
 
     async def close(self) -> None:
         self._closed = True
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-        for call in self._calls.values():
-            if not call.future.done():
-                call.future.set_exception(Unreachable("the client was closed before the answer came"))
+        for reply in self._waiting.values():
+            if not reply.done():
+                reply.set_exception(Unreachable("the client was closed before the answer came"))
         await asyncio.sleep(0)  # those who waited tell the server that they do so no longer
         if self._socket is not None:
             self._socket.close()
@@ -218,15 +206,7 @@ class EnvClient:
         until, pause = time.monotonic() + seconds, 0.05
         frames = [id, method.encode(), pack(request)]
         while True:
-            call = _Call(asyncio.get_running_loop().create_future(), frames, until, time.monotonic() + _FIRST_RESEND)
-            self._calls[id] = call
-            try:
-                self._send(frames)
-                self._sweep_soon()
-                data = await call.future
-            finally:
-                self._calls.pop(id, None)
-            response = unpack(data, answer)
+            response = unpack(await self._exchange(frames, until), answer)
             if response.success:  # type: ignore[attr-defined]
                 self._received.append(id)
                 return response
@@ -235,6 +215,26 @@ class EnvClient:
             if not isinstance(error, Busy | Stopping) or time.monotonic() + pause > until:
                 raise error
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    async def _exchange(self, frames: Frames, until: float) -> bytes:
+        """The reply to a request, which is sent again while none comes."""
+        loop, wait = asyncio.get_running_loop(), _FIRST_RESEND
+        while (left := until - time.monotonic()) > 0:
+            reply: asyncio.Future[bytes | None] = loop.create_future()
+            self._waiting[frames[0]] = reply
+            timer = loop.call_later(min(wait, left), _settle, reply, None)
+            try:
+                self._send(frames)
+                if (data := await reply) is not None:
+                    return data
+            finally:
+                timer.cancel()
+                self._waiting.pop(frames[0], None)
+            wait = min(_LAST_RESEND, wait * 2)
+        raise Unreachable(
+            f"no answer from {self.address} before the deadline",
+            remedy="is the server running there, and is its key the one given?",
+        )
 
     def _new_id(self) -> bytes:
         self._number += 1
@@ -249,33 +249,8 @@ class EnvClient:
 
     def _on_batch(self, batch: list[Frames]) -> None:
         for frames in batch:
-            if len(frames) == 2 and (call := self._calls.get(frames[0])) is not None and not call.future.done():
-                call.future.set_result(frames[1])
-
-    def _sweep_soon(self) -> None:
-        if self._sweeping is None:
-            self._sweeping = asyncio.get_running_loop().call_later(_SWEEP, self._sweep)
-
-    def _sweep(self) -> None:
-        """Sends again what has waited long, and gives up what has waited too long."""
-        self._sweeping = None
-        now = time.monotonic()
-        for call in list(self._calls.values()):
-            if call.future.done():
-                continue
-            if now >= call.until:
-                call.future.set_exception(
-                    Unreachable(
-                        f"no answer from {self.address} before the deadline",
-                        remedy="is the server running there, and is its key the one given?",
-                    )
-                )
-            elif now >= call.resend_at:
-                call.wait = min(_LAST_RESEND, call.wait * 2)
-                call.resend_at = now + call.wait
-                self._send(call.frames)
-        if self._calls:
-            self._sweep_soon()
+            if len(frames) == 2 and (reply := self._waiting.get(frames[0])) is not None:
+                _settle(reply, frames[1])
 
     def _with_seal(self, task: Task) -> msgspec.Raw:
         if isinstance(task, WireTask):
@@ -287,6 +262,11 @@ class EnvClient:
                 remedy="sample it here; to run it elsewhere, pass on client.portable(task)",
             )
         return msgspec.Raw(pack_task(task, seal))
+
+
+def _settle(reply: asyncio.Future[bytes | None], data: bytes | None) -> None:
+    if not reply.done():
+        reply.set_result(data)
 
 
 def _wait_for(
