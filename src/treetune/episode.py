@@ -136,6 +136,8 @@ class Episode:
         began = time.perf_counter()
         try:
             self.observation = await in_time(self._open(), self._limits, self._until)
+            if (running := asyncio.current_task()) is not None and running.cancelling():
+                raise asyncio.CancelledError  # the environment did not mind
         except BaseException:
             await self.close()
             raise

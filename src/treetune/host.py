@@ -184,10 +184,6 @@ class LocalHost:
         """A door of a server has terms of its own; `name` is that of its request."""
         id = f"e-{secrets.token_hex(12)}"
         home, observation = await self._open(id, task)
-        running = asyncio.current_task()
-        if running is not None and running.cancelling():  # the environment did not mind
-            await home.close()
-            raise asyncio.CancelledError
         self.episodes.add(id, home, terms or self._terms, name)
         return Started(id, observation)
 

@@ -151,22 +151,14 @@ class JsonApp:
 
     def admit(self, headers: Headers, needs_token: bool = True) -> bytes:
         """The kind of answer that is asked for. Raises where there may be none."""
-        given = host = origin = accept = b""
-        for key, value in headers:
-            if key == b"authorization":
-                given = value
-            elif key == b"host":
-                host = value
-            elif key == b"origin":
-                origin = value
-            elif key == b"accept":
-                accept = value
+        found = dict(headers)
+        given, host, origin = found.get(b"authorization", b""), found.get(b"host", b""), found.get(b"origin", b"")
         if self._bearer is not None and needs_token and not hmac.compare_digest(given, self._bearer):
             raise HttpError(401, "denied", "the token is missing or wrong", remedy=self._token_remedy)
         if origin and (origin.partition(b"://")[2] != host or not self._is_own(host)):
             # Any page that a person visits can post to this machine. Only our own has a reason to.
             raise HttpError(403, "denied", "a page from elsewhere may not ask here", remedy="ask from a program")
-        return accept
+        return found.get(b"accept", b"")
 
     def _is_own(self, host: bytes) -> bool:
         """Without a token only names of this machine: any other could be made to point here."""

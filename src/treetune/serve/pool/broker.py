@@ -19,7 +19,7 @@ from treetune.serve import messages
 from treetune.serve.errors import BadRequest, ServeError
 from treetune.serve.host import HostSpec, ModelsConfig, ServerHost
 from treetune.serve.messages import pack, unpack, without_none
-from treetune.serve.pool.worker import Engine, OpenPayload, ProcessEngine, StepPayload, WorkerSpec
+from treetune.serve.pool.worker import Engine, ProcessEngine, WorkerSpec
 from treetune.serve.pool.workers import Member, PoolConfig, WorkerEnded, Workers
 from treetune.serve.server import Door, EnvServer, ServerConfig
 from treetune.serve.task_signer import concrete_task, pack_task, unpack_trace
@@ -73,7 +73,7 @@ class PoolHost(ServerHost):
         return msgspec.Raw(pack_task(task, self._spec.signer.sign(task)))
 
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
-        payload = pack(OpenPayload(id, msgspec.Raw(pack(task))))
+        payload = pack((id, task))
         member, data = await self.workers.call("open", payload, size=1, opens=id)
         if not self.workers.has(member):
             raise WorkerEnded
@@ -93,7 +93,7 @@ class _HomeInWorker:
         self._workers, self._member, self._id = workers, member, id
 
     async def play(self, action: Action, show: Sink) -> Step:
-        payload, over = pack(StepPayload(self._id, action)), True
+        payload, over = pack((self._id, action)), True
         try:
             data = await self._workers.ask(self._member, "step", payload, show=show)
             step = messages.to_step(unpack(data, messages.StepResponse))

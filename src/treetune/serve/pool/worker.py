@@ -73,16 +73,6 @@ read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(mi
 """Raises `msgspec.MsgspecError` where the other side speaks another language, as a Treetune of another version may."""
 
 
-class OpenPayload(msgspec.Struct, array_like=True):
-    episode: str
-    task: msgspec.Raw
-
-
-class StepPayload(msgspec.Struct, array_like=True):
-    episode: str
-    action: Action
-
-
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a worker needs to begin. It is pickled, and only ever passed from a broker to what it starts."""
 
@@ -193,26 +183,21 @@ class Worker:
         return pack(await call_apart(self._spec.taskset.__getitem__, unpack(payload, int)))
 
     async def _open(self, payload: bytes) -> bytes:
-        request = unpack(payload, OpenPayload)
-        task = concrete_task(request.task, self._spec.taskset)
-        episode = await Episode.start(self._spec.taskset, task, self._spec.host.limits)
-        running = asyncio.current_task()
-        if running is not None and running.cancelling():  # the environment did not mind
-            await episode.close()
-            raise asyncio.CancelledError
-        self._episodes[request.episode] = episode
+        id, data = unpack(payload, tuple[str, msgspec.Raw])
+        task = concrete_task(data, self._spec.taskset)
+        episode = self._episodes[id] = await Episode.start(self._spec.taskset, task, self._spec.host.limits)
         return pack(episode.observation)
 
     async def _step(self, payload: bytes) -> bytes:
-        request = unpack(payload, StepPayload)
-        episode = self._episodes.get(request.episode)
+        id, action = unpack(payload, tuple[str, Action])
+        episode = self._episodes.get(id)
         if episode is None:
-            raise EpisodeEnded(request.episode, None)
+            raise EpisodeEnded(id, None)
         try:
-            return pack_step(episode.with_ending(await episode.step(request.action)))
+            return pack_step(episode.with_ending(await episode.step(action)))
         finally:
             if episode.over:
-                self._forget(request.episode)
+                self._forget(id)
 
     async def _close(self, payload: bytes) -> bytes:
         if (episode := self._forget(payload.decode())) is not None:
