@@ -19,7 +19,7 @@ from treetune.errors import UsageError
 from treetune.sandbox import Ended, SandboxLimits, require
 from treetune.sandbox.machines import ShellPool
 from treetune.sandbox.probe import Users
-from treetune.sandbox.shell import MOUNT_MARK, BubblewrapRuntime, SandboxGone, Shell
+from treetune.sandbox.shell import BubblewrapRuntime, SandboxGone, Shell
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -457,9 +457,20 @@ def _marked(marker: str) -> list[int]:
     return found
 
 
-def _wait_for(marker: str) -> None:
-    while not _marked(marker):
+def _wait_for(marker: str, count: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    while len(_marked(marker)) < count:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def _children() -> set[str]:
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
+def _own_limits() -> SandboxLimits:
+    """Sandboxes of no other process have as much disk, which their command lines tell."""
+    return SandboxLimits(disk_mb=1000 + os.getpid() % 30_000)
 
 
 def test_after_close_nothing_is_left(place):
@@ -508,7 +519,7 @@ def test_a_start_that_is_cancelled_leaves_nothing(place):
 
 async def _cancelled_starts():
     """Processes that are left, of starts that were cancelled at moments all over."""
-    limits = SandboxLimits(disk_mb=1000 + os.getpid() % 1000)
+    limits = _own_limits()
     await (await Shell.open(limits)).close()  # the machine is known now
     for moment in range(90):
         start = asyncio.create_task(Shell.open(limits))
@@ -521,7 +532,7 @@ async def _cancelled_starts():
 
 def test_a_killed_process_leaves_no_sandbox(place):
     marker = f"marker-{uuid.uuid4().hex}"
-    assert place.play(_killed, marker) >= 3
+    place.play(_killed, marker)
     deadline = time.monotonic() + 60
     while _marked(marker) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -533,31 +544,31 @@ def test_cgroups_of_a_killed_process_go_with_the_next_sandbox_that_ends(root):
     if launcher.parent is None:
         pytest.skip("no cgroup can be made here")
     marker = f"marker-{uuid.uuid4().hex}"
-    before = set(Path(launcher.parent.path).glob("treetune-*"))
-    root.play(_killed, marker)
+    cgroups = root.play(_killed, marker, launcher.parent.path)
+    assert len(cgroups) == 3
     while _marked(marker):
         time.sleep(0.05)
-    assert len(set(Path(launcher.parent.path).glob("treetune-*")) - before) == 3
     for _ in range(30):
-        if set(Path(launcher.parent.path).glob("treetune-*")) <= before:
+        if not any(cgroup.exists() for cgroup in cgroups):
             break
         root.shell("true")  # more than once where the kernel still counts a process that has ended
     else:
         pytest.fail("there are still cgroups of the killed process")
 
 
-async def _killed(marker):
-    """Has a process with three sandboxes killed; gives how many processes of theirs there were."""
+async def _killed(marker, parent="/nonexistent"):
+    """Has a process with three sandboxes of two processes each killed; gives the cgroups that it had."""
     up, say = os.pipe()
     if (pid := os.fork()) == 0:
         asyncio.run(_busy_until_killed(marker, say))
     os.close(say)
     assert os.read(up, 2) == b"up"
     os.close(up)
-    there = len(_marked(marker))
+    _wait_for(marker, 6)
+    cgroups = list(Path(parent).glob(f"treetune-{pid}-*"))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)  # noqa: ASYNC222
-    return there
+    return cgroups
 
 
 async def _busy_until_killed(marker, say):
@@ -630,13 +641,16 @@ def test_a_pool_does_not_hand_out_one_that_died(root):
 
 
 def test_closing_a_pool_that_is_starting_leaves_nothing(root):
+    limits = _own_limits()
+
     async def closed():
-        pool = ShellPool(size=3)
+        pool = ShellPool(limits, size=3)
         filling = asyncio.create_task(pool.fill())
         await asyncio.sleep(0.05)
         await pool.close()
         await asyncio.gather(filling, return_exceptions=True)
 
-    before = _marked(MOUNT_MARK)
+    before = _children()
     root.play(closed)
-    assert set(_marked(MOUNT_MARK)) <= set(before)
+    assert _children() <= before
+    assert _marked(str(limits.disk_mb << 20)) == []
