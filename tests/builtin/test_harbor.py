@@ -105,6 +105,25 @@ def test_one_task_or_some_of_them_can_be_named(tmp_path):
         taskset(tmp_path / "nowhere")
 
 
+def test_a_root_file_system_that_is_none_is_refused(tmp_path, monkeypatch):
+    write_task(tmp_path / "tasks" / "a")
+    with pytest.raises(ConfigError, match=r"(?s)taskset\.rootfs.*treetune sandbox build"):
+        taskset(tmp_path / "tasks", rootfs=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"(?s)taskset\.rootfs.*bubblewrap"):
+        taskset(tmp_path / "tasks", rootfs=str(tmp_path), sandbox="docker")
+    write_rootfs(tmp_path / "bookworm")
+    monkeypatch.chdir(tmp_path)
+    found = taskset(tmp_path / "tasks", rootfs="bookworm")
+    assert found.config.rootfs == found[0].extra_info["rootfs"] == str(tmp_path / "bookworm")
+
+
+def write_rootfs(folder: Path) -> None:
+    """What is looked for in a root file system; nothing could run in it."""
+    for name in ("bin/bash", "usr/bin/python3"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+
+
 def test_what_is_changed_changes_the_task_and_the_fingerprint(tmp_path):
     write_task(tmp_path / "a")
     before = taskset(tmp_path)

@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from treetune.errors import ConfigError
 from treetune.sandbox import docker
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.probe import Interpreter, probe
@@ -45,20 +46,21 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
 
     def machine(self, image: str | None = None) -> Machine:
         """That of one task; an image counts where the kind has images."""
-        rootfs = None if self.rootfs is None else str(Path(self.rootfs).expanduser().resolve())
-        return Machine(sandbox=self.sandbox, rootfs=rootfs, image=image if self.has_images else None)
+        return Machine(sandbox=self.sandbox, rootfs=self.rootfs, image=image if self.has_images else None)
 
-    def find_fault(self) -> str | None:
-        """What is wrong with `rootfs`."""
+    def resolve(self) -> Self:
+        """With an absolute `rootfs`, so that runs can be taken up from another folder; `ConfigError` where no machine
+        can be made of it."""
         if self.rootfs is None:
-            return None
+            return self
         if self.has_images:
-            return f"is for bubblewrap; with {self.sandbox} it is `image`"
+            raise ConfigError([("taskset.rootfs", f"is for bubblewrap; with {self.sandbox} it is `image`")])
+        rootfs = str(Path(self.rootfs).expanduser().resolve())
         try:
-            Root.of_folder(self.rootfs)
+            Root.of_folder(rootfs)
         except SandboxUnavailable as error:
-            return str(error)
-        return None
+            raise ConfigError([("taskset.rootfs", str(error))]) from error
+        return msgspec.structs.replace(self, rootfs=rootfs)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

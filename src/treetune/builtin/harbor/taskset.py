@@ -72,6 +72,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
 
     def __init__(self, config: HarborConfig | None = None) -> None:
         super().__init__(config)
+        self.config = self.config.resolve()
         if bool(self.config.folder) == bool(self.config.dataset):
             raise ConfigError([("taskset.folder", "name a folder of tasks, or a dataset: one of the two")])
         if self.config.dataset:

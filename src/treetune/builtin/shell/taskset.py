@@ -64,7 +64,8 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
 
     def __init__(self, config: OSInteractionConfig | None = None) -> None:
         super().__init__(config)
-        place = {name: getattr(self.config, name) for name in ("data", "scripts_root", "rootfs")}
+        self.config = self.config.resolve()
+        place = {name: getattr(self.config, name) for name in ("data", "scripts_root")}
         if self.config.root is not None:
             checkout = Path(self.config.root).expanduser() / "data" / "os_interaction"
             place["data"] = place["data"] or checkout / "data"
@@ -77,8 +78,6 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         self.config = msgspec.structs.replace(self.config, **fixed, split=self.SPLIT or self.config.split)
         absent = [key for key in ("data", "scripts_root") if key in fixed and not Path(fixed[key]).exists()]
         faults = [(f"taskset.{key}", f"there is no {fixed[key]}") for key in absent]
-        if (fault := self.config.find_fault()) is not None:
-            faults.append(("taskset.rootfs", fault))
         if faults:
             raise ConfigError(faults)
         self._samples = list(self._read_samples())
