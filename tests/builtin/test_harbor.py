@@ -21,6 +21,7 @@ from treetune.errors import ConfigError, EnvironmentFault, TasksetError, Unknown
 from treetune.rollout import run_rollout
 from treetune.sandbox import Capability, probe
 from treetune.score import Validity
+from treetune.target import load_taskset
 from treetune.trace import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*stands in for the tasks' images")
@@ -115,6 +116,14 @@ def test_a_root_file_system_that_is_none_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = taskset(tmp_path / "tasks", rootfs="bookworm")
     assert found.config.rootfs == found[0].extra_info["rootfs"] == str(tmp_path / "bookworm")
+
+
+def test_a_root_file_system_that_a_yaml_names_is_beside_it(tmp_path, monkeypatch):
+    write_task(tmp_path / "tasks" / "a")
+    write_rootfs(tmp_path / "bookworm")
+    (tmp_path / "harbor.yaml").write_text("taskset: {id: harbor, folder: tasks, rootfs: bookworm}\n")
+    monkeypatch.chdir("/")
+    assert load_taskset(str(tmp_path / "harbor.yaml")).config.rootfs == str(tmp_path / "bookworm")
 
 
 def write_rootfs(folder: Path) -> None:

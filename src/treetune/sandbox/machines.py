@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from treetune.config import FileName
 from treetune.errors import ConfigError
 from treetune.sandbox import docker
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
@@ -36,7 +37,7 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
 
     sandbox: KindName = "bubblewrap"
     """What a machine is: a sandbox of bubblewrap, or a container of a Docker engine with the task's image."""
-    rootfs: str | None = None
+    rootfs: FileName | None = None
     """A root file system in a folder (`treetune sandbox build`), in the place of the host's own."""
 
     @property
