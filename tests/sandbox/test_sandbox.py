@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -39,7 +38,7 @@ from treetune.sandbox import (
 )
 from treetune.sandbox.bubblewrap import ARCHITECTURES, FAMILIES, REFUSED_CALLS, explain
 from treetune.sandbox.memory import CgroupParent, list_candidates
-from treetune.sandbox.probe import FIRST_UID, Capability, Interpreter, Launcher, probe_as
+from treetune.sandbox.probe import FIRST_UID, Capability, Launcher, probe_as
 
 NOBODY = 65534
 DEVICES = {"full", "null", "random", "tty", "urandom", "zero"}
@@ -140,50 +139,6 @@ def test_files_of_the_host_are_not_there(place, path):
         result = place.run(command)
         assert result.exit_code != 0
         assert result.stdout == b""
-
-
-@pytest.fixture(scope="module")
-def copied_python() -> Iterator[Interpreter]:
-    """The system's Python, copied to a folder of its own beside a file that is nobody's business."""
-    program = Path("/usr/bin/python3").resolve()
-    if not program.exists():
-        pytest.skip("the system has no Python to copy")
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as above:
-        os.chmod(above, 0o755)
-        prefix = Path(above) / "private" / "python"
-        ignored = shutil.ignore_patterns("test", "dist-packages", "config-*", "__pycache__", "idlelib")
-        shutil.copytree(f"/usr/lib/{program.name}", prefix / "lib" / program.name, ignore=ignored)
-        (prefix / "bin").mkdir()
-        shutil.copy2(program, prefix / "bin")
-        (prefix.parent / "secret").write_text("canary")
-        yield Interpreter(f"{prefix}/bin/{program.name}", str(prefix))
-
-
-def test_a_python_that_lives_in_a_private_folder_shows_nothing_else_of_it(place, copied_python):
-    own = Interpreter.own()
-    # An ordinary user may not be able to read the one that runs this.
-    interpreter = own if own.prefix is not None and place.call(_can_reach, own.prefix) else copied_python
-    result = place.call(_with_python, interpreter)
-    names, prefix = json.loads(result.text)
-    assert prefix == interpreter.prefix
-    above = Path(prefix).parents
-    assert names == {str(folder): [Path(prefix).relative_to(folder).parts[0]] for folder in above[:-1]}
-    assert result.error_text == ""
-
-
-def _can_reach(prefix: str) -> bool:
-    return os.access(prefix, os.R_OK)
-
-
-def _with_python(interpreter: Interpreter) -> Result:
-    sandbox = Bubblewrap(interpreter)
-    code = """
-        import json, os, pathlib, sys
-        above = [str(folder) for folder in pathlib.Path(sys.base_prefix).parents][:-1]
-        assert not os.access(sys.base_prefix, os.W_OK)
-        print(json.dumps([{folder: os.listdir(folder) for folder in above}, sys.base_prefix]))
-    """
-    return sandbox.run_blocking([sandbox.python, "-c", textwrap.dedent(code)])
 
 
 def test_environment_variables_of_the_host_are_not_there(place):
@@ -465,7 +420,7 @@ def test_memory_is_limited_for_root_without_cgroups_too(code):
     if os.geteuid() != 0 or not probe().available:
         pytest.skip("needs root and a sandbox")
     watching = msgspec.structs.replace(require(), parent=None)
-    command = [watching.interpreter.path, "-c", textwrap.dedent(code)]
+    command = [watching.tools["python3"], "-c", textwrap.dedent(code)]
     result = Bubblewrap(launcher=watching).run_blocking(command, limits=SandboxLimits(**SMALL))
     assert result.ended is Ended.MEMORY
 
@@ -916,6 +871,12 @@ def test_where_bubblewrap_starts_the_tests_are_not_skipped():
     own = list_candidates(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     if own and own[0].version == 1 and os.access(own[0].path, os.W_OK):
         assert require().parent is not None
+
+
+def test_without_a_python_of_the_system_the_remedy_is_told(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name, path: None if name == "python3" else f"/usr/bin/{name}")
+    with pytest.raises(SandboxUnavailable, match="apt-get install python3,"):
+        _ = Bubblewrap().python
 
 
 def test_without_bubblewrap_nothing_is_run_and_the_remedy_is_told(monkeypatch, tmp_path):

@@ -24,7 +24,7 @@ from treetune.config import FileName
 from treetune.errors import ConfigError
 from treetune.sandbox import docker
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.probe import Interpreter, probe
+from treetune.sandbox.probe import find_tools, probe
 from treetune.sandbox.rootfs import Root
 from treetune.sandbox.shell import Shell
 from treetune.taskset import TasksetConfig
@@ -94,7 +94,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def python(self) -> str:
         """The Python inside, for commands that want one."""
-        return "python3" if self.has_images or self.rootfs is not None else Interpreter.find().path
+        return "python3" if self.has_images or self.rootfs is not None else find_tools()["python3"]
 
 
 HOST = Machine()

@@ -1,6 +1,6 @@
 """Runs as a process of its own, outside: makes the root of one sandbox, then becomes bubblewrap.
 
-Started by `carrier.py` with the descriptor of a file that holds its plan. Of the standard library only what loads
+Started by `shell.py` with the descriptor of a file that holds its plan. Of the standard library only what loads
 fast (not `json`, `re`, `contextlib`): that is a third of a start. What it mounts is in namespaces of its own, so that
 it goes when the sandbox goes.
 
@@ -119,19 +119,14 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
     # Opened here, for what is in /tmp is covered now.
     mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
     for number, path in enumerate(plan["shown"]):
-        lower = f"{STAGE}/shown{number}"
-        os.mkdir(lower)
+        lower, upper, work, merged = (f"{STAGE}/{name}{number}" for name in ("shown", "upper", "work", "merged"))
+        for folder in (lower, upper, work, merged):
+            os.mkdir(folder)
         if path in shown:
             place = (MOVE_MOUNT, shown[path], b"", HERE, lower.encode(), MOVE_FROM_FD)
             check(libc.syscall(*place), f"move_mount {path}")
         else:
             mount(f"/proc/self/fd/{sources[path]}", lower, None, MS_BIND)
-    for number, path in enumerate(plan["shown"]):
-        if path not in plan["overlaid"]:
-            continue
-        lower, upper, work, merged = (f"{STAGE}/{name}{number}" for name in ("shown", "upper", "work", "merged"))
-        for folder in (upper, work, merged):
-            os.mkdir(folder)
         os.chmod(upper, stat.S_IMODE(os.stat(lower).st_mode))
         if path not in shown:
             own_folders(lower, upper, 3 if path == plan["whole"] else 2)

@@ -26,7 +26,7 @@ from pathlib import PurePosixPath
 from treetune.errors import UsageError
 from treetune.sandbox import bubblewrap
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.probe import FIRST_UID, Interpreter, Launcher, require
+from treetune.sandbox.probe import FIRST_UID, Launcher, find_tools, require
 from treetune.sandbox.rootfs import SYSTEM_FOLDERS
 
 WORK = "/tmp/work"
@@ -53,18 +53,16 @@ READY, GO = b"\n", b"go\n"
 DROP_CAPABILITIES = ("--ambient-caps=-all", "--inh-caps=-all", "--bounding-set=-all")
 ENTER = 'echo 0 > "$0" && exec "$@"'
 """Into a cgroup."""
-STAGE = 'mount --bind "$0" /tmp && exec "$@"'
-"""Shows a folder that only root may reach to the user that root becomes; in a mount namespace of its own."""
 
 
 class Bubblewrap:
-    def __init__(self, interpreter: Interpreter | None = None, *, launcher: Launcher | None = None) -> None:
-        self._interpreter, self._launcher = interpreter or Interpreter.find(), launcher
+    def __init__(self, *, launcher: Launcher | None = None) -> None:
+        self._launcher = launcher
 
     @property
     def python(self) -> str:
         """The Python interpreter inside, for commands that want one."""
-        return self._interpreter.path
+        return find_tools()["python3"]
 
     async def run(
         self,
@@ -103,7 +101,7 @@ class Bubblewrap:
     ) -> Result:
         """The same for code without an event loop; the calling thread waits. `stop`: a descriptor that ends it when it
         is readable."""
-        launcher = self._launcher or require(self._interpreter)
+        launcher = self._launcher or require()
         if not command or not all(map(bubblewrap.is_passable, command)):
             raise UsageError(f"{list(command)!r} is no command", remedy="pass a program and its arguments, as text")
         data = {**OWN_ETC, **_place(files or {}, limits)}
@@ -144,7 +142,6 @@ class _Run(bubblewrap.Process):
 
     def start(self, launcher: Launcher, command: Sequence[str], data: Mapping[str, bytes]) -> None:
         user = FIRST_UID + threading.get_native_id() if launcher.becomes_user else None
-        staged = user is not None and launcher.interpreter.private
         stdin, self._feed = self.make_pipe()
         out, stdout = self.make_pipe()
         err, stderr = self.make_pipe()
@@ -154,14 +151,14 @@ class _Run(bubblewrap.Process):
             for end in (stdin, stdout, stderr):
                 os.fchown(end.fileno(), user, user)
         contents = {path: self.make_file(content) for path, content in data.items()}
-        options = _list_options(launcher.interpreter, self._limits, contents, "/tmp" if staged else None)
+        options = _list_options(self._limits, contents)
         # Not on the command line: /proc/1/cmdline is seen inside.
         arguments = self.make_file(os.fsencode("".join(f"{option}\0" for option in [*options, *self.list_options()])))
         rlimits = bubblewrap.list_rlimits(self._limits, own_processes=1)
         # In the units of `ulimit`.
         first = FIRST_PROCESS.format(**{**rlimits, "data": rlimits["data"] >> 10, "fsize": rlimits["fsize"] >> 9})
         inside = [launcher.tools["setpriv"], *DROP_CAPABILITIES, "--", *command]
-        chain = _become_bubblewrap(launcher, user, staged, self.memory.entrance)
+        chain = _become_bubblewrap(launcher, user, self.memory.entrance)
         whole = [*chain, "--args", str(arguments), "--", "sh", "-c", first, "sandbox", *inside]
         self.spawn(whole, stdin, stdout, stderr)
 
@@ -264,25 +261,18 @@ def _write(pipe: FileIO, left: memoryview) -> memoryview:
         return left[:0]  # it will read no more
 
 
-def _become_bubblewrap(launcher: Launcher, user: int | None, staged: bool, entrance: str | None) -> list[str]:
+def _become_bubblewrap(launcher: Launcher, user: int | None, entrance: str | None) -> list[str]:
     """What becomes bubblewrap in the end, as the right user and in the cgroup."""
     chain = [launcher.tools["bwrap"]]
     if user is not None:
         chain = [launcher.tools["setpriv"], f"--reuid={user}", f"--regid={user}", "--clear-groups", *chain]
-    if staged:
-        stage = [launcher.tools["unshare"], "--mount", "--", "sh", "-c", STAGE, str(launcher.interpreter.prefix)]
-        chain = [*stage, *chain]
     return chain if entrance is None else ["sh", "-c", ENTER, entrance, *chain]
 
 
-def _list_options(
-    interpreter: Interpreter, limits: SandboxLimits, contents: Mapping[str, int], prefix_at: str | None
-) -> list[str]:
-    """`contents`: the files to write. `prefix_at`: where the host shows the interpreter's prefix, if elsewhere than
-    inside."""
-    path = "/usr/local/bin:/usr/bin:/bin"
+def _list_options(limits: SandboxLimits, contents: Mapping[str, int]) -> list[str]:
+    """`contents`: the files to write."""
     environment = {
-        "PATH": path if interpreter.prefix is None else f"{interpreter.prefix}/bin:{path}",
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": WORK,
         "LANG": "C.UTF-8",
         # Math libraries start a thread per core of the host, which the process limit would refuse.
@@ -303,8 +293,6 @@ def _list_options(
         given += ["--ro-bind-try", path, path]
     given += [*bubblewrap.mount_devices(limits), "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp"]
     given += ["--dir", WORK, "--chdir", WORK]
-    if interpreter.prefix is not None:
-        given += ["--ro-bind", prefix_at or interpreter.prefix, interpreter.prefix]
     for path, file in contents.items():
         given += ["--perms", "0644", "--file", str(file), path]
     return [*given, "--remount-ro", "/"]

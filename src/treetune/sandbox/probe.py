@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,8 @@ import msgspec
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.memory import CgroupParent, Memory, WatchedMemory
 
-SYSTEM_PYTHON = "/usr/bin/python3"
+PACKAGES = {"bwrap": "bubblewrap", "python3": "python3", "setpriv": "util-linux"}
+"""The host's programs that sandboxes need, and the packages that have them."""
 FIRST_UID = 1_900_000_000
 """Root's one-shot sandboxes run as the user with this number plus that of their thread: one that no other run has."""
 LAST_THREAD = 1 << 22
@@ -59,44 +59,14 @@ USERS = {
 
 
 def find_tools() -> dict[str, str]:
-    """The paths of the host's programs that start sandboxes; `setpriv` also runs inside."""
-    places = "/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin"
-    found = {name: shutil.which(name, path=places) for name in ("bwrap", "setpriv", "unshare")}
+    """The paths of those programs, the same inside and outside."""
+    found = {name: shutil.which(name, path="/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin") for name in PACKAGES}
     if missing := [name for name, path in found.items() if path is None]:
-        package = "bubblewrap" if "bwrap" in missing else "util-linux"
         raise SandboxUnavailable(
             f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all",
-            remedy=f"apt-get install {package}, or the package of that name of your system",
+            remedy=f"apt-get install {' '.join(PACKAGES[name] for name in missing)}, or what your system calls it",
         )
     return {name: path for name, path in found.items() if path is not None}
-
-
-class Interpreter(msgspec.Struct, frozen=True):
-    """The Python that code inside a sandbox runs on."""
-
-    path: str
-    """The same inside and outside."""
-    prefix: str | None = None
-    """The folder it lives in, to be shown read-only; None: it is part of /usr."""
-
-    @classmethod
-    def find(cls) -> Interpreter:
-        """The system's where there is one, else the Python that runs Treetune."""
-        return cls(SYSTEM_PYTHON) if os.access(SYSTEM_PYTHON, os.X_OK) else cls.own()
-
-    @classmethod
-    def own(cls) -> Interpreter:
-        """The Python that runs this, without the packages of its virtual environment."""
-        prefix = os.path.realpath(sys.base_prefix)
-        path = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-        return cls(path, None if Path(prefix).is_relative_to("/usr") else prefix)
-
-    @property
-    def private(self) -> bool:
-        """Whether a folder above it (/root, say) lets nobody else pass."""
-        if self.prefix is None:
-            return False
-        return not all(os.stat(folder).st_mode & stat.S_IXOTH for folder in Path(self.prefix).parents)
 
 
 class Launcher(msgspec.Struct, frozen=True):
@@ -104,7 +74,6 @@ class Launcher(msgspec.Struct, frozen=True):
     counts for root, and what is inside should not be root outside either."""
 
     tools: dict[str, str]
-    interpreter: Interpreter
     becomes_user: bool
     """Treetune is root, and no sandbox should be."""
     parent: CgroupParent | None = None
@@ -161,30 +130,30 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
             lines = [f"shell: {started}", USERS[self.launcher.users]]
             return "\n".join([*lines, f"why not more: {self.cause}"] if self.cause else lines)
         owner = "a user of its own for each run" if self.launcher.becomes_user else "the user that you are"
-        lines = [f"bubblewrap: {self.launcher.tools['bwrap']}, {started}", f"python: {self.launcher.interpreter.path}"]
+        lines = [f"bubblewrap: {self.launcher.tools['bwrap']}, {started}", f"python: {self.launcher.tools['python3']}"]
         return "\n".join([*lines, f"runs as: {owner}", *(f"{limit}: {by}" for limit, by in self.enforced.items())])
 
 
-def probe(interpreter: Interpreter | None = None, *, shell: bool = False) -> Capability:
+def probe(*, shell: bool = False) -> Capability:
     """Start a sandbox to see whether it can be done; the answer is kept. Not from the thread of an event loop."""
     # A forked process may be another user.
-    return probe_as(os.geteuid(), interpreter or Interpreter.find(), shell)
+    return probe_as(os.geteuid(), shell)
 
 
-def require(interpreter: Interpreter | None = None, *, shell: bool = False) -> Launcher:
-    capability = probe(interpreter, shell=shell)
+def require(*, shell: bool = False) -> Launcher:
+    capability = probe(shell=shell)
     if capability.launcher is None:
         raise SandboxUnavailable(capability.cause, remedy=capability.remedy)
     return capability.launcher
 
 
 @cache
-def probe_as(user: int, interpreter: Interpreter, shell: bool) -> Capability:
+def probe_as(user: int, shell: bool) -> Capability:
     if sys.platform != "linux":
         return Capability(cause=f"bubblewrap needs Linux, this is {sys.platform}", remedy="use a Linux machine")
     fault = None
     try:
-        for launcher in _list_shell_launchers(interpreter) if shell else _list_launchers(interpreter):
+        for launcher in _list_shell_launchers() if shell else _list_launchers():
             began = time.perf_counter()
             try:
                 _try_shell(launcher) if shell else _try_command(launcher)
@@ -200,17 +169,17 @@ def probe_as(user: int, interpreter: Interpreter, shell: bool) -> Capability:
     return Capability(cause=fault.message, remedy=fault.remedy or "see docs/sandbox.md", shell=shell)
 
 
-def _list_launchers(interpreter: Interpreter) -> Iterator[Launcher]:
+def _list_launchers() -> Iterator[Launcher]:
     """What can hold a sandbox's memory, the best first."""
     tools, becomes_user = find_tools(), _may_become_user()
     if (parent := CgroupParent.find()) is not None:
-        yield Launcher(tools, interpreter, becomes_user, parent)
-    yield Launcher(tools, interpreter, becomes_user)
-    yield Launcher(tools, interpreter, becomes_user, looks=False)
+        yield Launcher(tools, becomes_user, parent)
+    yield Launcher(tools, becomes_user)
+    yield Launcher(tools, becomes_user, looks=False)
 
 
-def _list_shell_launchers(interpreter: Interpreter) -> Iterator[Launcher]:
-    launcher = require(interpreter)
+def _list_shell_launchers() -> Iterator[Launcher]:
+    launcher = require()
     for users in (Users.RANGE, Users.SINGLE) if launcher.becomes_user else (Users.SINGLE,):
         yield msgspec.structs.replace(launcher, users=users)
 
@@ -229,12 +198,12 @@ def _may_become_user() -> bool:
 def _try_command(launcher: Launcher) -> None:
     from treetune.sandbox.one_shot import Bubblewrap
 
-    python, limits = launcher.interpreter.path, SandboxLimits(processes=2, seconds=30)
+    python, limits = launcher.tools["python3"], SandboxLimits(processes=2, seconds=30)
     result = Bubblewrap(launcher=launcher).run_blocking([python, "-I", "-S", "-c", TRIAL], limits=limits)
     if not result.ok:
         raise SandboxUnavailable(
             f"{python} does not run in a sandbox: {result.error_text.strip() or result.ended}",
-            remedy="apt-get install python3: the system's Python is used where there is one",
+            remedy="apt-get install python3: the system's Python is used",
         )
     if int(result.text) != 1:
         raise SandboxUnavailable(

@@ -1,6 +1,6 @@
 """What the root of a sandbox with a shell is made of: the host's own system, or a folder that holds one.
 
-    Root.of_host(Interpreter.find())    # /usr is an overlay, /etc a copy of what is harmless
+    Root.of_host("/usr/bin/python3")    # /usr is an overlay, /etc a copy of what is harmless
     Root.of_folder("/srv/bookworm")
     build(Path("bookworm"), Recipe(include=["gcc"]), say=print)      # makes such a folder with Debian's own tools
 
@@ -28,8 +28,9 @@ import msgspec
 
 from treetune.errors import StorageError, UsageError
 from treetune.sandbox.limits import SandboxUnavailable
-from treetune.sandbox.probe import SYSTEM_PYTHON, Interpreter
 
+PYTHON = "/usr/bin/python3"
+"""Where a folder with a system has it."""
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 FOLDERS = {
     "/": 0o755,
@@ -79,44 +80,41 @@ Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 class Root(msgspec.Struct, frozen=True):
     shown: list[str]
-    """Folders of the host that are to be seen inside."""
-    overlaid: list[str]
-    """Those of them that can be changed, for the sandbox alone."""
+    """Folders of the host that are seen inside, and can be changed there, for the sandbox alone."""
     whole: str | None = None
     """The one of them that is the root itself."""
     folders: dict[str, int] = {}
     links: dict[str, str] = {}
     files: dict[str, tuple[bytes, int]] = {}
     """Contents and modes."""
-    python: str = SYSTEM_PYTHON
+    python: str = PYTHON
     """What the runner inside runs on."""
 
     @classmethod
-    def of_host(cls, interpreter: Interpreter) -> Root:
-        overlaid = ["/usr", *(f"/{name}" for name in SYSTEM_FOLDERS if _is_folder(f"/{name}"))]
+    def of_host(cls, python: str) -> Root:
+        shown = ["/usr", *(f"/{name}" for name in SYSTEM_FOLDERS if _is_folder(f"/{name}"))]
         # Hundreds of links: copying them is a tenth of a start.
-        overlaid += [folder for folder in ("/etc/alternatives",) if _is_folder(folder)]
+        shown += [folder for folder in ("/etc/alternatives",) if _is_folder(folder)]
         linked = {f"/{name}": os.readlink(f"/{name}") for name in SYSTEM_FOLDERS if os.path.islink(f"/{name}")}
         links, files = _read_etc()
         return cls(
-            shown=overlaid if interpreter.prefix is None else [*overlaid, interpreter.prefix],
-            overlaid=overlaid,
+            shown=shown,
             folders=FOLDERS,
             links={**LINKS, **linked, **links},
             files={**files, **{path: (text.encode(), mode) for path, (text, mode) in FILES.items()}},
-            python=interpreter.path,
+            python=python,
         )
 
     @classmethod
     def of_folder(cls, folder: str) -> Root:
         """Or `SandboxUnavailable` where it holds no system that a shell could run in."""
-        missing = [path for path in ("/bin/bash", SYSTEM_PYTHON) if not os.path.lexists(folder + path)]
+        missing = [path for path in ("/bin/bash", PYTHON) if not os.path.lexists(folder + path)]
         if missing:
             what = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is no folder"
             raise SandboxUnavailable(
                 f"{folder} {what}: no root file system of a sandbox", remedy=f"treetune sandbox build {folder}"
             )
-        return cls(shown=[folder], overlaid=[folder], whole=folder)
+        return cls(shown=[folder], whole=folder)
 
 
 @cache

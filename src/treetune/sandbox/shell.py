@@ -284,10 +284,10 @@ class BubblewrapRuntime:
 
     def _spawn(self, launcher: Launcher, limits: SandboxLimits, rootfs: str | None) -> None:
         process = self._process
-        root = Root.of_host(launcher.interpreter) if rootfs is None else Root.of_folder(rootfs)
+        root = Root.of_host(launcher.tools["python3"]) if rootfs is None else Root.of_folder(rootfs)
         # The folder's Python may be another than ours.
         runner = process.make_file(compile_script(RUNNER, root.python if rootfs is None else None))
-        mounter = process.make_file(compile_script(("mount_root.py",), launcher.interpreter.path))
+        mounter = process.make_file(compile_script(("mount_root.py",), launcher.tools["python3"]))
         plan = {
             "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if launcher.becomes_user else None,
             "range": launcher.users is Users.RANGE,
@@ -305,7 +305,7 @@ class BubblewrapRuntime:
         plan_file = process.make_file(marshal.dumps(plan, MARSHAL))
         self._errors, complaints = process.make_pipe()
         self._socket, theirs = map(process.keep, socket.socketpair())
-        python = [launcher.interpreter.path, "-I", "-S", f"/proc/self/fd/{mounter}"]
+        python = [launcher.tools["python3"], "-I", "-S", f"/proc/self/fd/{mounter}"]
         process.spawn([*python, str(plan_file), MOUNT_MARK], theirs, theirs, complaints)
 
     async def _begin(self) -> None:
@@ -352,16 +352,11 @@ class BubblewrapRuntime:
 
 
 def _list_options(launcher: Launcher, limits: SandboxLimits, root: Root) -> list[str]:
-    prefix = launcher.interpreter.prefix if root.whole is None else None
-    path = ENVIRONMENT["PATH"] if prefix is None else f"{ENVIRONMENT['PATH']}:{prefix}/bin"
-    given = bubblewrap.isolate(CAPABILITIES, {**ENVIRONMENT, "PATH": path})
+    given = bubblewrap.isolate(CAPABILITIES, ENVIRONMENT)
     if root.whole is None:
         given += ["--bind", f"{STAGE}/root", "/"]
     for number, folder in enumerate(root.shown):
-        if folder in root.overlaid:
-            given += ["--bind", f"{STAGE}/merged{number}", "/" if folder == root.whole else folder]
-        else:
-            given += ["--ro-bind", f"{STAGE}/shown{number}", folder]
+        given += ["--bind", f"{STAGE}/merged{number}", "/" if folder == root.whole else folder]
     if root.whole is not None and launcher.users is Users.SINGLE:
         given += ["--bind", HOME, "/root"]
     return [*given, *bubblewrap.mount_devices(limits), "--chdir", "/root"]
