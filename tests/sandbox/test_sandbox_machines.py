@@ -195,8 +195,8 @@ def test_what_a_killed_build_left_goes_with_the_next(tmp_path, tool):
 
 
 @pytest.mark.parametrize("folder", ["/proc/root-of-mine", "/proc/version/root"])
-def test_a_place_that_cannot_be_written_is_told_as_such(monkeypatch, folder):
-    monkeypatch.setattr("treetune.sandbox.rootfs._find_tool", lambda: "none")
+def test_a_place_that_cannot_be_written_is_told_as_such(tool, folder):
+    tool("exit 1")
     with pytest.raises(StorageError, match="nothing can be written to /proc"):
         build(Path(folder), Recipe())
 

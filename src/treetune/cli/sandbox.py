@@ -27,7 +27,7 @@ def build_command(
     mirror: Annotated[str | None, option("Where its packages are; by default Debian's own.")] = None,
     json: Json = False,
 ) -> None:
-    """Make a root file system in a folder with Debian's own tools (mmdebstrap, or debootstrap as root).
+    """Make a root file system in a folder with Debian's own mmdebstrap.
 
     Use it with `--taskset.rootfs DIR` (os-interaction) or `Shell.open(rootfs=DIR)`. The folder appears when it is
     complete; an interrupted build is simply started again.

@@ -165,7 +165,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Bytes."""
     files: int
-    tool: str
+    tool: str = "mmdebstrap"
 
 
 Say = Callable[[str], object]
@@ -176,7 +176,10 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
     folder = folder.expanduser().absolute()
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UsageError(f"{folder} is there already", remedy="name another folder, or remove it first")
-    tool = _find_tool()
+    if not shutil.which("mmdebstrap"):
+        raise SandboxUnavailable(
+            "mmdebstrap is not installed: it makes the root file system", remedy="apt-get install mmdebstrap"
+        )
     place = folder.parent / f".{folder.name}.building"
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -190,7 +193,7 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
         raise StorageError(f"nothing can be written to {folder.parent}: {error.strerror}", remedy=remedy) from error
     try:
         _clear(place)  # of a build that was interrupted
-        root = _make_root(tool, place, recipe, say)
+        root = _make_root(place, recipe, say)
         # Nothing of this machine is in it.
         (root / "etc" / "resolv.conf").unlink(missing_ok=True)
         for path in ("/etc/hostname", "/etc/hosts"):
@@ -205,34 +208,15 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
         place.rmdir()
         os.close(lock)
     size = sum(status.st_blocks * 512 for status in files)
-    return Built(folder=str(folder), suite=recipe.suite, size=size, files=len(files), tool=tool)
+    return Built(folder=str(folder), suite=recipe.suite, size=size, files=len(files))
 
 
-def _find_tool() -> str:
-    if shutil.which("mmdebstrap") and shutil.which("tar"):
-        return "mmdebstrap"
-    if shutil.which("debootstrap", path=_extend_path()) and os.geteuid() == 0:
-        return "debootstrap"
-    raise SandboxUnavailable(
-        "mmdebstrap is not installed: it makes the root file system",
-        remedy="apt-get install mmdebstrap (as root debootstrap will do too)",
-    )
-
-
-def _extend_path() -> str:
-    """Where an ordinary user's PATH does not lead."""
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
-def _make_root(tool: str, place: Path, recipe: Recipe, say: Say) -> Path:
+def _make_root(place: Path, recipe: Recipe, say: Say) -> Path:
     root, archive, is_root = place / "root", place / "root.tar", os.geteuid() == 0
     options = [f"--variant={recipe.variant}", f"--include={','.join(recipe.packages)}"]
     mirror = [recipe.mirror] if recipe.mirror else []
-    if tool == "debootstrap":
-        _run([tool, *options, recipe.suite, str(root), *mirror], place, say)
-        return root
     options += ["--format=tar", '--aptopt=Acquire::Languages "none"', *([] if is_root else ["--mode=unshare"])]
-    _run([tool, *options, recipe.suite, str(archive), *mirror], place, say)
+    _run(["mmdebstrap", *options, recipe.suite, str(archive), *mirror], place, say)
     say("unpacking")
     root.mkdir(mode=0o755)
     # Devices are bubblewrap's to make. An ordinary user owns all of it, root keeps the owners.
@@ -245,6 +229,8 @@ def _run(command: list[str], place: Path, say: Say) -> None:
     """A tool, its lines as progress. It and all that it has started end here, also where we are interrupted; its
     temporary files are in our folder, so that they go with it."""
     last: deque[str] = deque(maxlen=LINES_KEPT)
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where an ordinary user's does not lead
+    environment = {**os.environ, "TMPDIR": str(place), "LC_ALL": "C", "PATH": path}
     with subprocess.Popen(
         [*(["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []), *command],
         stdin=subprocess.DEVNULL,
@@ -252,7 +238,7 @@ def _run(command: list[str], place: Path, say: Say) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "TMPDIR": str(place), "LC_ALL": "C", "PATH": _extend_path()},
+        env=environment,
         start_new_session=True,
     ) as process:
         try:
