@@ -14,7 +14,6 @@ from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import ConfigError, EnvironmentFault
 from treetune.sandbox import probe
 from treetune.sandbox.machines import _pools
-from treetune.sandbox.probe import Users
 
 COUNT = {"check": [None, {"language": "python", "file": "check/integer-match.py"}], "example": "ls /data | wc -l"}
 
@@ -216,7 +215,7 @@ def test_programs_may_be_made_used_and_what_the_task_changed_may_be_changed(mach
         "evaluation": {"check": {"code": '[ "$(calc)" = 42 ]'}},
     }
     assert play(samples(tmp_path, row), bash(make), "Act: finish")[-1].reward == 1.0
-    if machine.users is Users.RANGE:
+    if machine.own_users:
         check = {"code": "[ ! -u /usr/bin/find ]"}
         row = {"description": "?", "create": {"init": "chmod u+s /usr/bin/find"}, "evaluation": {"check": check}}
         assert play(samples(tmp_path, row), bash("chmod u-s /usr/bin/find"), "Act: finish")[-1].reward == 1.0
@@ -226,7 +225,7 @@ def test_programs_may_be_made_used_and_what_the_task_changed_may_be_changed(mach
 def test_start_leaves_its_variables_and_user_in_the_shell(machine, tmp_path):
     taskset = samples(tmp_path, {"description": "?", "start": "var=3.14; cd /usr", "evaluation": {"match": "no"}})
     assert play(taskset, bash("echo $var $PWD"))[0].observation.content == "3.14 /usr"
-    if machine.users is Users.RANGE:
+    if machine.own_users:
         start = "useradd -m -s /bin/bash jack && su - jack"
         taskset = samples(tmp_path, {"description": "?", "start": start, "evaluation": {"match": "no"}})
         assert play(taskset, bash("whoami"), bash("pwd"))[1].observation.content == "/home/jack"

@@ -23,8 +23,8 @@ NOBODY = 65534
 
 
 class Place:
-    def __init__(self, executor: ProcessPoolExecutor | None, users: str) -> None:
-        self._executor, self.users = executor, users
+    def __init__(self, executor: ProcessPoolExecutor | None, own_users: bool) -> None:
+        self._executor, self.own_users = executor, own_users
 
     def play(self, function: Any, *arguments: Any) -> Any:
         if self._executor is None:
@@ -69,11 +69,11 @@ def places(kind: str) -> Iterator[Place]:
         capability = probe(shell=True)
         if capability.launcher is None:
             pytest.skip(str(capability))
-        yield Place(None, capability.launcher.users)
+        yield Place(None, capability.launcher.own_users)
         return
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, mp_context=context, initializer=_become_nobody) as executor:
         capability = executor.submit(probe, shell=True).result()
         if capability.launcher is None:
             pytest.skip(str(capability))
-        yield Place(executor, capability.launcher.users)
+        yield Place(executor, capability.launcher.own_users)

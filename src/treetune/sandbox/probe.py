@@ -16,7 +16,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -45,17 +44,8 @@ print(count)
 """May have two processes, so it can make one."""
 
 
-class Users(StrEnum):
-    RANGE = "range"
-    """A range of users of its own, and root among them."""
-    SINGLE = "single"
-    """One user, who is root to itself."""
-
-
-USERS = {
-    Users.RANGE: "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed",
-    Users.SINGLE: "one user: files in /usr can be added and removed but not changed; no su, no chown to others",
-}
+OWN_USERS = "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed"
+ONE_USER = "one user: files in /usr can be added and removed but not changed; no su, no chown to others"
 
 
 def find_tools() -> dict[str, str]:
@@ -80,8 +70,8 @@ class Launcher(msgspec.Struct, frozen=True):
     """Where its cgroups are made, which count the memory of all processes together."""
     looks: bool = True
     """Whether Treetune may look at it where there is no cgroup."""
-    users: Users | None = None
-    """What users a shell has; None: no shell was tried."""
+    own_users: bool = False
+    """Whether a shell has a range of users of its own, and root among them; else one, who is root to itself."""
 
     def hold_memory(self, limits: SandboxLimits, mounts: Sequence[str], *, all_at_once: bool) -> Memory:
         """`mounts`: where files are kept in memory, as seen inside."""
@@ -126,8 +116,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
             what = "no sandbox with a shell" if self.shell else "no sandbox"
             return f"{what} can start: {self.cause}\n  -> {self.remedy}"
         started = f"started in {self.start_seconds * 1000:.0f} ms"
-        if self.launcher.users is not None:
-            lines = [f"shell: {started}", USERS[self.launcher.users]]
+        if self.shell:
+            lines = [f"shell: {started}", OWN_USERS if self.launcher.own_users else ONE_USER]
             return "\n".join([*lines, f"why not more: {self.cause}"] if self.cause else lines)
         owner = "a user of its own for each run" if self.launcher.becomes_user else "the user that you are"
         lines = [f"bubblewrap: {self.launcher.tools['bwrap']}, {started}", f"python: {self.launcher.tools['python3']}"]
@@ -180,8 +170,9 @@ def _list_launchers() -> Iterator[Launcher]:
 
 def _list_shell_launchers() -> Iterator[Launcher]:
     launcher = require()
-    for users in (Users.RANGE, Users.SINGLE) if launcher.becomes_user else (Users.SINGLE,):
-        yield msgspec.structs.replace(launcher, users=users)
+    if launcher.becomes_user:
+        yield msgspec.structs.replace(launcher, own_users=True)
+    yield launcher
 
 
 def _may_become_user() -> bool:

@@ -32,7 +32,7 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.sandbox import bubblewrap
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.mount_root import HOME, RANGE, STAGE
-from treetune.sandbox.probe import FIRST_UID, LAST_THREAD, Launcher, Users, require
+from treetune.sandbox.probe import FIRST_UID, LAST_THREAD, Launcher, require
 from treetune.sandbox.rootfs import Root
 
 Watch: TypeAlias = Callable[[bytes], object]
@@ -290,7 +290,7 @@ class BubblewrapRuntime:
         mounter = process.make_file(compile_script(("mount_root.py",), launcher.tools["python3"]))
         plan = {
             "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if launcher.becomes_user else None,
-            "range": launcher.users is Users.RANGE,
+            "range": launcher.own_users,
             "entrance": process.memory.entrance,
             **msgspec.structs.asdict(root),
             "tmpfs": f"size={limits.disk_mb << 20},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
@@ -357,7 +357,7 @@ def _list_options(launcher: Launcher, limits: SandboxLimits, root: Root) -> list
         given += ["--bind", f"{STAGE}/root", "/"]
     for number, folder in enumerate(root.shown):
         given += ["--bind", f"{STAGE}/merged{number}", "/" if folder == root.whole else folder]
-    if root.whole is not None and launcher.users is Users.SINGLE:
+    if root.whole is not None and not launcher.own_users:
         given += ["--bind", HOME, "/root"]
     return [*given, *bubblewrap.mount_devices(limits), "--chdir", "/root"]
 
