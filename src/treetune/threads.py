@@ -40,9 +40,9 @@ async def call(function: Callable[..., Any], *args: Any, late: Late | None = Non
         raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
 
 
-async def call_apart(function: Callable[..., Any], *args: Any) -> Any:
-    """Like `call` for a plain function that never waits for others."""
-    return await _run_in_thread(function, args)
+def call_apart(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    """Like `call` for a plain function that never waits for others. No task: the end of the loop does not cancel it."""
+    return _run_in_thread(function, args)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -59,7 +59,9 @@ def _limit() -> asyncio.Semaphore:
     return _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MOST_CALLS))
 
 
-async def _run_in_thread(function: Callable[..., Any], args: tuple[Any, ...], late: Late | None = None) -> Any:
+def _run_in_thread(
+    function: Callable[..., Any], args: tuple[Any, ...], late: Late | None = None
+) -> asyncio.Future[Any]:
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -87,7 +89,7 @@ async def _run_in_thread(function: Callable[..., Any], args: tuple[Any, ...], la
             late(result)
 
     _threads.submit(work)
-    return await outcome
+    return outcome
 
 
 class _DaemonThreads:

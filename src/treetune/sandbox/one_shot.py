@@ -17,8 +17,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from functools import partial
 from io import FileIO
 from pathlib import PurePosixPath
@@ -28,6 +27,7 @@ from treetune.sandbox import bubblewrap
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
 from treetune.sandbox.probe import FIRST_UID, Launcher, find_tools, require
 from treetune.sandbox.rootfs import SYSTEM_FOLDERS
+from treetune.threads import call_apart
 
 WORK = "/tmp/work"
 """The working folder. Within /tmp, so that one tmpfs limits both."""
@@ -77,7 +77,7 @@ class Bubblewrap:
             stop = os.eventfd(0)
         try:
             run = partial(self.run_blocking, command, stdin=stdin, files=files, limits=limits, stop=stop)
-            outcome = asyncio.wrap_future(_start_thread(run))
+            outcome = call_apart(run)  # in a thread that lives on: for `--die-with-parent` it is the parent
             try:
                 return await asyncio.shield(outcome)
             except asyncio.CancelledError:
@@ -116,21 +116,6 @@ class Bubblewrap:
                 return run.conclude(ended)
             finally:
                 run.close()
-
-
-def _start_thread(function: Callable[[], Result]) -> Future[Result]:
-    """In a thread that lives as long as the run: `--die-with-parent` takes the thread that spawned for the parent."""
-    future: Future[Result] = Future()
-    future.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="treetune-sandbox", daemon=True).start()
-    return future
 
 
 class _Run(bubblewrap.Process):
