@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from serving import serving
 
-from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout
+from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout, streams
 from treetune.episode import DeadlinePassed, Episode, play_answer
 from treetune.errors import EnvironmentFault, TasksetError, UsageError
 from treetune.host import LocalHost, always
@@ -103,7 +103,7 @@ async def by_http(workers=0):
 async def by_trl():
     from treetune.trainers.trl import LocalEpisodes
 
-    (episode,) = await LocalEpisodes(Watched()).start_many([0])
+    (episode,) = await LocalEpisodes(await streams.load(Watched())).start_many([0])
     step = await episode.step("end")
     return [shown(episode.observation), shown(step.observation)]
 

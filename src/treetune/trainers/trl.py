@@ -70,12 +70,12 @@ class TrlTasks(Hooks):
         self._generate = generate or sample_by_trainer
         self._chat: tuple[Any, ChatTokens] | None = None
         """The tokenizer of the last trainer, and the chat in it."""
-        if isinstance(tasks, Taskset):
-            self._episodes: Any = LocalEpisodes(tasks, timeout)
-        elif isinstance(tasks, str) and "://" not in tasks:
+        if isinstance(tasks, str) and "://" not in tasks:
             if re.fullmatch(r"[^/]*:\d+/?", tasks):
                 raise UsageError(f"{tasks!r} is no taskset", remedy=f"a task server is written http://{tasks}")
-            self._episodes = LocalEpisodes(load_taskset(tasks, split="train"), timeout)
+            tasks = load_taskset(tasks, split="train")
+        if isinstance(tasks, Taskset):
+            self._episodes: Any = LocalEpisodes(threads.run_in_background(streams.load(tasks)), timeout)
         else:
             token = os.environ.get(token_env) or None
             self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
@@ -301,39 +301,29 @@ def longest_prompt(trainer: Any) -> int | None:
 # Episodes of a taskset in this process, with the face of `TaskServerClient`: what fails is a `ServeError` here too
 
 
-class LocalEpisode:
-    def __init__(self, episode: Episode, info: dict[str, Any]) -> None:
-        self._episode = episode
-        self.observation = episode.observation
-        self.info = info
-
-    @property
-    def over(self) -> bool:
-        return self._episode.over
+class LocalEpisode(Episode):
+    info: dict[str, Any] = {}
 
     async def step(self, action: Any) -> Step:
-        return self._episode.with_ending(await self._episode.step(action))
+        return self.with_ending(await super().step(action))
 
     async def cancel(self) -> None:
-        await self._episode.close()
+        await self.close()
 
 
 class LocalEpisodes:
-    def __init__(self, taskset: Taskset[Any, Any], timeout: float = 600.0) -> None:
+    def __init__(self, streams: Streams, timeout: float = 600.0) -> None:
         """`timeout` is for one start or step, in seconds."""
-        self._taskset = taskset
-        self._limits = Limits(timeout=timeout)
-        self._loading = asyncio.Lock()
-        self._streams: Streams | None = None
+        self._streams, self._limits = streams, Limits(timeout=timeout)
 
     async def info(self) -> dict[str, Any]:
-        return {"name": self._taskset.name, "num_tasks": (await self._loaded()).count}
+        return {"num_tasks": self._streams.count}
 
     async def start(self, task_index: int) -> LocalEpisode:
-        streams = await self._loaded()
-        task = await streams.fetch(streams.draw_at(task_index))
-        episode = await Episode.start(self._taskset, task, self._limits)
-        return LocalEpisode(episode, {"task_index": task_index, "data_source": task.data_source})
+        task = await self._streams.fetch(self._streams.draw_at(task_index))
+        episode = await LocalEpisode.start(self._streams.taskset, task, self._limits)
+        episode.info = {"task_index": task_index, "data_source": task.data_source}
+        return episode
 
     async def start_many(self, task_indices: Sequence[int]) -> list[LocalEpisode | ServeError]:
         starting = [asyncio.ensure_future(_or_error(self.start(index))) for index in task_indices]
@@ -350,12 +340,6 @@ class LocalEpisodes:
 
     async def close(self) -> None:
         """Nothing outlives its episode here."""
-
-    async def _loaded(self) -> Streams:
-        async with self._loading:
-            if self._streams is None:
-                self._streams = await streams.load(self._taskset)
-            return self._streams
 
 
 async def _or_error(work: Awaitable[T]) -> T | ServeError:
