@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+import time
 
 import pytest
 from fake_docker import FakeDocker
 
 from treetune.sandbox import SandboxLimits, SandboxUnavailable, probe
-from treetune.sandbox.docker import RUNNER, connect, container_config, open_shell
+from treetune.sandbox.docker import connect, container_config, open_shell
+from treetune.sandbox.shell import RUNNER, compile_script
 
 
 @pytest.fixture
@@ -30,13 +34,12 @@ def test_a_shell_in_a_container_is_a_shell(socket):
                 late = await shell.execute("sleep 100", seconds=0.5)
                 await shell.put("/srv/a", b"\0\1" * 50_000)
                 got = await shell.get("/srv/a")
-            return result.text, late.ended, got, engine.files, engine.configs
+            return result.text, late.ended, got, engine.configs
 
-    text, late, got, files, left = asyncio.run(used())
+    text, late, got, left = asyncio.run(used())
     assert text == "3\n/var\n20000\n"
     assert late == "timeout"
     assert got == b"\0\1" * 50_000
-    assert files == {"c0": [RUNNER.lstrip("/")]}
     assert left == {}
 
 
@@ -48,6 +51,19 @@ def test_a_container_is_limited_and_has_no_network():
     assert host["PidsLimit"] == 13
     assert "no-new-privileges" in host["SecurityOpt"]
     assert config["StdinOnce"] is True
+
+
+def test_a_container_runs_the_runner_that_it_is_sent():
+    command = container_config("debian", SandboxLimits())["Cmd"]
+    runner = compile_script(RUNNER, None)
+    with subprocess.Popen([sys.executable, *command[1:]], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        for part in (runner[:100], runner[100:]):  # not all of it comes at once
+            process.stdin.write(part)
+            process.stdin.flush()
+            time.sleep(0.2)
+        assert b"the first process of a sandbox only" in process.stderr.read()
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import re
-import tarfile
 from typing import Any
 
 from treetune.sandbox import SandboxLimits, require
@@ -25,7 +23,6 @@ class FakeDocker:
         self.configs: dict[str, dict[str, Any]] = {}
         self.images: list[str] = []
         """Of all containers that were ever asked for."""
-        self.files: dict[str, list[str]] = {}
         self.running: dict[str, BubblewrapRuntime] = {}
         self.attached: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self.pumps: set[asyncio.Task[None]] = set()
@@ -74,10 +71,7 @@ class FakeDocker:
             self.images.append(config["Image"])
             return 201, {"Id": id, "Warnings": ["this is a stand-in for an engine"]}
         id = path.split("/")[2].partition("?")[0]
-        if method == "PUT":
-            with tarfile.open(fileobj=io.BytesIO(body)) as tar:
-                self.files[id] = tar.getnames()
-        elif method == "DELETE":
+        if method == "DELETE":
             if id not in self.configs:
                 return 404, {"message": f"No such container: {id}"}
             self._end(id)
@@ -101,6 +95,7 @@ class FakeDocker:
             self.pumps.add(asyncio.create_task(pump))
 
     async def _inward(self, id: str, reader: asyncio.StreamReader, inner: asyncio.StreamWriter) -> None:
+        await reader.readexactly(int(self.configs[id]["Cmd"][-1]))  # the runner, which runs already
         while content := await reader.read(1 << 16):
             inner.write(content)
         inner.close()  # StdinOnce

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from treetune.sandbox.bubblewrap import GUARD, START_SECONDS
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.shell import ENVIRONMENT, OUR_PROCESSES, Shell, compile_script, receive
-from treetune.sandbox.shell import RUNNER as SCRIPTS
+from treetune.sandbox.shell import ENVIRONMENT, OUR_PROCESSES, RUNNER, Shell, compile_script, receive
 
 if TYPE_CHECKING:
     from aiodocker import Docker
     from aiodocker.containers import DockerContainer
 
 SOCKET = "/var/run/docker.sock"
-RUNNER = "/.treetune/runner.py"
+LOADER = "import sys; exec(open(0, 'rb', closefd=False).read(int(sys.argv[1])))"
+"""Runs the runner, the first that comes on the standard input. It is told the size; what follows is the runner's."""
 STDOUT = 1
 UNREACHABLE = 900
 """The status that the library gives to an engine that does not answer."""
@@ -100,11 +99,14 @@ class DockerRuntime:
         runtime = cls(engine, container)
         try:
             with _translate_errors():
-                await container.put_archive("/", _pack_runner())  # type: ignore[no-untyped-call]
                 await runtime.stream.__aenter__()
                 runtime._reading = asyncio.create_task(runtime._read())
                 await container.start()
             async with asyncio.timeout(START_SECONDS):
+                with contextlib.suppress(
+                    ConnectionError
+                ):  # without python3 it has ended; what it says comes next
+                    await runtime.write(compile_script(RUNNER, None))
                 await receive(runtime.reader)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
             await runtime.close()
@@ -154,7 +156,7 @@ class DockerRuntime:
 def container_config(image: str, limits: SandboxLimits) -> dict[str, Any]:
     return {
         "Image": image,
-        "Cmd": ["python3", "-I", "-S", RUNNER],
+        "Cmd": ["python3", "-I", "-S", "-c", LOADER, str(len(compile_script(RUNNER, None)))],
         "Entrypoint": [],
         "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
         "WorkingDir": "/",
@@ -177,15 +179,3 @@ def container_config(image: str, limits: SandboxLimits) -> dict[str, Any]:
             "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         },
     }
-
-
-def _pack_runner() -> bytes:
-    import tarfile
-
-    content = compile_script(SCRIPTS, None)
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        info = tarfile.TarInfo(RUNNER.lstrip("/"))
-        info.size, info.mode = len(content), 0o444
-        tar.addfile(info, io.BytesIO(content))
-    return archive.getvalue()
