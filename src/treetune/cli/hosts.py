@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -74,20 +73,16 @@ async def open_host(
 
 @asynccontextmanager
 async def _start_workers(evaluation: evaluating.Evaluation, workers: int) -> AsyncIterator[Host]:
-    """A server of our own, at a socket that only this user can reach."""
+    """A server of our own without a door: its host is asked right here."""
     config, taskset = evaluation.config, evaluation.taskset
-    folder = serve.socket_folder()
     settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
     models = serve.ModelsConfig(model=config.model, endpoint=config.endpoint)
-    doors = [serve.ZmqDoor(f"ipc://{folder}/server")]
-    server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=doors)
+    server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=[])
     try:
         await server.start()
-        async with serve.EnvClient(server.address, taskset=taskset) as client:
-            yield client
+        yield server.host
     finally:
         await server.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_unservable(taskset: Taskset[Any, Any]) -> None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from treetune.serve.server import Door, EnvServer, ServerConfig
     from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
     from treetune.serve.zmq.door import ZmqDoor
-    from treetune.serve.zmq.sockets import socket_folder
 
 _HOMES = {
     "access": ("Access",),
@@ -58,7 +57,6 @@ _HOMES = {
     "server": ("Door", "EnvServer", "ServerConfig"),
     "zmq.client": ("BlockingEnvClient", "EnvClient"),
     "zmq.door": ("ZmqDoor",),
-    "zmq.sockets": ("socket_folder",),
 }
 
 
