@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -12,7 +12,7 @@ from treetune.episode import Limits
 from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
 from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
-from treetune.target import build_taskset, describe
+from treetune.target import build_taskset, config_differences, describe
 from treetune.taskset import Taskset
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -52,6 +52,7 @@ class ValidateConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """Turns and seconds of one gold rollout; the seconds hold for `validate` too."""
 
 
+C = TypeVar("C", bound=TasksConfig)
 KEYS = {*EvalConfig.__struct_fields__, *ValidateConfig.__struct_fields__}
 """What a YAML file may hold: one file serves every verb, and each reads its own keys."""
 
@@ -61,42 +62,37 @@ def refuse_unknown_keys(data: Mapping[str, Any], source: str) -> None:
         raise ConfigError(faults, source=source)
 
 
-class Configured(msgspec.Struct):
+class Configured(msgspec.Struct, Generic[C]):
     """A config with the taskset it names."""
 
-    config: TasksConfig
+    config: C
     taskset: Taskset[Any, Any]
 
     def resolved(self) -> dict[str, Any]:
         """The config that runs this again, every key spelled out."""
         return {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
 
-
-class Evaluation(Configured):
-    config: EvalConfig
-
-    def overridden(self) -> dict[str, Any]:
-        """Only what differs from the defaults, by dotted path."""
-        defaults = {**defaults_of(EvalConfig), "taskset": defaults_of(self.taskset.config_type)}
-        return dict(_differing(self.resolved(), defaults))
+    def overridden(self) -> list[str]:
+        """What differs from the defaults, as `num_tasks: None -> 40`."""
+        of_taskset = {**defaults_of(self.taskset.config_type), "extra": None}  # its keys stand beside the others
+        defaults = {**defaults_of(type(self.config)), "taskset": of_taskset}
+        return config_differences(defaults, self.resolved())
 
 
-class Validation(Configured):
-    config: ValidateConfig
+Evaluation = Configured[EvalConfig]
+Validation = Configured[ValidateConfig]
 
 
 def read_evaluation(data: Mapping[str, Any], raw: Mapping[str, str] = {}, source: str = "config") -> Evaluation:
     """A typed evaluation from plain values; one error names every fault, the taskset's included."""
-    return Evaluation(*_read(data, EvalConfig, raw, source))
+    return _read(data, EvalConfig, raw, source)
 
 
 def read_validation(data: Mapping[str, Any], raw: Mapping[str, str] = {}, source: str = "config") -> Validation:
-    return Validation(*_read(data, ValidateConfig, raw, source))
+    return _read(data, ValidateConfig, raw, source)
 
 
-def _read(
-    data: Mapping[str, Any], struct: type[msgspec.Struct], raw: Mapping[str, str], source: str
-) -> tuple[Any, Taskset[Any, Any]]:
+def _read(data: Mapping[str, Any], struct: type[C], raw: Mapping[str, str], source: str) -> Configured[C]:
     others = KEYS.difference(struct.__struct_fields__)  # keys that no verb knows stay, to be found at fault
     own = {key: value for key, value in data.items() if key not in others}
     faults: Faults = []
@@ -106,16 +102,4 @@ def _read(
         taskset = build_taskset(data.get("taskset"), raw=raw)
     if faults:
         raise ConfigError(faults, source=source)
-    return config, taskset
-
-
-def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        here = f"{path}{key}"
-        default = defaults.get(key)
-        if isinstance(value, Mapping) and isinstance(default, Mapping):
-            found += _differing(value, default, f"{here}.")
-        elif value != default:
-            found.append((here, value))
-    return found
+    return Configured(config, taskset)

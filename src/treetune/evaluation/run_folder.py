@@ -97,7 +97,7 @@ class RunFolder(Generic[R]):
         self._open_file()
 
     @classmethod
-    def create(cls, path: Path, records: Records[R], what: Configured) -> Self:
+    def create(cls, path: Path, records: Records[R], what: Configured[Any]) -> Self:
         """A new run folder; one that already holds a run is refused."""
         if (path / CONFIG).exists() or (path / records.file).exists():
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
@@ -108,7 +108,7 @@ class RunFolder(Generic[R]):
 
     @classmethod
     def resume(
-        cls, path: Path, records: Records[R], what: Configured, *, changed: bool = False, remedy: str = ""
+        cls, path: Path, records: Records[R], what: Configured[Any], *, changed: bool = False, remedy: str = ""
     ) -> Self:
         """An existing one. Refused where the config differs from the one it began with in anything that could change a
         result, except that it may ask for more; or where the taskset changed, unless `changed` allows that. `remedy`
