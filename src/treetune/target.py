@@ -89,12 +89,8 @@ def refuse_server(target: str, verb: str) -> None:
 def _node_of(target: str) -> dict[str, Any]:
     """The node of a target that is no YAML file."""
     if is_server(target):
-        servers = plugins.builtin("SERVERS")
-        scheme = target.partition("://")[0]
-        if scheme not in servers:
-            known = ", ".join(f"{name}://" for name in servers)
-            raise UsageError(f"{target!r} is the address of no server", remedy=f"it begins with {known}")
-        return {"id": servers[scheme], "address": target}
+        node: dict[str, Any] = plugins.load_object(plugins.builtin("SERVER_NODE"))(target)
+        return node
     names_rows = plugins.load_object(plugins.builtin("NAMES_ROWS"))
     return {"id": "rows", "files": [target]} if names_rows(target) else {"id": target}
 

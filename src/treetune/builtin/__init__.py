@@ -39,15 +39,9 @@ FOREIGN_TASKSETS = {"agentbench": "treetune.builtin.shell.agentbench:taskset_cla
 FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"}
 """Prefixes of names that belong to another library, each with the function that gives its classes."""
 
-SERVERS = {
-    "tcp": "treetune.serve.served:Served",
-    "ipc": "treetune.serve.served:Served",
-    "http": "treetune.serve.served:ServedEpisodes",
-    "https": "treetune.serve.served:ServedEpisodes",
-}
-"""The taskset that stands for a server, by how its address begins."""
-
 NAMES_ROWS = "treetune.rows.sources:names_rows"
 """Says whether a target names trainers' rows."""
 DECLARED_NODE = "treetune.datasets.declared:read_list_node"
 """Gives the taskset of a config that declares `train_tasks` and `val_tasks`."""
+SERVER_NODE = "treetune.serve.served:read_server_node"
+"""Gives the taskset that stands for the server at an address."""

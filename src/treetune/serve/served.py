@@ -35,7 +35,7 @@ class ServedConfig(TasksetConfig, frozen=True, kw_only=True):
 
 class Served(Taskset[Task, ServedConfig]):
     """A taskset behind a pull server, which runs the rollouts: what verbs ask of a server, whichever door it has. A new
-    door brings a subclass, and a line in `SERVERS` of `treetune.builtin`."""
+    door brings a subclass, and a line in `SERVERS`."""
 
     models: list[str] | None = None
     """Who can answer there; None where the server only has the environments, and the policy is here."""
@@ -171,3 +171,16 @@ class _RemoteEnvironment(Environment):
     async def close(self) -> None:
         if self._episode is not None:
             await self._episode.cancel()
+
+
+SERVERS = {"tcp": Served, "ipc": Served, "http": ServedEpisodes, "https": ServedEpisodes}
+"""The taskset that stands for a server, by how its address begins."""
+
+
+def read_server_node(address: str) -> dict[str, Any]:
+    """The node of a TARGET that is an address."""
+    cls = SERVERS.get(address.partition("://")[0])
+    if cls is None:
+        known = ", ".join(f"{scheme}://" for scheme in SERVERS)
+        raise UsageError(f"{address!r} is the address of no server", remedy=f"it begins with {known}")
+    return {"id": f"{__name__}:{cls.__name__}", "address": address}
