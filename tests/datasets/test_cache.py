@@ -643,7 +643,7 @@ def test_show_takes_a_beginning_and_refuses_an_unclear_one(built, verb):
     assert OTHER in unclear.err
     unknown = verb("show", "012345_aaaaaaab")
     assert unknown.code == 2
-    assert "did you mean 012345_aaaaaaaa" in unknown.err
+    assert "did you mean '012345_aaaaaaaa'" in unknown.err
 
 
 def test_prune_says_what_it_removed_and_needs_a_selection(built, verb):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from rich.filesize import decimal
 from treetune.cli.options import CacheDir, Json, option
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import dump_yaml, to_plain
-from treetune.errors import UnknownNameError, UsageError, closest
+from treetune.errors import UnknownNameError, UsageError
 from treetune.rows.cache import Cache, Entry, default_cache_dir
 
 if TYPE_CHECKING:
@@ -81,23 +82,14 @@ def prune_command(
 
 def _find(cache: Cache, wanted: str) -> Entry:
     entries = {entry.key: entry for entry in cache.entries()}
-    found = [entry for key, entry in entries.items() if _matches(key, wanted)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(entry.key for entry in found)
+    found = fnmatch.filter(entries, f"{wanted.replace('_', '*_')}*")  # of a short key: each half
+    if not found:
+        known = [_short(key) for key in entries]
+        raise UnknownNameError.of("key", wanted, known, remedy="`treetune cache list` shows what there is")
+    if len(found) > 1:
+        names = ", ".join(found)
         raise UsageError(f"{wanted!r} is the beginning of {len(found)} keys: {names}", remedy="write more of it")
-    # Only as much of each key is compared as was written, in the two spellings that are understood.
-    beginnings = {spelling[: len(wanted)]: spelling for key in entries for spelling in (key, _short(key))}
-    near = list(dict.fromkeys(beginnings[name] for name in closest(wanted, beginnings)))
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise UnknownNameError(f"no key begins with {wanted!r}{hint}", remedy="`treetune cache list` shows what there is")
-
-
-def _matches(key: str, wanted: str) -> bool:
-    """Whether `wanted` is the beginning of a key or, as in a shortened one, of both its halves."""
-    (code, _, config), (code_wanted, _, config_wanted) = key.partition("_"), wanted.partition("_")
-    return code.startswith(code_wanted) and config.startswith(config_wanted)
+    return entries[found[0]]
 
 
 def _short(key: str) -> str:
