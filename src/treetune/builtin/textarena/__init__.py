@@ -13,8 +13,6 @@ from __future__ import annotations
 import copy
 import importlib
 import random
-import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +34,11 @@ from treetune.errors import (
 MOST_PLAYERS = 15
 WAIT_SECONDS = 120.0
 """How long a game waits for another that is at work; none takes nearly as long, unless it hangs."""
+
+REMEDY = (
+    "install or set what it misses (data of nltk: python -m nltk.downloader NAME, or copy it and set NLTK_DATA; after "
+    "a SyntaxError: a newer Python), or use another game"
+)
 
 
 class TextArenaGame:
@@ -144,10 +147,6 @@ def count_players(name: str, params: dict[str, Any], players: int | None) -> int
     known = textarena.envs.registration.ENV_REGISTRY
     if name not in known:
         raise UnknownNameError.of("textarena game", name, known, remedy="the names are its own, such as Sudoku-v0")
-    try:
-        _load_template(name, msgspec.json.encode(params, order="sorted"))
-    except Exception as error:
-        raise _explain(name, params, error) from None
     refusal: Exception | None = None
     for number in range(1, MOST_PLAYERS + 1) if players is None else [players]:
         try:
@@ -161,31 +160,12 @@ def count_players(name: str, params: dict[str, Any], players: int | None) -> int
         if players is not None or game.players > 1 or isinstance(game.env.state, textarena.SinglePlayerState):
             return game.players
     assert refusal is not None
+    why = described(refusal)
     if players is not None:
-        raise ConfigError([("taskset.players", f"{name} does not start with {players}: {described(refusal)}")])
-    raise _explain(name, params, refusal)
-
-
-NLTK_REMEDY = "python -m nltk.downloader {}; where there is no network, copy the data and set NLTK_DATA"
-MISSING = (
-    (SyntaxError, "()", f"a newer Python than {sys.version_info[0]}.{sys.version_info[1]}", "use Python 3.12 or newer"),
-    (LookupError, r"nltk\.download\('([\w.-]+)'\)", "data of nltk that is not there: {}", NLTK_REMEDY),
-    (ValueError, r"(\w+_API_KEY)", "a model of its own over the network, and {}", "set {}"),
-    (ImportError, r"No module named '([\w.]+)'", "{}, which is not installed", "install it"),
-)
-"""How the errors of games tell what they need, and what to do about it."""
-
-
-def _explain(name: str, params: dict[str, Any], error: Exception) -> Exception:
-    if isinstance(error, TreetuneError):
-        return error
-    for kind, pattern, needed, remedy in MISSING:
-        if isinstance(error, kind) and (found := re.search(pattern, str(error))):
-            why = f"{name} needs {needed.format(found[1])}"
-            return TasksetError(why, remedy=f"{remedy.format(found[1])}; or use another game")
-    if isinstance(error, TypeError | AssertionError | ValueError) and params:
-        return ConfigError([("taskset.params", f"{name} refuses them: {described(error)}")])
-    return TasksetError(f"{name} does not start: {described(error)}", remedy="use another game")
+        raise ConfigError([("taskset.players", f"{name} does not start with {players}: {why}")])
+    if params and isinstance(refusal, TypeError | AssertionError | ValueError):
+        raise ConfigError([("taskset.params", f"{name} refuses them: {why}")])
+    raise TasksetError(f"{name} does not start: {why}", remedy=REMEDY)
 
 
 def _unwrap(env: Any) -> Any:
