@@ -13,7 +13,6 @@ from serve_process import post, serve
 from serving import Numbers, Talks, run, serving, until
 
 from treetune import Action, Observation, load_taskset
-from treetune.cli.serve import summary
 from treetune.errors import UsageError
 from treetune.host import PROTOCOL
 from treetune.serve import messages as wire
@@ -99,22 +98,6 @@ def test_both_doors_drain_in_the_seconds_of_one(tmp_path):
     assert server.process.returncode == 0
     assert "waiting for what is under way: zmq 1, http 1" in told
     assert "had not ended: zmq 1, http 1" in told
-
-
-def test_the_line_of_a_server_counts_both_doors():
-    async def play():
-        async with playing(Stubbornly(), address="tcp://127.0.0.1:0") as client:
-            async with EnvClient(client.server.address) as other:
-                await other.sample()
-            episode = await client.begun()
-            await client.begun()
-            await client.step(episode, "hello")
-            return summary(client.server.metrics.stats())
-
-    told = run(play())
-    assert "3 tasks given" in told
-    assert "2 HTTP episodes live" in told
-    assert "1 HTTP steps" in told
 
 
 @pytest.mark.parametrize("kind", [Action, Observation])

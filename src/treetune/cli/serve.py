@@ -26,7 +26,6 @@ from treetune.errors import UsageError
 from treetune.policies import EndpointConfig
 from treetune.target import build_taskset, read_target, refuse_server
 
-_REPORT_SECONDS = 10.0
 log = logging.getLogger("treetune.serve")
 T = TypeVar("T")
 
@@ -147,35 +146,7 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
     if json:
         found = {"address": at.get("zmq", ""), "http": at.get("http"), "pid": os.getpid(), "server_key": key}
         print_json({**found, "metrics": at.get("metrics")})
-    reporter = asyncio.create_task(_report(server))
     async with keep_registered(server, info):
         await asked.wait()
-        reporter.cancel()
         await server.stop()
     log.info("stopped; the next index is %d", server.streams.cursor())
-
-
-async def _report(server: serve.EnvServer) -> None:
-    """A line now and then while something happens."""
-    before: Any = None
-    while True:
-        await asyncio.sleep(_REPORT_SECONDS)
-        stats = server.metrics.stats()
-        now = (stats["requests"], stats["in_flight"], stats.get("http_episodes", 0))
-        if now != before:
-            before = now
-            log.info("%s", summary(stats))
-
-
-def summary(stats: dict[str, Any]) -> str:
-    """A server in one line: both doors together."""
-    requests = stats["requests"]
-    parts = [
-        f"{sum(source['tasks'] for source in stats['sources'].values())} tasks given",
-        f"{sum(stats['outcomes'].values())} rollouts ended",
-        f"{stats['in_flight']} under way",
-    ]
-    if "http_episodes" in stats:
-        parts.append(f"{stats['http_episodes']} HTTP episodes live")
-        parts.append(f"{requests.get('http.step', 0) + requests.get('http.step_stream', 0)} HTTP steps")
-    return ", ".join([*parts, f"{sum(stats['errors'].values())} errors"])
