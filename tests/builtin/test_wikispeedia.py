@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import ROOT
 from treetune import Action, build_taskset, make
-from treetune.builtin.wikispeedia import GraphError, LinkGraph
+from treetune.builtin.wikispeedia import LinkGraph
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
 
 GRAPH = ROOT / "examples" / "wikispeedia" / "links.tsv"
@@ -220,7 +220,7 @@ def test_encoded_titles_and_articles_without_links_are_read(tmp_path):
 )
 def test_a_damaged_file_is_told_with_its_line(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(GraphError, match=said):
+    with pytest.raises(ConfigError, match=said):
         LinkGraph.load(tmp_path / name)
     with pytest.raises(ConfigError, match=r"taskset\.graph"):
         taskset(graph=str(tmp_path / name))
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_told_with_its_line(tmp_path, name, content, said):
 
 def test_a_missing_file_or_folder_is_told(tmp_path):
     for path in (tmp_path / "no.tsv", tmp_path):
-        with pytest.raises(GraphError):
+        with pytest.raises(ConfigError):
             LinkGraph.load(path)
 
 

@@ -22,7 +22,7 @@ import msgspec
 from treetune.builtin.turns import Positive, TurnEnvironment, hash_number
 from treetune.config import FileName
 from treetune.environment import Action, Step
-from treetune.errors import ConfigError, EnvironmentFault, TasksetError, UsageError
+from treetune.errors import ConfigError, EnvironmentFault, TasksetError
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import Task
 from treetune.taskset import Taskset, TasksetConfig
@@ -129,10 +129,6 @@ class Wikispeedia(Taskset[WikispeediaTask, WikispeediaConfig]):
         # Absolute, so that tasks and runs can be taken up from another folder.
         path = str(Path(self.config.graph).expanduser().resolve())
         self.config = msgspec.structs.replace(self.config, graph=path)
-        try:
-            LinkGraph.load(path)
-        except GraphError as error:
-            raise ConfigError([("taskset.graph", str(error))]) from None
         self.task_at(0)
 
     def task_at(self, index: int) -> WikispeediaTask:
@@ -210,10 +206,6 @@ def _simplify(name: str) -> str:
     return " ".join(name.replace("_", " ").split()).strip(MARKS).casefold()
 
 
-class GraphError(UsageError):
-    """A graph file that cannot be read."""
-
-
 class LinkGraph:
     def __init__(self, links: dict[str, set[str]]) -> None:
         self.titles = sorted(links.keys() | {target for targets in links.values() for target in targets})
@@ -229,7 +221,7 @@ class LinkGraph:
         path = Path(path).expanduser()
         files = [path / "articles.tsv", path / "links.tsv"] if path.is_dir() else [path]
         if not files[-1].is_file() or files[-1].suffix not in (".tsv", ".jsonl"):
-            raise GraphError(f"{files[-1].absolute()} is no graph file", remedy=FORMATS)
+            raise ConfigError([("taskset.graph", f"{files[-1].absolute()} is no graph file")], remedy=FORMATS)
         there = [(file, file.stat()) for file in files if file.is_file()]
         return _read_graph(tuple((file, info.st_size, info.st_mtime_ns) for file, info in there))
 
@@ -268,16 +260,16 @@ def _read_graph(files: tuple[tuple[Path, int, int], ...]) -> LinkGraph:
         try:
             lines = file.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise GraphError(f"{file} cannot be read: {error}", remedy=FORMATS) from None
+            raise ConfigError([("taskset.graph", f"{file} cannot be read: {error}")], remedy=FORMATS) from None
         for number, line in enumerate(lines, start=1):
             if line.strip() and not line.startswith("#"):
                 try:
                     article, *targets = map(_clean_title, parse(line))
                 except ValueError as error:
-                    raise GraphError(f"{file}, line {number}: {error}", remedy=FORMATS) from None
+                    raise ConfigError([("taskset.graph", f"{file}, line {number}: {error}")], remedy=FORMATS) from None
                 links.setdefault(article, set()).update(targets)
     if not any(links.values()):
-        raise GraphError(f"{files[0][0]} has no links", remedy=FORMATS)
+        raise ConfigError([("taskset.graph", f"{files[0][0]} has no links")], remedy=FORMATS)
     return LinkGraph(links)
 
 
