@@ -97,7 +97,8 @@ class Format:
         if (truth := spec.get("ground_truth")) is not None:
             spec["ground_truth"] = parts.truth(truth, self._store_truth(truth, task), text_truth)
         columns = self._write_reward(spec)
-        if self.read_reward(columns) != spec:
+        usual = len(spec) == 2 and spec.get("method") == "rule" and "ground_truth" in spec
+        if not usual and self.read_reward(columns) != spec:
             parts.note["reward_spec"] = {key: value for key, value in spec.items() if key != "ground_truth"}
         return self._complete_row(task, parts, columns)
 
@@ -147,7 +148,8 @@ class Format:
         if self.reward is None:
             return {"ground_truth": spec.get("ground_truth")}
         # No path of parquet leads to a key without a name.
-        return {self.reward: _rename({key: spec[key] for key in spec if key}, "method", self.method) or None}
+        named = {(self.method if key == "method" else key): value for key, value in spec.items() if key}
+        return {self.reward: named or None}
 
     def _complete_row(self, task: Task, parts: RowParts, columns: Row) -> Row:
         return parts.row(task, columns, {} if task.env_class is None else {"env_class": task.env_class})
