@@ -72,7 +72,7 @@ taskset = (Mapped if kind == "mapped" else Task)(config, cache_dir=out + ".cache
 from treetune.datasets.build import build
 from pathlib import Path
 if kind == "step":
-    taskset.open_source()
+    taskset.check_source()
     cpu, wall = time.process_time(), time.perf_counter()
 build(taskset, Path(out), "verl")
 if kind == "step":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -654,37 +655,29 @@ def test_a_build_that_is_killed_leaves_nothing_that_looks_finished(source, tmp_p
     assert not list((tmp_path / "cache").glob(".*tmp*"))
 
 
-def test_copies_of_sources_are_listed_and_pruned_with_what_was_built_from_them(source, tmp_path, treetune):
-    own = {"HF_HOME": str(tmp_path / "home"), "HF_DATASETS_CACHE": str(tmp_path / "hf")}
+def test_a_copy_of_a_source_goes_with_the_build(source, tmp_path):
+    left = tmp_path / "hf" / "treetune-left"
+    left.mkdir(parents=True)
+    os.utime(left, (10**9, 10**9))
     task = load_task(source(prompt_template="{question}"))
-    task.get_parquet_path()
-    (copy,) = (path for path in (tmp_path / "hf" / "treetune").glob("*/*") if path.is_dir())
+    opened = task.open_source()
+    (copy,) = (tmp_path / "hf").glob("treetune-*")  # what a killed process left is gone
     assert list(copy.rglob("*.arrow"))
-    listed = treetune("cache", "list", "--json", **own).json
-    assert [entry["path"] for entry in listed["copies"]] == [str(copy)]
-    assert treetune("cache", "prune", "--older-than", "1", "--json", **own).json["copies"] == []
-    os.utime(copy, (10**9, 10**9))
-    assert treetune("cache", "prune", "--older-than", "1", "--json", **own).json["freed"] > 0
-    assert not copy.exists()
-    assert len(rows_of(source(prompt_template="{question}!"))) == 3
+    batches = opened.batches()
+    del opened
+    assert sum(map(len, batches)) == 3
+    task.get_parquet_path()
+    with pytest.raises(TreetuneError):
+        load_task(source(prompt_template="{absent}")).get_parquet_path()
+    del batches
+    gc.collect()
+    assert not list((tmp_path / "hf").glob("treetune-*"))
 
 
 def test_a_task_whose_source_was_checked_can_be_pickled(source):
     task = load_task(source(prompt_template="{question}"))
     task.check_source()
     assert pickle.loads(pickle.dumps(task)).count() == 3
-
-
-def test_a_copy_that_is_being_built_from_is_not_pruned(source, tmp_path):
-    from treetune.rows.loading import list_copies, prune_copies
-
-    task = load_task(source(prompt_template="{question}"))
-    opened = task.open_source()
-    assert prune_copies(task.cache_dir, older_than_days=None, all=True) == []
-    assert sum(len(batch) for batch in opened.batches()) == 3
-    del opened
-    assert len(prune_copies(task.cache_dir, older_than_days=None, all=True)) == 1
-    assert list_copies(task.cache_dir) == []
 
 
 # Faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
@@ -16,28 +16,19 @@ from treetune.config import dump_yaml, to_plain
 from treetune.errors import UnknownNameError, UsageError
 from treetune.rows.cache import Cache, Entry, default_cache_dir
 
-if TYPE_CHECKING:
-    from treetune.rows.loading import DatasetCopy
-
 cache_app = typer.Typer()
 
 
 @cache_app.command("list")
 def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     """Everything that was built, last used first, and how much room it takes."""
-    from treetune.rows.loading import copies_folder, list_copies
-
     cache = Cache(default_cache_dir(cache_dir))
-    entries, copies = cache.entries(), list_copies(cache.folder)
+    entries = cache.entries()
     size = sum(entry.size for entry in entries)
     if json:
-        return print_json({"size": size, **_to_json(cache, copies, entries=entries)})
+        return print_json({"size": size, **_to_json(cache, entries=entries)})
     total = f"{len(entries)} built" if entries else "nothing is built"
-    total += f" in {cache.folder}, {decimal(size)}"
-    if copies:
-        room, place = decimal(sum(copy.size for copy in copies)), copies_folder(cache.folder)
-        total += f"\n{len(copies)} copies of source files in {place}, {room}; prune removes them too"
-    return _print(entries, total)
+    return _print(entries, f"{total} in {cache.folder}, {decimal(size)}")
 
 
 @cache_app.command("show")
@@ -64,20 +55,16 @@ def prune_command(
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """Remove built files, and the copies of their sources that the datasets library keeps. What is being built right
-    now stays."""
-    from treetune.rows.loading import prune_copies
-
+    """Remove built files. What is being built right now stays."""
     if older_than is None and not all and not damaged:
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
     cache = Cache(default_cache_dir(cache_dir))
     removed = cache.prune(older_than_days=older_than, all=all, damaged=damaged)
-    copies = prune_copies(cache.folder, older_than_days=older_than, all=all)
-    freed = sum(entry.size for entry in removed) + sum(copy.size for copy in copies)
+    freed = sum(entry.size for entry in removed)
     if json:
-        return print_json({"freed": freed, **_to_json(cache, copies, removed=removed)})
-    total = f"{len(removed)} removed from {cache.folder}, with {len(copies)} copies of sources; {decimal(freed)} freed"
-    return _print(removed, total if removed or copies else "nothing to remove")
+        return print_json({"freed": freed, **_to_json(cache, removed=removed)})
+    total = f"{len(removed)} removed from {cache.folder}; {decimal(freed)} freed"
+    return _print(removed, total if removed else "nothing to remove")
 
 
 def _find(cache: Cache, wanted: str) -> Entry:
@@ -107,10 +94,9 @@ def _entry_to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
     return {"key": entry.key, "path": str(cache.path(entry.key)), **{name: getattr(entry, name) for name in shown}}
 
 
-def _to_json(cache: Cache, copies: Iterable[DatasetCopy], **entries: Iterable[Entry]) -> dict[str, Any]:
+def _to_json(cache: Cache, **entries: Iterable[Entry]) -> dict[str, Any]:
     shown = {name: [_entry_to_json(cache, entry) for entry in listed] for name, listed in entries.items()}
-    kept = [{"path": str(copy.path), "size": copy.size, "last_used": copy.last_used} for copy in copies]
-    return {"cache_dir": str(cache.folder), **shown, "copies": kept}
+    return {"cache_dir": str(cache.folder), **shown}
 
 
 def _print(entries: list[Entry], total: str) -> None:

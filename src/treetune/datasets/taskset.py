@@ -22,7 +22,7 @@ from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.sources import check_loading
-from treetune.task import Task, digest
+from treetune.task import Task
 
 if TYPE_CHECKING:
     import datasets
@@ -157,11 +157,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             return wrap_dataset(self.build_dataset(), type(self).__name__)
 
     def _load_source(self) -> Source:
-        from treetune.rows.loading import copies_folder, open_source
+        from treetune.rows.loading import open_source
 
-        contents = self._hash_sources()
-        copy = copies_folder(self.cache_dir) / digest(contents) if contents else None
-        return open_source(self.config.loading_params, copy)
+        return open_source(self.config.loading_params)
 
     @property
     def overrides_rows(self) -> bool:

@@ -3,31 +3,25 @@
     source = open_source(config.loading_params)
     for batch in source.batches(): ...
 
-Whatever the size of a dataset, only a batch of it is in memory. The library keeps copies of local files in its own
-cache, as Arrow, and never removes any; `prune_copies` does. It hides why a dataset cannot be loaded ("An error occurred
-while generating the dataset"), so `fault_of` looks at the files again; that costs a pass over them only where something
-is wrong already.
+Whatever the size of a dataset, only a batch of it is in memory. The library reads local files through a copy, as Arrow;
+it lies in the library's cache for as long as the source is open. The library hides why a dataset cannot be loaded ("An
+error occurred while generating the dataset"), so `fault_of` looks at the files again; that costs a pass over them only
+where something is wrong already.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
-import hashlib
-import os
 import shutil
-import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
-
-import msgspec
 
 from treetune.errors import (
     EmptyTasksetError,
@@ -55,6 +49,12 @@ SourceBatch = Union["pa.Table", list[dict[str, Any]]]
 
 ROWS = 10_000
 """Rows of one batch: enough to be worth vectorising, little enough to stay small."""
+
+_COPY = "treetune-"
+"""How the folders of copies begin."""
+
+LEFT_BEHIND = 7 * 86400
+"""Seconds after which no process builds from a copy any more."""
 
 TOGETHER = 10
 """Batches of the library's files, of a thousand rows each, that become one."""
@@ -156,18 +156,22 @@ def wrap_dataset(dataset: Any, whose: str) -> Source:
     raise TasksetError(f"build_dataset() of {whose} gave a {type(dataset).__name__}, not a dataset", remedy=remedy)
 
 
-def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
-    """Load what `loading_params` names; with no split given, the only one there is.
+def open_source(params: LoadingParams) -> Source:
+    """Load what `loading_params` names; with no split given, the only one there is."""
+    _refuse_file_name(params)
+    kwargs = dict(params.kwargs)
+    with ExitStack() as undo:
+        if "cache_dir" not in kwargs and params.local_sources():
+            kwargs["cache_dir"] = _make_copy_folder(params)
+            undo.callback(shutil.rmtree, kwargs["cache_dir"], ignore_errors=True)
+        source = Source(_load(params, kwargs), params)
+        weakref.finalize(source, undo.pop_all().close)
+    return source
 
-    `copy` is where the library keeps its copy of local files, named after their bytes. It knows them by their time of
-    change alone, and would give the old rows of a file that was changed and dated back.
-    """
+
+def _load(params: LoadingParams, kwargs: dict[str, Any]) -> Any:
     import datasets
 
-    _refuse_file_name(params)
-    kwargs, lock = dict(params.kwargs), None
-    if copy is not None and "cache_dir" not in kwargs:
-        kwargs["cache_dir"], lock = str(copy), _hold_copy(copy)
     were_disabled = datasets.are_progress_bars_disabled()
     try:
         datasets.disable_progress_bars()
@@ -183,16 +187,29 @@ def open_source(params: LoadingParams, copy: Path | None = None) -> Source:
             datasets.enable_progress_bars()
     if isinstance(dataset, list):
         raise UsageError("loading_params names several splits", remedy='join them in one: split: "train+test"')
-    if isinstance(dataset, dict):
-        if len(dataset) != 1:
-            raise UsageError(
-                f"{params.args[0]!r} has several splits: {', '.join(dataset)}", remedy="set loading_params.kwargs.split"
-            )
-        (dataset,) = dataset.values()
-    source = Source(dataset, params)
-    if lock is not None:
-        weakref.finalize(source, os.close, lock)
-    return source
+    if not isinstance(dataset, dict):
+        return dataset
+    if len(dataset) != 1:
+        raise UsageError(
+            f"{params.args[0]!r} has several splits: {', '.join(dataset)}", remedy="set loading_params.kwargs.split"
+        )
+    return next(iter(dataset.values()))
+
+
+def _make_copy_folder(params: LoadingParams) -> str:
+    """A new one each time: the library knows files by their time of change alone, and would give the old rows of a file
+    that was changed and dated back. What a killed process left behind goes."""
+    import datasets
+
+    place = Path(datasets.config.HF_DATASETS_CACHE)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for left in place.glob(f"{_COPY}*"):
+            if time.time() - left.stat().st_mtime > LEFT_BEHIND:
+                shutil.rmtree(left, ignore_errors=True)
+        return tempfile.mkdtemp(prefix=_COPY, dir=place)
+    except OSError as error:
+        raise fault_of(params, error) from None
 
 
 def _stream(files: list[str]) -> Iterator[pa.Table]:
@@ -268,8 +285,7 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
         if isinstance(cause, OSError) and cause.errno in _FULL:
             return StorageError(
                 f"the datasets library cannot write to its cache {datasets.config.HF_DATASETS_CACHE}: {cause.strerror}",
-                remedy="make room there (`treetune cache prune --older-than 30`), or set HF_HOME to a folder on "
-                "another disk",
+                remedy="make room there, or set HF_HOME to a folder on another disk",
             )
     if (of_files := fault_of_files(params)) is not None:
         return of_files
@@ -366,70 +382,3 @@ def _fault_of_text(file: Path, kind: str) -> TreetuneError | None:
     if kind == "csv" and lines == 1:
         return EmptyTasksetError(f"{file} has no rows, only a heading", remedy=_NO_ROWS)
     return None
-
-
-# Copies
-
-
-class DatasetCopy(msgspec.Struct, frozen=True):
-    path: Path
-    size: int
-    last_used: float
-    """Seconds since 1970."""
-
-
-def copies_folder(cache_dir: Path) -> Path:
-    """Where the copies lie from which a cache is built: in the library's own cache, found as the library does. It is
-    not imported for this, which would take a second."""
-    loaded: Any = sys.modules.get("datasets.config")
-    if loaded is not None:
-        place = Path(loaded.HF_DATASETS_CACHE)
-    else:
-        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-        home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
-        place = Path(os.environ.get("HF_DATASETS_CACHE", os.path.join(home, "datasets"))).expanduser()
-    whose = hashlib.blake2b(os.fsencode(cache_dir), digest_size=6).hexdigest()
-    return place / "treetune" / whose
-
-
-def _hold_copy(folder: Path) -> int | None:
-    """Notes that a copy is used, and keeps it from being removed until the file that it gives is closed."""
-    # A full or read-only disk is reported by the write that follows.
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        os.utime(folder)
-        lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        return lock
-    return None
-
-
-def list_copies(cache_dir: Path) -> list[DatasetCopy]:
-    """Everything that is kept, last used first."""
-    folder = copies_folder(cache_dir)
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        with contextlib.suppress(OSError):  # removed since it was listed
-            if path.is_dir():
-                size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-                found.append(DatasetCopy(path, size, path.stat().st_mtime))
-    return sorted(found, key=lambda copy: -copy.last_used)
-
-
-def prune_copies(cache_dir: Path, *, older_than_days: float | None, all: bool) -> list[DatasetCopy]:
-    """Remove those that were not used for so long, or all; what is being built from stays."""
-    removed = []
-    for copy in list_copies(cache_dir):
-        old = older_than_days is not None and time.time() - copy.last_used > older_than_days * 86400
-        if not (all or old):
-            continue
-        with contextlib.suppress(OSError), open(_lock_of(copy.path), "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an OSError where it is held
-            shutil.rmtree(copy.path)
-            _lock_of(copy.path).unlink(missing_ok=True)
-            removed.append(copy)
-    return removed
-
-
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
