@@ -39,6 +39,7 @@ from treetune.rows.sources import (
     LoadingParams,
     find_misnamed,
     known_kind,
+    open_plain,
 )
 
 if TYPE_CHECKING:
@@ -268,7 +269,6 @@ def _problem(endpoint: str) -> str | None:
 
 # Faults
 
-_NO_ROWS = "give it rows, or leave it out of data_files"
 _NAMES = {"jsonl": "json", "ndjson": "json", "txt": "text", "": "text"}
 """What `load_dataset` calls kinds of files, by their endings."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -351,34 +351,30 @@ def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
     if kind in ("json", "parquet") and shape is not FileKind.LINES:
         shape = FileKind(kind)
     try:
-        with open(file, "rb") as opened:
-            if not opened.read(1 << 16).strip():
-                return EmptyTasksetError(f"{file} is empty", remedy=_NO_ROWS)
-        if shape in (FileKind.JSON, FileKind.LINES, FileKind.PARQUET):
-            if not sum(len(batch.rows) for batch in batches_of(File(file, shape))):
-                return EmptyTasksetError(f"{file} has no rows", remedy=_NO_ROWS)
-        elif kind in ("csv", "text"):
-            return _fault_of_text(file, kind)
+        if shape is FileKind.CSV or kind in ("csv", "text"):
+            rows = _count_lines(file) - (kind != "text")
+        elif shape is not None:
+            rows = sum(len(batch.rows) for batch in batches_of(File(file, shape)))
+        else:
+            return None
     except TreetuneError as error:
         return error
     except OSError as error:
         return StorageError(f"{file} cannot be read: {error.strerror or error}")
-    return None
+    remedy = "give it rows, or leave it out of data_files"
+    return EmptyTasksetError(f"{file} has no rows", remedy=remedy) if rows <= 0 else None
 
 
-def _fault_of_text(file: Path, kind: str) -> TreetuneError | None:
-    """Bytes that are no text, or a table of which only the heading is there."""
-    lines = 0
-    with open(file, "rb") as opened:
+def _count_lines(file: Path) -> int:
+    """Lines that are not blank. Raises where bytes are no text."""
+    count = 0
+    with open_plain(file) as opened:
         for number, line in enumerate(opened, 1):
-            lines += bool(line.strip())
             try:
-                line.decode()
+                count += not line.decode().isspace()
             except UnicodeDecodeError as error:
-                return TasksetError(
+                raise TasksetError(
                     f"{file}, line {number}: no UTF-8 text: {error.reason}, byte {error.start + 1} of the line",
                     remedy="convert it (`iconv -f latin1 -t utf-8`), or set loading_params.kwargs.encoding",
-                )
-    if kind == "csv" and lines == 1:
-        return EmptyTasksetError(f"{file} has no rows, only a heading", remedy=_NO_ROWS)
-    return None
+                ) from None
+    return count
