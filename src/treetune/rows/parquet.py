@@ -202,21 +202,11 @@ def canonical_type(type_: pa.DataType) -> pa.DataType:
 
 def unify_types(first: pa.DataType, second: pa.DataType, *, exact: bool) -> pa.DataType | None:
     """The type that holds both, or None where only JSON can. `exact`: without changing a value, as 1 becomes 1.0."""
+    schemas = [pa.schema([("x", first)]), pa.schema([("x", second)])]
     try:
-        schemas = [pa.schema([("x", first)]), pa.schema([("x", second)])]
-        both = pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+        return pa.unify_schemas(schemas, promote_options="default" if exact else "permissive").field("x").type
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return None
-    return None if exact and not (_holds(both, first) and _holds(both, second)) else both
-
-
-def _holds(wide: pa.DataType, type_: pa.DataType) -> bool:
-    """Whether the values of a type stay as they are in a wider one."""
-    if wide == type_ or types.is_null(type_):
-        return True
-    if types.is_struct(wide) and types.is_struct(type_):
-        return all(_holds(wide.field(field.name).type, field.type) for field in type_)
-    return is_list(wide) and is_list(type_) and _holds(wide.value_type, type_.value_type)
 
 
 def conform(array: pa.Array, type_: pa.DataType) -> pa.Array:
