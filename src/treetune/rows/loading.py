@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -148,13 +147,11 @@ def wrap_dataset(dataset: Any, whose: str) -> Source:
 
     if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
         return Source(dataset)
-    remedies = {
-        list: "return datasets.Dataset.from_list(rows)",
-        dict: "return datasets.Dataset.from_dict(columns)",
-        datasets.DatasetDict: 'return one of its splits, such as dataset["train"]',
-    }
-    remedy = remedies.get(type(dataset), "return a datasets.Dataset; or override _make_map_fn, which makes one row")
-    raise TasksetError(f"build_dataset() of {whose} gave a {type(dataset).__name__}, not a dataset", remedy=remedy)
+    raise TasksetError(
+        f"build_dataset() of {whose} gave a {type(dataset).__name__}, not a dataset",
+        remedy="return a datasets.Dataset, as by Dataset.from_list(rows) or Dataset.from_dict(columns), or of a "
+        "DatasetDict one of its splits; or override _make_map_fn, which makes one row",
+    )
 
 
 def open_source(params: LoadingParams) -> Source:
@@ -224,8 +221,8 @@ def _stream(files: list[str]) -> Iterator[pa.Table]:
 
 # The network
 
-WAIT = 8.0
-"""Seconds for an answer, looking up the name included."""
+WAIT = 5.0
+"""Seconds for an answer of the hub's."""
 
 
 @contextmanager
@@ -249,22 +246,13 @@ def offline_where_unreachable() -> Iterator[str | None]:
 
 def _problem(endpoint: str) -> str | None:
     """Why this address does not answer, or None."""
-    found: list[str | None] = []
+    from huggingface_hub import get_session
 
-    def ask() -> None:
-        from huggingface_hub import get_session
-
-        try:
-            status = get_session().head(endpoint, timeout=WAIT / 2).status_code
-            found.append(f"{endpoint} answers with status {status}" if status >= 500 else None)
-        except Exception as error:
-            found.append(f"{endpoint}: {str(error) or type(error).__name__}")
-
-    # In a thread: looking up a name knows no time limit.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(WAIT)
-    return found[0] if found else f"{endpoint} does not answer"
+    try:
+        status = get_session().head(endpoint, timeout=WAIT).status_code
+    except Exception as error:
+        return f"{endpoint}: {str(error) or type(error).__name__}"
+    return f"{endpoint} answers with status {status}" if status >= 500 else None
 
 
 # Faults
