@@ -560,14 +560,6 @@ def test_lines_after_a_broken_one_are_checked(tmp_path: Path) -> None:
     assert told(path) == {"unreadable": [2, 3], "unknown-env-class": [4]}
 
 
-def test_a_comment_among_the_lines_is_told_as_one(tmp_path: Path) -> None:
-    path = faults.lines(tmp_path / "a", [faults.row(0), faults.row(1)])
-    path.write_text(f"# file: rows.jsonl\n{path.read_text()}")
-    [finding] = validate([str(path)]).findings
-    assert (finding.rule, finding.rows) == ("unreadable", [1])
-    assert finding.found.startswith("a comment")
-
-
 TWICE = rb"""{"a": 1, "a": 2}
 {"note": "{\"x\":1}", "a": 1, "a": 2}
 {"a\\": 1, "a\\": 2}

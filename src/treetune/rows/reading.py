@@ -227,18 +227,10 @@ def _decode_batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_faul
             rows.append(row)
             numbers.append(number)
         except ValueError as error:  # which a DecodeError and a UnicodeDecodeError are
-            reason, remedy = _explain(text, unit, error)
             if on_fault is None:
-                raise ReadError(f"{path}, {unit} {number}: {reason}", remedy=remedy) from None
-            on_fault(number, reason)
+                raise ReadError(f"{path}, {unit} {number}: {error}") from None
+            on_fault(number, str(error))
     return Batch(str(path), unit, numbers, rows)
-
-
-def _explain(text: bytes, unit: str, error: ValueError) -> tuple[str, str | None]:
-    start = text.lstrip()
-    if start.startswith((b"#", b"//")):
-        return "a comment, which JSON does not have: take it out", None
-    return str(error), "a JSON array of rows is a .json file" if unit == "line" and start.startswith(b"[") else None
 
 
 def _decode(text: bytes) -> Row:
