@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -56,9 +55,6 @@ _COPY = "treetune-"
 LEFT_BEHIND = 7 * 86400
 """Seconds after which no process builds from a copy any more."""
 
-TOGETHER = 10
-"""Batches of the library's files, of a thousand rows each, that become one."""
-
 
 class Source:
     """An opened dataset: that of `params`, or one of the user's own."""
@@ -92,8 +88,8 @@ class Source:
     @property
     def revision(self) -> str | None:
         """The commit of the hub that was read: the library names the folder of its cache after it."""
-        for name in self._cache_files:
-            folder = Path(name).parent.name
+        for file in getattr(self._dataset, "cache_files", []):
+            folder = Path(file["filename"]).parent.name
             if len(folder) == 40 and set(folder) <= set("0123456789abcdef"):
                 return folder
         return None
@@ -109,9 +105,7 @@ class Source:
 
         if any(map(require_decoding, (self._dataset.features or {}).values())):
             return self._explain_faults(self._rows())
-        files = self._whole_files()
-        batches = _stream(files) if files else self._dataset.with_format("arrow").iter(batch_size=ROWS)
-        return self._explain_faults(batches)
+        return self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=ROWS))
 
     def _explain_faults(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same, with what fails on the way said as `open_source` says it."""
@@ -127,18 +121,6 @@ class Source:
     def _rows(self) -> Iterator[list[dict[str, Any]]]:
         for batch in self._dataset.iter(batch_size=ROWS):
             yield [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-
-    @property
-    def _cache_files(self) -> list[str]:
-        return [file["filename"] for file in getattr(self._dataset, "cache_files", [])]
-
-    def _whole_files(self) -> list[str]:
-        """The library's Arrow files, where the dataset is exactly their rows: reading them as a stream keeps the memory
-        flat, where the library's memory map counts every page it touched."""
-        # One of the user's own may list files that it no longer equals.
-        splits = (self._dataset.info.splits or {}) if self._params is not None else {}
-        split = splits.get(str(self._dataset.split))
-        return self._cache_files if split is not None and split.num_examples == self.rows else []
 
 
 def wrap_dataset(dataset: Any, whose: str) -> Source:
@@ -208,15 +190,6 @@ def _make_copy_folder(params: LoadingParams) -> str:
         return tempfile.mkdtemp(prefix=_COPY, dir=place)
     except OSError as error:
         raise fault_of(params, error) from None
-
-
-def _stream(files: list[str]) -> Iterator[pa.Table]:
-    import pyarrow as pa
-
-    for name in files:
-        with pa.OSFile(name, "rb") as file, pa.ipc.open_stream(file) as reader:
-            while batches := list(islice(reader, TOGETHER)):
-                yield pa.Table.from_batches(batches).combine_chunks()
 
 
 # The network
