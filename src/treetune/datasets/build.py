@@ -9,7 +9,6 @@ Memory stays bounded by a few tables, whatever the size of the source. Tables ca
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -54,7 +53,6 @@ def build(
     on_rows: Progress | None = None,
 ) -> Sidecar:
     """Write the rows of a dataset task to `path` in a trainer's format."""
-    began = time.perf_counter()
     opened = taskset.open_source()
     writer, dropped = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)
     return Sidecar(
@@ -66,7 +64,6 @@ def build(
         fingerprint=opened.fingerprint,
         schema=schema_tree(writer.schema),
         versions=_versions(),
-        seconds=time.perf_counter() - began,
     )
 
 
@@ -95,7 +92,6 @@ def build_rows(
         return episode.observation.messages()
 
     def write(path: Path) -> Sidecar:
-        began = time.perf_counter()
         tasks = attach_scorers(draw(), taskset)
         rows = write_parquet(tasks, path, rows_format, lambda task: run_in_background(read_opening(task)))
         if not rows:
@@ -107,7 +103,6 @@ def build_rows(
             fingerprint=taskset.source() or "",
             schema=schema_tree(pq.read_schema(path)),
             versions=_versions(),
-            seconds=time.perf_counter() - began,
         )
 
     sidecar, _ = cache.get_or_build(key, write, force=True)

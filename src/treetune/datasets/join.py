@@ -131,7 +131,7 @@ def _convert_file(taskset: DatasetTaskset, file: File, schema: pa.Schema, json_f
             for number in range(source.num_row_groups):
                 table = _convert_values(source.read_row_group(number), schema)
                 writer.write(table.replace_schema_metadata(metadata))
-            return msgspec.structs.replace(sidecar, schema=schema_tree(writer.schema), seconds=0.0)
+            return msgspec.structs.replace(sidecar, schema=schema_tree(writer.schema))
 
     converted, converted_hit = cache.get_or_build(key, write)
     return converted, cache.path(key), hit and converted_hit

@@ -51,7 +51,7 @@ def default_cache_dir(argument: str | Path | None = None) -> Path:
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
-    """What built a file. The builder fills in what it knows, the cache what follows `seconds`."""
+    """What built a file. The builder fills in what it knows, the cache `seconds` and what follows."""
 
     config: dict[str, Any]
     source: str
@@ -210,7 +210,7 @@ class Cache:
                     size=status.st_size,
                     digest=file_hash(file),
                     mtime_ns=status.st_mtime_ns,
-                    seconds=sidecar.seconds or round(seconds, 3),
+                    seconds=round(seconds, 3),
                     created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 )
             encoded = _encode(sidecar)
