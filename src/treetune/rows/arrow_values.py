@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 decode_json = msgspec.json.Decoder().decode
 
+_SCALARS = frozenset((str, int, float, bool))
+
 
 def drop_nulls(value: Any) -> Any:
     """`value` without the keys that are None."""
+    if type(value) in _SCALARS:  # as most are, and asking whether one is a Mapping takes long
+        return value
     if isinstance(value, Mapping):
         return {key: drop_nulls(item) for key, item in value.items() if item is not None}
     return [drop_nulls(item) for item in value] if isinstance(value, list | tuple) else value
