@@ -44,7 +44,7 @@ from treetune.rows.round_trip import ADDED, MARK, ROW, encode_unseen, encode_uns
 from treetune.rows.rule import RULE
 from treetune.task import uid_of, uids_of_texts
 
-RESERVED = ("index", "scorer", "env_class", ROW, MARK)
+RESERVED = frozenset(("index", "scorer", "env_class", ROW, MARK))
 """Keys of `extra_info` that Treetune itself fills in."""
 _SEEN = ("data_source", "extra_info", "env_class")
 """Columns that verl hands to reward functions."""
@@ -267,10 +267,14 @@ class RowBuilder:
             raise TasksetError(f"row {index} has the env_class {env_class!r}, which is no name")
         reward = _complete_reward(made.get("reward_model"), config.reward_method)
         spec = _reward_spec(reward)
-        uid = uid_of({"prompt": made["prompt"], "env_class": env_class, "reward_spec": spec})
-        scorer = self._scorer if env_class is None else taskset.scorer_of_environment(env_class)
-        if scorer == RULE and "ground_truth" not in spec:
+        problem = {"prompt": made["prompt"], "reward_spec": spec}
+        scorer = self._scorer
+        if env_class is not None:
+            problem["env_class"] = env_class
+            scorer = taskset.scorer_of_environment(env_class)
+        elif scorer == RULE and "ground_truth" not in spec:
             scorer = None
+        uid = uid_of(problem)
         extra = {"index": _index(given.get("index", index), index), "uid": uid, "scorer": scorer}
         if env_class is not None:
             extra["env_class"] = env_class
@@ -283,7 +287,8 @@ class RowBuilder:
         own = made.get("data_source")
         data_source = config.data_source if own is None else str(own)
         row = {**made, "data_source": data_source, "reward_model": reward, "extra_info": extra}
-        row.pop("env_class", None)
+        if "env_class" in made:
+            del row["env_class"]
         if reward is None:
             del row["reward_model"]
         return uid, row

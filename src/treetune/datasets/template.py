@@ -81,8 +81,7 @@ class Template:
     def lacks(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has nothing to make a prompt of: a value that is shown is null, or all of them are blank."""
         values = [row.get(name) for name in self.columns] if self._plain else [one.value(row) for one in self._fields]
-        # A list is faster here than a generator.
-        return None in values or (values != [] and all([_is_blank(value) for value in values]))
+        return None in values or (bool(values) and all(map(_is_blank, values)))
 
     def fill(self, table: pa.Table) -> list[str | None]:
         """`format` of every row, and None where it lacks something."""
