@@ -115,12 +115,6 @@ class Places(msgspec.Struct):
             if self.count <= SHOWN:
                 self.first.append(row)
 
-    def add_some(self, rows: Sequence[int], mask: Any) -> None:
-        """Those of a mask, each of which is another row."""
-        places = mask.nonzero()[0]
-        self.first += [rows[place] for place in places[: SHOWN - len(self.first)].tolist()]
-        self.count += len(places)
-
 
 _KINDS = {str: "text", int: "integer", float: "float", bool: "boolean", list: "list", dict: "mapping"}
 _FEATURES = {"text": "string", "integer": "int64", "float": "double", "boolean": "bool"}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,12 +186,10 @@ class _Run(msgspec.Struct):
         positions = every = np.arange(len(chunk.numbers))
         keys = None
         if chunk.table is not None:
-            from treetune.validate.prefilter import Columns, UnsureError, prefilter
+            from treetune.validate.prefilter import Columns, prefilter
 
             columns = Columns(chunk.table, check)
             positions = np.flatnonzero(prefilter(columns))
-            with suppress(UnsureError):
-                turns.add_batch(columns, chunk.numbers)
             keys = keys_of(columns) if check.contents else None
         rows = chunk.rows_at(positions)
         for position, row in zip(positions.tolist(), rows, strict=True):
@@ -201,8 +198,7 @@ class _Run(msgspec.Struct):
                 # Fixing is tried on the rows that are named: that tells whether to advise it.
                 fixable = RULES[rule].fixable and self.report.has_room(rule, chunk.file) and helps(rule, row, check)
                 self.report.add(rule, chunk.file, found, (number,), chunk.unit, helps=fixable)
-            if chunk.written:
-                turns.add(chunk.written[position], number, check)
+            turns.add(chunk.written[position] if chunk.written else row, number, check)
         needs_keys = keys is None and check.contents
         if len(rows) < len(every) and (needs_keys or self.lengths is not None):
             rows = chunk.rows_at(every)

@@ -76,39 +76,18 @@ class Columns:
         values = self.at(*path)
         return self.has(*path) if values is not None and pa.types.is_struct(values.type) else self.none
 
-    def has_words(self, *path: str, lists: bool = False) -> Mask:
-        """Text that is not blank; with `lists` also a list of such texts."""
+    def has_words(self, *path: str) -> Mask:
+        """Text that is not blank."""
         values = self.at(*path)
-        if values is not None and is_text(values):
-            return self.has(*path) & ~_is_blank(values)
-        if not lists or values is None or not _is_list(values) or not is_text(values.values):
-            return self.none
-        starts = offsets_of(values).astype(np.int64)
-        blank = ~_mask_of(values.values.is_valid()) | _is_blank(values.values)
-        full: Mask = (np.diff(starts) > 0) & (_count_items(blank, starts) == 0)
-        return self.has(*path) & full
+        return self.has(*path) & ~_is_blank(values) if values is not None and is_text(values) else self.none
 
     def matches(self, pattern: str, *path: str) -> Mask:
         """Text with this expression in it."""
         return _mask_of(pc.match_substring_regex(self.at(*path), pattern))
 
-    def is_from_one(self, *path: str) -> Mask:
-        """A whole number from 1."""
-        values = self.at(*path)
-        integer = values is not None and pa.types.is_integer(values.type)
-        return _mask_of(pc.greater_equal(values, 1)) if integer else self.none
-
-    def are_equal(self, path: tuple[str, ...], other: tuple[str, ...]) -> Mask:
-        one, two = self.at(*path), self.at(*other)
-        same = one is not None and two is not None and one.type == two.type
-        return _mask_of(pc.equal(one, two)) if same else self.none
-
-    def codes(self, *path: str) -> Codes:
-        return _encode(self.at(*path))
-
     @cached_property
     def environments(self) -> Codes:
-        return self.codes("env_class")
+        return _encode(self.at("env_class"))
 
     # Messages, those of all prompts in one array
 

@@ -6,7 +6,7 @@ Nothing else tells: a ground truth that no answer matches scores 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,50 +34,26 @@ def have_odd_extra_info(columns: Columns) -> Mask:
     return columns.has("extra_info") & ~columns.has_mapping("extra_info")
 
 
-def may_break(is_sound: Callable[[Columns, Contract], Mask], columns: Columns) -> Mask:
-    """The rows that are not surely sound for the contract of their environment."""
-    look = columns.none
-    for name in columns.environments.names:
-        if (contract := columns.check.contract(name)) is not None:
-            look = look | (columns.environments.where(name.__eq__) & ~is_sound(columns, contract))
+def may_break_contracts(columns: Columns) -> Mask:
+    """The rows without a ground truth, or that are not surely what their environment reads."""
+    environments, known = columns.environments, columns.check.contract
+    look = ~columns.has("reward_spec", "ground_truth")
+    for name in environments.names:
+        if (contract := known(name)) is not None:
+            look = look | (environments.where(name.__eq__) & ~_have_texts(columns, contract))
     return look
 
 
-def have_columns(columns: Columns, contract: Contract) -> Mask:
-    """The rows with the columns that the environment reads; only those are sure that are text, or a mapping."""
-    sound = ~columns.none
-    for key in contract.needs.keys() | contract.choices.keys():
-        sound &= columns.has_words(key) | columns.has_mapping(key)
-    for key, choices in contract.choices.items():
-        sound &= columns.codes(key).where(choices.__contains__)
-    return sound
-
-
-def have_turns(columns: Columns, contract: Contract) -> Mask:
-    """The rows with a whole number of turns, or none, which `null-max-turns` is about."""
-    sound = ~columns.none
-    for path in (("max_turns",), ("extra_info", "max_turns")) if contract.max_turns > 1 else ():
-        sound &= columns.is_from_one(*path) | ~columns.has(*path)
-    return sound
-
-
-def have_truths(columns: Columns, contract: Contract) -> Mask:
-    """The rows with a ground truth that can be matched. What is JSON must be parsed, so that none is sure."""
-    path = (contract.column, "ground_truth")
-    if contract.stored is Stored.TARGET:
-        return columns.has_words(*path, "target", lists=True)
+def _have_texts(columns: Columns, contract: Contract) -> Mask:
+    """The rows that are sound where an environment reads one text and nothing else. Others are looked at one by one."""
     plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
-    sound = columns.has_words(*path) if plain or contract.stored is Stored.TEXT else columns.none
+    elsewhere = contract.needs or contract.choices or contract.max_turns > 1 or contract.column != "reward_spec"
+    if elsewhere or not (plain or contract.stored is Stored.TEXT):
+        return columns.none
+    sound = columns.has_words("reward_spec", "ground_truth")
     if contract.pattern is not None and sound.any():
-        sound = sound & columns.matches(rf"^(?:{contract.pattern})$", *path)
-    if contract.column != "reward_spec" and columns.at("reward_spec") is not None and sound.any():
-        sound = sound & columns.are_equal(path, ("reward_spec", "ground_truth"))
+        sound = sound & columns.matches(rf"^(?:{contract.pattern})$", "reward_spec", "ground_truth")
     return sound
-
-
-def lack_truths(columns: Columns) -> Mask:
-    ruled = columns.environments.where(lambda name: columns.check.contract(name) is not None)
-    return may_break(have_truths, columns) | ~(ruled | columns.has("reward_spec", "ground_truth"))
 
 
 _of_environment = partial(Rule, prefilter=name_unknown_environments)
@@ -89,11 +65,11 @@ _of_environment(
     "see `treetune list`; say `--env NAME` for one that is registered elsewhere",
 )
 
-_of_columns = partial(Rule, prefilter=partial(may_break, have_columns))
+_of_columns = partial(Rule, prefilter=may_break_contracts)
 _of_columns("missing-column", "the columns that the environment reads", "add them to the row", fixable=True)
 _of_columns("wrong-value", "a value that the environment knows", "correct it")
 
-_of_turns = partial(Rule, reads=("extra_info.max_turns",), prefilter=partial(may_break, have_turns))
+_of_turns = partial(Rule, reads=("extra_info.max_turns",), prefilter=may_break_contracts)
 _of_turns("bad-max-turns", "a whole number from 1", "correct it, or leave it out")
 _of_turns(
     "null-max-turns",
@@ -103,7 +79,9 @@ _of_turns(
 )
 Rule("extra-info-not-a-mapping", "a mapping", "put the value under a key", WARNING, prefilter=have_odd_extra_info)
 
-_of_truth = partial(Rule, reads=("reward_spec.ground_truth", "reward_model.ground_truth"), prefilter=lack_truths)
+_of_truth = partial(
+    Rule, reads=("reward_spec.ground_truth", "reward_model.ground_truth"), prefilter=may_break_contracts
+)
 _of_truth("missing-reward-spec", "reward_spec with a ground_truth", "add it")
 _of_truth("reward-spec-not-a-mapping", "a mapping with ground_truth", 'write {"ground_truth": ...}')
 _of_truth("missing-ground-truth", "a ground truth: a null one scores 0 for ever", "add it, or leave the row out")
@@ -281,7 +259,7 @@ class Turns:
         """Those of JSON in whose `extra_info` a null is written."""
 
     def add(self, row: Mapping[str, Any], number: int, check: RowCheck) -> None:
-        """A row of JSON, with its nulls."""
+        """A row, that of JSON with its nulls."""
         env_class, extra = row.get("env_class"), row.get("extra_info")
         if row.get("max_turns") is not None or not (isinstance(env_class, str) and check.has_turns(env_class)):
             return
@@ -290,16 +268,6 @@ class Turns:
             self._without_inside.add(number)
             if "max_turns" in extra:
                 self._null_inside.add(number)
-
-    def add_batch(self, columns: Columns, numbers: Sequence[int]) -> None:
-        """The same for rows of parquet, whole columns at a time."""
-        environments = columns.environments
-        if not any(map(columns.check.has_turns, environments.names)):
-            return
-        without = environments.where(columns.check.has_turns) & ~columns.has("max_turns")
-        inside = columns.has_mapping("extra_info") & ~columns.has("extra_info", "max_turns")
-        self._without.add_some(numbers, without)
-        self._without_inside.add_some(numbers, without & inside & environments.where(MAKE_NUMBERS.__contains__))
 
     def report_to(self, report: Report, file: str, unit: str, *, column: bool, inside: bool) -> None:
         """`column`: whether the files that are loaded together have a column `max_turns`. `inside`: whether all their
