@@ -336,16 +336,18 @@ def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
             yield Chunk(path, "row", numbers, None, (), table, fields)
 
 
+_QUICK = ("prompt.role", "extra_info.max_turns", "reward_spec.ground_truth", "reward_model.ground_truth")
+"""What the rules read that need no contents."""
+
+
 def _quick_leaves(leaves: list[str]) -> list[str]:
-    """The leaves of a file that the rules read which need no contents; of another column any leaf tells that it is
-    there."""
-    read = {leaf for rule in RULES.values() for leaf in rule.reads}
+    """The leaves of a file that are read without contents; of another column any leaf tells that it is there."""
     found = []
     for column, group in groupby(leaves, lambda leaf: leaf.partition(".")[0]):
         if column in ("data_source", "ability"):
             continue
         own = list(group)
-        keys = [leaf.removeprefix(column) for leaf in read if leaf.startswith(f"{column}.")]
+        keys = [leaf.removeprefix(column) for leaf in _QUICK if leaf.startswith(f"{column}.")]
         found += [leaf for leaf in own if any(key in leaf for key in keys)] or own[:1]
     return found
 

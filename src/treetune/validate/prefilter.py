@@ -1,7 +1,7 @@
 """Which rows of an Arrow batch need a look: all others are proven sound, whole columns at a time.
 
 It may point at a sound row, never pass over a faulty one; `RowCheck` decides. So a million sound rows cost a second,
-and each rule is written once. Arrow's own `to_numpy` is not used: it imports pandas.
+and each rule is decided in one place. Arrow's own `to_numpy` is not used: it imports pandas.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treetune.validate.prompts import SPECIAL
-from treetune.validate.rules import RULES
+from treetune.environment import Contract, Kind, Stored
+from treetune.validate.prompts import ROLES, SPECIAL
 
 if TYPE_CHECKING:
     from treetune.validate.files import RowCheck
@@ -26,16 +26,46 @@ Numbers = np.ndarray[Any, Any]
 
 
 def prefilter(columns: Columns) -> Mask:
-    """Which rows need a look."""
-    look = columns.none.copy()
+    """Which rows need a look: all of a format other than SkyRL's, or where columns are of other types than usual."""
     if not columns.check.format.has_environments:
-        return ~look
+        return ~columns.none
     try:
-        for may_break in {rule.prefilter for rule in RULES.values() if rule.prefilter is not None}:
-            look |= may_break(columns)
+        return _may_have_odd_prompts(columns) | _may_break_contracts(columns)
     except UnsureError:
-        look[:] = True
+        return ~columns.none
+
+
+def _may_have_odd_prompts(columns: Columns) -> Mask:
+    roles = columns.roles
+    odd = ~roles.where(ROLES.__contains__)
+    if columns.check.contents:
+        odd = odd | columns.blank_contents() | columns.special_contents()
+    # One more in front, for a first prompt without messages.
+    assistant = np.concatenate(([False], roles.where("assistant".__eq__)))
+    ends_with_assistant: Mask = assistant[columns.starts[1:]]
+    return columns.any_message(odd) | ~columns.any_message(roles.where("user".__eq__)) | ends_with_assistant
+
+
+def _may_break_contracts(columns: Columns) -> Mask:
+    environments, check = columns.environments, columns.check
+    look = ~environments.where(check.known.__contains__) | ~columns.has("reward_spec", "ground_truth")
+    look |= columns.has("extra_info") & ~columns.has_mapping("extra_info")
+    for name in environments.names:
+        if (contract := check.contract(name)) is not None:
+            look |= environments.where(name.__eq__) & ~_have_texts(columns, contract)
     return look
+
+
+def _have_texts(columns: Columns, contract: Contract) -> Mask:
+    """The rows that are sound where an environment reads one text and nothing else. Others are looked at one by one."""
+    plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
+    elsewhere = contract.needs or contract.choices or contract.max_turns > 1 or contract.column != "reward_spec"
+    if elsewhere or not (plain or contract.stored is Stored.TEXT):
+        return columns.none
+    sound = columns.has_words("reward_spec", "ground_truth")
+    if contract.pattern is not None and sound.any():
+        sound = sound & columns.matches(rf"^(?:{contract.pattern})$", "reward_spec", "ground_truth")
+    return sound
 
 
 class UnsureError(Exception):
@@ -54,7 +84,7 @@ class Codes(NamedTuple):
 
 
 class Columns:
-    """The columns of a batch of SkyRL's format as prefilters ask for them: each answer is a mask of rows."""
+    """The columns of a batch of SkyRL's format, as masks of its rows."""
 
     def __init__(self, batch: pa.RecordBatch, check: RowCheck) -> None:
         self.check = check

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,59 +35,28 @@ SPECIAL = re.compile(
 
 # The messages of a row
 
-
-def have_no_messages(columns: Columns) -> Mask:
-    return np.asarray(np.diff(columns.starts) == 0)
-
-
-def have_odd_roles(columns: Columns) -> Mask:
-    return columns.any_message(~columns.roles.where(ROLES.__contains__))
-
-
-def have_no_user(columns: Columns) -> Mask:
-    return ~columns.any_message(columns.roles.where("user".__eq__))
-
-
-def end_with_assistant(columns: Columns) -> Mask:
-    # One more in front, for a first prompt without messages.
-    assistant = np.concatenate(([False], columns.roles.where("assistant".__eq__)))
-    return np.asarray(assistant[columns.starts[1:]])
-
-
-def have_odd_contents(columns: Columns) -> Mask:
-    if not columns.check.contents:
-        return columns.none
-    return columns.any_message(columns.blank_contents() | columns.special_contents())
-
-
-_of_list = partial(Rule, prefilter=have_no_messages)
-_of_list("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
-_of_list(
+Rule("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
+Rule(
     "prompt-not-messages",
     'a list of messages such as {"role": "user", "content": "..."}',
     "text becomes one user message",
     fixable=True,
 )
-_of_list("empty-prompt", "at least one message", "add one, or leave the row out")
-
-_of_roles = partial(Rule, reads=("prompt.role",), prefilter=have_odd_roles)
-_of_roles("missing-role", "a role in each message", "add `role`")
-_of_roles("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)", fixable=True)
-_of_roles("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
-Rule("no-user-message", "at least one message of the user", "add what the model is asked", prefilter=have_no_user)
+Rule("empty-prompt", "at least one message", "add one, or leave the row out")
+Rule("missing-role", "a role in each message", "add `role`")
+Rule("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)", fixable=True)
+Rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
+Rule("no-user-message", "at least one message of the user", "add what the model is asked")
 Rule(
     "ends-with-assistant",
     "a last message that asks: the model continues after it",
     "leave the last answer out",
     WARNING,
-    prefilter=end_with_assistant,
 )
-
-_of_contents = partial(Rule, prefilter=have_odd_contents)
-_of_contents("missing-content", "a content in each message", "add `content`: null breaks chat templates")
-_of_contents("empty-content", "a content that says something", "fill it in, or leave the message out")
-_of_contents("content-not-text", "text, or a list of parts", "write it as text", fixable=True)
-_of_contents(
+Rule("missing-content", "a content in each message", "add `content`: null breaks chat templates")
+Rule("empty-content", "a content that says something", "fill it in, or leave the message out")
+Rule("content-not-text", "text, or a list of parts", "write it as text", fixable=True)
+Rule(
     "special-tokens",
     "text without a tokenizer's special tokens: the chat template adds them",
     "give messages, not rendered text",

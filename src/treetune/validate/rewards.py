@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,78 +19,37 @@ from treetune.validate.rules import WARNING, Fault, Report, Rule, show
 
 if TYPE_CHECKING:
     from treetune.validate.files import RowCheck
-    from treetune.validate.prefilter import Columns, Mask
 
 MAKE_NUMBERS = ("gsm8k_multi_turn",)
 """SkyRL's environments that read `extra_info.max_turns` too, and text as a number."""
 
-
-def name_unknown_environments(columns: Columns) -> Mask:
-    return ~columns.environments.where(columns.check.known.__contains__)
-
-
-def have_odd_extra_info(columns: Columns) -> Mask:
-    return columns.has("extra_info") & ~columns.has_mapping("extra_info")
-
-
-def may_break_contracts(columns: Columns) -> Mask:
-    """The rows without a ground truth, or that are not surely what their environment reads."""
-    environments, known = columns.environments, columns.check.contract
-    look = ~columns.has("reward_spec", "ground_truth")
-    for name in environments.names:
-        if (contract := known(name)) is not None:
-            look = look | (environments.where(name.__eq__) & ~_have_texts(columns, contract))
-    return look
-
-
-def _have_texts(columns: Columns, contract: Contract) -> Mask:
-    """The rows that are sound where an environment reads one text and nothing else. Others are looked at one by one."""
-    plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
-    elsewhere = contract.needs or contract.choices or contract.max_turns > 1 or contract.column != "reward_spec"
-    if elsewhere or not (plain or contract.stored is Stored.TEXT):
-        return columns.none
-    sound = columns.has_words("reward_spec", "ground_truth")
-    if contract.pattern is not None and sound.any():
-        sound = sound & columns.matches(rf"^(?:{contract.pattern})$", "reward_spec", "ground_truth")
-    return sound
-
-
-_of_environment = partial(Rule, prefilter=name_unknown_environments)
-_of_environment("missing-env-class", "the id of an environment: without one SkyRL takes its default", "set env_class")
-_of_environment("env-class-not-text", "the id of an environment, as text", "set env_class")
-_of_environment(
+Rule("missing-env-class", "the id of an environment: without one SkyRL takes its default", "set env_class")
+Rule("env-class-not-text", "the id of an environment, as text", "set env_class")
+Rule(
     "unknown-env-class",
     "a registered environment",
     "see `treetune list`; say `--env NAME` for one that is registered elsewhere",
 )
-
-_of_columns = partial(Rule, prefilter=may_break_contracts)
-_of_columns("missing-column", "the columns that the environment reads", "add them to the row", fixable=True)
-_of_columns("wrong-value", "a value that the environment knows", "correct it")
-
-_of_turns = partial(Rule, reads=("extra_info.max_turns",), prefilter=may_break_contracts)
-_of_turns("bad-max-turns", "a whole number from 1", "correct it, or leave it out")
-_of_turns(
+Rule("missing-column", "the columns that the environment reads", "add them to the row", fixable=True)
+Rule("wrong-value", "a value that the environment knows", "correct it")
+Rule("bad-max-turns", "a whole number from 1", "correct it, or leave it out")
+Rule(
     "null-max-turns",
     "max_turns in every row of the files, or in none: a null breaks the environment",
     "fill it in",
     fixable=True,
 )
-Rule("extra-info-not-a-mapping", "a mapping", "put the value under a key", WARNING, prefilter=have_odd_extra_info)
-
-_of_truth = partial(
-    Rule, reads=("reward_spec.ground_truth", "reward_model.ground_truth"), prefilter=may_break_contracts
-)
-_of_truth("missing-reward-spec", "reward_spec with a ground_truth", "add it")
-_of_truth("reward-spec-not-a-mapping", "a mapping with ground_truth", 'write {"ground_truth": ...}')
-_of_truth("missing-ground-truth", "a ground truth: a null one scores 0 for ever", "add it, or leave the row out")
-_of_truth(
+Rule("extra-info-not-a-mapping", "a mapping", "put the value under a key", WARNING)
+Rule("missing-reward-spec", "reward_spec with a ground_truth", "add it")
+Rule("reward-spec-not-a-mapping", "a mapping with ground_truth", 'write {"ground_truth": ...}')
+Rule("missing-ground-truth", "a ground truth: a null one scores 0 for ever", "add it, or leave the row out")
+Rule(
     "ground-truth-type",
     "the type that the environment reads: any other scores 0 for ever",
     "write it in that type",
     fixable=True,
 )
-_of_truth("ground-truth-value", "a ground truth that some answer can match", "correct it", fixable=True)
+Rule("ground-truth-value", "a ground truth that some answer can match", "correct it", fixable=True)
 
 
 def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:

@@ -1,22 +1,18 @@
 """Rules that rows must keep, and the Report of those that files break.
 
-    Rule("rare-role", "system, user or assistant", "see whether your chat template knows it", severity=WARNING,
-        reads=("prompt.role",), prefilter=have_odd_roles)
+    Rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
 
-A rule is one declaration, beside the code that finds what breaks it. `treetune validate` reports by the names of
+A rule is declared beside the code that finds what breaks it. `treetune validate` reports by the names of
 rules, and the docs list them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    from treetune.validate.prefilter import Columns, Mask
 
 SHOWN = 10
 """How many rows a finding names."""
@@ -40,11 +36,6 @@ class Rule(msgspec.Struct, frozen=True):
     severity: Severity = ERROR
     fixable: bool = False
     """Whether `--fix` does it."""
-    reads: tuple[str, ...] = ()
-    """Leaves of columns, such as `prompt.role`, that `--quick` must read for it."""
-    prefilter: Callable[[Columns], Mask] | None = None
-    """For a rule of a row: which rows of an Arrow batch may break it, in SkyRL's format. It may give too many, never
-    too few."""
 
     def __post_init__(self) -> None:
         RULES[self.name] = self
