@@ -9,7 +9,8 @@ stays; its converted copy is kept in the cache beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 File = tuple[Sidecar, Path, bool]
 """What a build gives: the sidecar, the path, whether it was a hit."""
 
+Converter = Callable[["pa.Table"], "pa.Table"]
+
 AGENT = "agent_name"
 """The column that names a row's agent loop: where the joined rows have it, each must name one."""
 
@@ -43,16 +46,16 @@ def join_files(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> lis
     clashes = next(_find_clashes(names, built), None)
     if clashes is None:
         return list(built)
-    schema, json_fields = _widen_schemas(tasksets, built, names)
-    changes = [find_clashes(sidecar.schema, schema_tree(schema)) for sidecar, _, _ in built]
-    for name, taskset, changed in zip(names, tasksets, changes, strict=True):
+    converters = _choose_converters(tasksets, built)
+    schema, json_fields = _widen_schemas(names, built, converters)
+    files: list[File] = []
+    for name, taskset, file, convert in zip(names, tasksets, built, converters, strict=True):
+        changed = find_clashes(file[0].schema, schema_tree(schema))
         if changed and not taskset.config.join:
             remedy = f"set join: true in task {name}: {'; '.join(map(_describe_change, changed))}"
             raise TasksetError(clashes, remedy=remedy)
-    return [
-        _convert_file(taskset, file, schema, json_fields) if changed else file
-        for taskset, file, changed in zip(tasksets, built, changes, strict=True)
-    ]
+        files.append(_convert_file(taskset, file, convert, schema, json_fields) if changed else file)
+    return files
 
 
 def _find_clashes(names: Sequence[str], built: Sequence[File]) -> Iterator[str]:
@@ -83,36 +86,76 @@ def _describe_change(clash: str) -> str:
     return "its messages get the keys, or the parts, of the others"
 
 
-def _widen_schemas(
-    tasksets: Sequence[DatasetTaskset], built: Sequence[File], names: Sequence[str]
-) -> tuple[pa.Schema, set[str]]:
-    """The schema that holds all files, and which of its fields are JSON text."""
+def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> list[Converter]:
+    """What makes the texts of each file lists and parts, where another file has those."""
+    from treetune.rows.formats import FORMATS
+
+    # Where a truth lies that the rule compares, in each format.
+    truths = [format.truth for format in FORMATS.values() if not format.has_environments]
+    trees = [sidecar.schema for sidecar, _, _ in built]
+    with_lists = any(_type_at(tree, path) == ["string"] for tree in trees for path in truths)
+    with_parts = any(isinstance(_type_at(tree, CONTENT), list) for tree in trees)
+    converters = []
+    for taskset, tree in zip(tasksets, trees, strict=True):
+        ruled = with_lists and taskset.scorer in (None, RULE)
+        texts = [path for path in truths if ruled and _type_at(tree, path) == "string"]
+        parts = with_parts and _type_at(tree, CONTENT) == "string"
+        converters.append(partial(_convert_values, truths=texts, parts=parts))
+    return converters
+
+
+def _type_at(tree: Any, path: Sequence[str]) -> Any:
+    """The type at a path of keys, through mappings and lists of them."""
+    for name in path:
+        tree = tree[0] if isinstance(tree, list) else tree
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def _convert_values(table: pa.Table, truths: Sequence[tuple[str, ...]], parts: bool) -> pa.Table:
     import pyarrow as pa
+
+    from treetune.rows.parquet import to_parts
+
+    for path in truths:
+        column = table[path[0]].combine_chunks()
+        children = children_of(column) if len(path) > 1 else {}
+        texts = children.get("ground_truth", column).to_pylist()
+        lists = pa.array([None if text is None else [text] for text in texts], pa.list_(pa.string()))
+        nested = struct_of({**children, "ground_truth": lists}, column) if children else lists
+        table = set_column(table, path[0], nested)
+    if parts:
+        part = pa.struct([("type", pa.string()), ("text", pa.string())])
+        keys = {field.name: field.type for field in table.schema.field("prompt").type.value_type}
+        messages = pa.struct(list({**keys, "content": pa.list_(part)}.items()))
+        prompts = [[to_parts(message) for message in prompt] for prompt in table["prompt"].to_pylist()]
+        table = set_column(table, "prompt", pa.array(prompts, pa.list_(messages)))
+    return table
+
+
+def _widen_schemas(
+    names: Sequence[str], built: Sequence[File], converters: Sequence[Converter]
+) -> tuple[pa.Schema, set[str]]:
+    """The schema that holds all files once they are converted, and which of its fields are JSON text."""
     import pyarrow.parquet as pq
 
     from treetune.rows.parquet import widen
 
-    texts, json_fields = pa.list_(pa.string()), set[str]()
-    kinds = [pa.struct(list(pq.read_schema(path).remove_metadata())) for _, path, _ in built]
-    with_lists = any(_type_at(kind, path) == texts for kind in kinds for path in _truths())
-    contents = [_type_at(kind, CONTENT) for kind in kinds]
-    parts = next((kind for kind in contents if kind is not None and pa.types.is_list(kind)), None)
+    json_fields: set[str] = set()
     wide: pa.Schema | None = None
-    for name, taskset, kind in zip(names, tasksets, kinds, strict=True):
-        for path in _truths():
-            if with_lists and _is_text_at(kind, path) and taskset.scorer in (None, RULE):
-                kind = _replace_type(kind, path, texts)
-        if parts is not None and _is_text_at(kind, CONTENT):
-            kind = _replace_type(kind, CONTENT, parts)
+    for name, (_, path, _), convert in zip(names, built, converters, strict=True):
+        schema = convert(pq.read_schema(path).remove_metadata().empty_table()).schema
         try:
-            wide = pa.schema(list(kind)) if wide is None else widen(wide, kind, json_fields)
+            wide = schema if wide is None else widen(wide, schema, json_fields)
         except TasksetError:
             remedy = f"no key makes them alike: a custom_cls of task {name} can give them one shape"
             raise TasksetError(next(_find_clashes(names, built)), remedy=remedy) from None
     return wide, json_fields
 
 
-def _convert_file(taskset: DatasetTaskset, file: File, schema: pa.Schema, json_fields: set[str]) -> File:
+def _convert_file(
+    taskset: DatasetTaskset, file: File, convert: Converter, schema: pa.Schema, json_fields: set[str]
+) -> File:
     """The file with the types of a wider schema, from the cache."""
     sidecar, path, hit = file
     cache = Cache(taskset.cache_dir)
@@ -129,64 +172,8 @@ def _convert_file(taskset: DatasetTaskset, file: File, schema: pa.Schema, json_f
             writer.json_fields = json_fields.union(json_fields_of(metadata))
             writer.schema = with_mark(schema) if writer.json_fields else schema
             for number in range(source.num_row_groups):
-                table = _convert_values(source.read_row_group(number), schema)
-                writer.write(table.replace_schema_metadata(metadata))
+                writer.write(convert(source.read_row_group(number)).replace_schema_metadata(metadata))
             return msgspec.structs.replace(sidecar, schema=schema_tree(writer.schema))
 
     converted, converted_hit = cache.get_or_build(key, write)
     return converted, cache.path(key), hit and converted_hit
-
-
-def _convert_values(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Truths as lists and contents as parts, where the schema has them so; the writer does the rest."""
-    import pyarrow as pa
-
-    from treetune.rows.parquet import to_parts
-
-    have, want, texts = pa.struct(list(table.schema)), pa.struct(list(schema)), pa.list_(pa.string())
-    for path in _truths():
-        if _is_text_at(have, path) and _type_at(want, path) == texts:
-            column = table[path[0]].combine_chunks()
-            children = children_of(column) if len(path) > 1 else {}
-            truths = children.get("ground_truth", column).to_pylist()
-            lists = pa.array([None if truth is None else [truth] for truth in truths], texts)
-            nested = struct_of({**children, "ground_truth": lists}, column) if children else lists
-            table = set_column(table, path[0], nested)
-    if _is_text_at(have, CONTENT) and not _is_text_at(want, CONTENT):
-        prompts = [[to_parts(message) for message in prompt] for prompt in table["prompt"].to_pylist()]
-        table = set_column(table, "prompt", pa.array(prompts, schema.field("prompt").type))
-    return table
-
-
-def _truths() -> list[tuple[str, ...]]:
-    """Where a truth lies that the rule compares, in each format."""
-    from treetune.rows.formats import FORMATS
-
-    return [format.truth for format in FORMATS.values() if not format.has_environments]
-
-
-def _type_at(kind: pa.DataType, path: Sequence[str]) -> pa.DataType | None:
-    """The type at a path of keys, through structs and lists of them."""
-    import pyarrow as pa
-
-    for name in path:
-        kind = kind.value_type if pa.types.is_list(kind) else kind
-        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
-            return None
-        kind = kind.field(name).type
-    return kind
-
-
-def _is_text_at(kind: pa.DataType, path: Sequence[str]) -> bool:
-    return str(_type_at(kind, path)) == "string"
-
-
-def _replace_type(kind: pa.DataType, path: Sequence[str], other: pa.DataType) -> Any:
-    import pyarrow as pa
-
-    if not path:
-        return other
-    if pa.types.is_list(kind):
-        return pa.list_(_replace_type(kind.value_type, path, other))
-    first, *rest = path
-    return pa.struct([(f.name, _replace_type(f.type, rest, other) if f.name == first else f.type) for f in kind])
