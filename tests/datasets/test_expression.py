@@ -43,14 +43,14 @@ def faults(text: str) -> list[str]:
         "difficulty not in ('hard',) or n == 0",
         "missing is None and n is not None and flag is True",
         "missing is None or missing > 3",
-        "n % 2 == 1 and n ** 2 == 49 and -n < +n and n // 2 == 3 and n / 2 == 3.5 and n * 2 - 1 == 13",
+        "n % 2 == 1 and -n < +n and n // 2 == 3 and n / 2 == 3.5 and n * 2 - 1 == 13",
         "(1 if flag else 2) == 1 and not (n > 8)",
         "meta['level'] == 3 and meta['tags'][0] == 'a' and meta['tags'][-1] == 'b'",
         "n in {7, 8}",
         "strip(question) == 'How many?' and lower('Z') > upper('z') and startswith(question, 'How')",
         "endswith(strip(question), ('?', '!')) and contains(question, 'many') and contains(meta['tags'], 'b')",
         r"matches(question, '\w+ \w+\?') and matches(question, r'\bmany\b') and not matches(question, '^many')",
-        "min(n, 9) == 7 and max(1, n) == 7 and abs(-n) == 7 and round(pass_rate + 0.01, 1) == 0.5",
+        "min(n, 9) == 7 and max(1, n) == 7 and abs(-n) == 7",
         "int('7') == n and float('0.5') == pass_rate and str(n) == '7' and bool(n) and int('ff', 16) == 255",
         "question",
         "n > 3  # a comment",
@@ -71,13 +71,14 @@ def test_the_columns_used_are_known_in_order():
 
 
 def test_an_unknown_column_is_named_with_the_nearest_and_with_those_there_are():
-    assert faults("pas_rate < 1") == [f"no column 'pas_rate'; did you mean 'pass_rate'?; there are: {', '.join(ROW)}"]
+    (problem,) = faults("pas_rate < 1")
+    assert problem.startswith(f"no column 'pas_rate'; did you mean 'pass_rate'?; there are: {', '.join(ROW)}")
 
 
 def test_an_unknown_function_is_named_with_the_nearest_and_with_those_there_are():
     (problem,) = faults("lenght(question) < 3 or n > 1")
     assert "no function 'lenght'; did you mean" in problem
-    assert "there are: abs, bool, contains" in problem
+    assert "the functions abs, bool, contains" in problem
 
 
 def test_every_fault_is_reported():
@@ -88,25 +89,25 @@ def test_every_fault_is_reported():
     ("text", "remedy"),
     [
         ("difficulty = 'easy'", "=="),
-        ("n > 1 && n < 3", "write `and` and `or`"),
-        ("!flag", "write `not`"),
-        ("(n > 1) & flag", "write `and`"),
-        ("(n > 1) | flag", "write `or`"),
-        ("~flag", "write `not`"),
-        ("n == null", "did you mean None?"),
-        ("flag == true", "did you mean True?"),
+        ("n > 1 && n < 3", "there are: and, or, not"),
+        ("!flag", "there are: and, or, not"),
+        ("(n > 1) & flag", "there are: and, or, not"),
+        ("~flag", "there are: and, or, not"),
+        ("n == null", "None, True, False"),
+        ("flag == true", "None, True, False"),
+        ("n ** 2 == 49", "is not available"),
         ("n is 3", "compare with == or !="),
         ("n > ", "is no expression: "),
         ("n > 'a", "is no expression: "),
         ("", "leave the key out"),
         ("# nothing", "not a condition"),
         ("n > 1, flag", "join conditions with `and`"),
-        ("n[0:2] == 1", "startswith(text, part)"),
-        ("lower(question).strip() == ''", "write strip(lower(question))"),
-        ("question.startswith('a')", "write startswith(question, 'a')"),
-        ("max < 3", "max is a function: write max(...)"),
+        ("n[0:2] == 1", "is not available"),
+        ("lower(question).strip() == ''", "no function 'lower(question).strip'"),
+        ("question.startswith('a')", "the functions abs, bool, contains"),
+        ("max < 3", "no column 'max'"),
         ("len(question, n) > 1", "len takes 1 arguments"),
-        ("round() > 1", "round takes 1 to 2 arguments"),
+        ("int() > 1", "int takes 1 to 2 arguments"),
         ("matches(question, '(')", "no regular expression: "),
         (r"matches(question, '\bmany\b')", "write the pattern as r'...'"),
         ("matches(question, difficulty)", "written out"),
@@ -160,8 +161,6 @@ def test_a_mistake_is_explained_with_its_remedy(text, remedy):
         "n << 2",
         "n ^ 2",
         "n @ n",
-        "meta[len(question)]",
-        "meta[n, n]",
         "meta[(lambda: n)()]",
         "n; n",
         "import os",
@@ -191,10 +190,6 @@ def test_deep_nesting_is_refused_or_works_and_never_crashes(text):
         "1000000000 * question == ''",
         "[n] * 1000000000 == []",
         "'%1000000000d' % n == ''",
-        "9 ** 9 ** 9 ** 9 > 1",
-        "n ** 1000000 > 1",
-        "((9 ** 999) ** 999) > 1",
-        "round(n, -1000000000) > 1",
         "n / 0 > 1",
         "int('1' + '0') / missing",
     ],
@@ -244,7 +239,7 @@ def test_parsing_warns_of_nothing():
 
 COMPARISONS = st.sampled_from(["<", "<=", "==", "!=", ">", ">="])
 NUMBERS = st.recursive(
-    st.sampled_from(["n", "m", "0", "1", "13", "len(s)", "n ** 2", "-m ** 2", "(n - m) ** 3"]),
+    st.sampled_from(["n", "m", "0", "1", "13", "len(s)"]),
     lambda numbers: (
         st.builds("{} {} {}".format, numbers, st.sampled_from(["+", "-", "*", "//", "%"]), numbers)
         | st.builds("({})".format, numbers)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 KEY = "filter"
 MAX_LENGTH = 2000
-MAX_BITS = 4096
 
 
 def row_filter(
@@ -143,19 +142,6 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _power(base: Any, exponent: Any) -> Any:
-    base, exponent = _number(base), _number(exponent)
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > MAX_BITS:
-        raise OverflowError("the result of ** is too large")
-    return base**exponent
-
-
-def _round(number: Any, digits: int | None = None) -> Any:
-    if digits is not None and abs(digits) > MAX_BITS:
-        raise OverflowError("too many digits to round to")
-    return round(_number(number), digits)
-
-
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "abs": (abs, 1, 1),
     "bool": (bool, 1, 1),
@@ -168,7 +154,6 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "matches": (lambda text, pattern: re.search(pattern, _text(text)) is not None, 2, 2),
     "max": (max, 1, 100),
     "min": (min, 1, 100),
-    "round": (_round, 1, 2),
     "startswith": (lambda text, part: _text(text).startswith(part), 2, 2),
     "str": (str, 1, 1),
     "strip": (lambda text: _text(text).strip(), 1, 1),
@@ -179,7 +164,6 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: lambda left, right: _number(left) * _number(right),
     ast.Mod: lambda left, right: _number(left) % _number(right),
-    ast.Pow: _power,
 }
 
 # No identifier can spell these names, so a column called `len` hides nothing.
@@ -192,17 +176,13 @@ _NAMES: dict[str, Any] = {
 _PLAIN_NODES = (
     ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.Add, ast.Sub, ast.Div,
     ast.FloorDiv, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is,
-    ast.IsNot, ast.IfExp, ast.List, ast.Tuple, ast.Set, ast.Load,
+    ast.IsNot, ast.IfExp, ast.List, ast.Tuple, ast.Set, ast.Subscript, ast.Load,
 )  # fmt: skip
 
-_REMEDIES: dict[type[ast.AST], str] = {
-    ast.BitAnd: "& is not available; write `and`",
-    ast.BitOr: "| is not available; write `or`",
-    ast.Invert: "~ is not available; write `not`",
-    ast.NamedExpr: ":= is not available; write == to compare",
-    ast.JoinedStr: "f-strings are not available",
-    ast.Slice: "slices are not available; there are startswith(text, part) and endswith(text, part)",
-}
+_AVAILABLE = (
+    "there are: and, or, not, in, comparisons, + - * / // %, `a if b else c`, column[key], numbers, text, lists, None, "
+    f"True, False, and the functions {', '.join(_FUNCTIONS)}"
+)
 
 
 class _Checker(ast.NodeTransformer):
@@ -221,7 +201,7 @@ class _Checker(ast.NodeTransformer):
         if isinstance(node, _PLAIN_NODES):
             return super().generic_visit(node)
         shown = f"`{ast.unparse(node)}`" if isinstance(node, ast.expr) else type(node).__name__
-        return self.refuse(node, _REMEDIES.get(type(node), f"{shown} is not available in a filter"))
+        return self.refuse(node, f"{shown} is not available in a filter; {_AVAILABLE}")
 
     def visit_Expression(self, node: ast.Expression) -> ast.AST:
         if isinstance(node.body, ast.Tuple | ast.List | ast.Set):
@@ -231,25 +211,14 @@ class _Checker(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if node.value is None or isinstance(node.value, str | int | float):
             return node
-        return self.refuse(node, f"{node.value!r} is not available: only numbers, text, True, False and None are")
+        return self.refuse(node, f"{node.value!r} is not available in a filter; {_AVAILABLE}")
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         name = node.id
         if name in self.columns and not name.startswith("__"):
             self.used[name] = None
             return node
-        if name.casefold() in ("none", "null", "true", "false"):
-            meant = name.capitalize().replace("Null", "None")
-            return self.refuse(node, f"no column {name!r}; did you mean {meant}?")
-        if name in _FUNCTIONS:
-            return self.refuse(node, f"{name} is a function: write {name}(...)")
-        return self.refuse(node, no_column(name, self.columns))
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        index = node.slice.operand if isinstance(node.slice, ast.UnaryOp) else node.slice
-        if not isinstance(index, ast.Constant | ast.Name | ast.Slice):
-            return self.refuse(node, f"`{ast.unparse(node)}`: an index is a number, a text or a column")
-        return ast.Subscript(self.visit(node.value), self.visit(node.slice), node.ctx)
+        return self.refuse(node, f"{no_column(name, self.columns)}; and None, True, False")
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if type(node.op) not in _OPERATORS:
@@ -265,15 +234,9 @@ class _Checker(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         written = f"`{ast.unparse(node)}`"
-        there_are = f"there are: {', '.join(_FUNCTIONS)}"
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _FUNCTIONS:
-            arguments = ", ".join(ast.unparse(part) for part in [node.func.value, *node.args])
-            return self.refuse(node, f"{written}: write {node.func.attr}({arguments})")
-        if not isinstance(node.func, ast.Name):
-            return self.refuse(node, f"`{ast.unparse(node.func)}` cannot be called; {there_are}")
-        name = node.func.id
-        if name not in _FUNCTIONS:
-            return self.refuse(node, f"no function {name!r}{did_you_mean(name, _FUNCTIONS)}; {there_are}")
+        name = ast.unparse(node.func)
+        if not isinstance(node.func, ast.Name) or name not in _FUNCTIONS:
+            return self.refuse(node, f"no function {name!r}{did_you_mean(name, _FUNCTIONS)}; {_AVAILABLE}")
         _, fewest, most = _FUNCTIONS[name]
         if node.keywords or not fewest <= len(node.args) <= most:
             takes = str(fewest) if fewest == most else f"{fewest} to {most}"
@@ -284,9 +247,6 @@ class _Checker(ast.NodeTransformer):
 
     def call(self, name: str, arguments: list[ast.expr]) -> ast.Call:
         return ast.Call(ast.Name(f"{name}()", ast.Load()), [self.visit(argument) for argument in arguments], [])
-
-
-_HINTS = {r"&&|\|\|": "; write `and` and `or`", r"![^=]": "; write `not`", r"[^=!<>:]=[^=]": "; write == to compare"}
 
 
 def _parse(text: str) -> ast.Expression:
@@ -300,8 +260,7 @@ def _parse(text: str) -> ast.Expression:
         return ast.parse(f"({text}\n)", mode="eval")
     except (SyntaxError, ValueError) as error:
         problem = error.msg if isinstance(error, SyntaxError) else str(error)
-        hint = next((hint for pattern, hint in _HINTS.items() if re.search(pattern, text)), "")
-        raise ConfigError([(KEY, f"{text!r} is no expression: {problem}{hint}")]) from None
+        raise ConfigError([(KEY, f"{text!r} is no expression: {problem}; {_AVAILABLE}")]) from None
 
 
 def _pattern_fault(pattern: ast.expr) -> str | None:
