@@ -241,45 +241,22 @@ def _read_nodes(data: Mapping[str, Any], overrides: Mapping[str, str], path: str
     return lists
 
 
-def _overrides_of(overrides: Mapping[str, str], name: str, number: int) -> dict[tuple[str, ...], str]:
-    """The overrides of one entry, as they were typed, by the keys that lead to them."""
+def _overrides_of(overrides: Mapping[str, str], name: str, number: int) -> dict[str, str]:
+    """The overrides of one entry, as they were typed, by key."""
     entry = re.compile(rf"{name}(?:\[{number}\]|\.{number})\.([^\[\]]+)")
     matches = [(entry.fullmatch(key), raw) for key, raw in overrides.items()]
-    return {tuple(match[1].split(".")): raw for match, raw in matches if match is not None}
+    return {match[1]: raw for match, raw in matches if match is not None}
 
 
-def _keep_text(
-    node: dict[str, Any], written: Any, folders: list[Path], raw: Mapping[tuple[str, ...], str]
-) -> dict[str, Any]:
+def _keep_text(node: dict[str, Any], written: Any, folders: list[Path], raw: Mapping[str, str]) -> dict[str, Any]:
     """An entry with its files found and each override as it was given: its files not looked for, and text where its key
     is text, though YAML might read it otherwise (`Q: {question}`). A class's own key is text where the file's is."""
-    found: dict[str, Any] = find_files(node, folders, DatasetTaskset)
-    if not raw:
-        return found
-    try:
-        cls = _task_class(found)
-    except ConfigError:  # reported when the entry is loaded
-        cls = DatasetTaskset
-    typed: dict[str, Any] = {}
+    given = {key.partition(".")[0] for key in raw}
+    entry: dict[str, Any] = find_files(node, folders, DatasetTaskset)
+    entry |= {key: node[key] for key in given & node.keys()}
     with gather_faults([]):  # reported when the entry is loaded
-        typed = to_plain(convert_node(found, cls, raw={".".join(keys): text for keys, text in raw.items()}))
-    for keys, text in raw.items():
-        value = _get_at(node, keys)
-        own = keys[0] not in cls.config_type.__struct_fields__ and isinstance(value, Mapping)
-        is_text = _get_at(typed, keys) == text or (own and isinstance(_get_at(written, keys), str))
-        found = _set_at(found, keys, text if is_text else value)
-    return found
-
-
-def _get_at(node: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
-
-
-def _set_at(node: Any, keys: Sequence[str], value: Any) -> Any:
-    if not keys:
-        return value
-    if not isinstance(node, Mapping):
-        return node
-    return {**node, keys[0]: _set_at(node.get(keys[0]), keys[1:], value)}
+        typed = to_plain(convert_node(entry, _task_class(entry), raw=raw)) if raw else {}
+        own = typed.get("extra", {}).keys() & raw.keys() if isinstance(written, dict) else ()
+        entry |= {key: typed[key] for key in given & typed.keys()}
+        entry |= {key: raw[key] for key in own if isinstance(entry[key], dict) and isinstance(written.get(key), str)}
+    return entry
