@@ -6,6 +6,7 @@ and each rule is decided in one place. Arrow's own `to_numpy` is not used: it im
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,45 +28,61 @@ Numbers = np.ndarray[Any, Any]
 
 def prefilter(columns: Columns) -> Mask:
     """Which rows need a look: all of a format other than SkyRL's, or where columns are of other types than usual."""
+    every = np.ones(len(columns.rows), np.bool_)
     if not columns.check.format.has_environments:
-        return ~columns.none
+        return every
     try:
         return _may_have_odd_prompts(columns) | _may_break_contracts(columns)
     except UnsureError:
-        return ~columns.none
+        return every
 
 
 def _may_have_odd_prompts(columns: Columns) -> Mask:
-    roles = columns.roles
+    roles, check = _encode(_values_at(columns.prompts.values, "role")), columns.check
     odd = ~roles.where(ROLES.__contains__)
-    if columns.check.contents:
-        odd = odd | columns.blank_contents() | columns.special_contents()
+    if check.contents:
+        odd = odd | _is_blank(columns.contents) | _may_be_special(columns.contents, check.special)
     # One more in front, for a first prompt without messages.
     assistant = np.concatenate(([False], roles.where("assistant".__eq__)))
     ends_with_assistant: Mask = assistant[columns.starts[1:]]
     return columns.any_message(odd) | ~columns.any_message(roles.where("user".__eq__)) | ends_with_assistant
 
 
+def _may_be_special(texts: pa.Array, special: re.Pattern[str]) -> Mask:
+    """Which may hold a special token. The usual ones begin with < or [, and most texts have neither."""
+    offsets = offsets_of(texts)
+    data = bytes(bytes_of(texts)[offsets[0] : offsets[-1]])
+    if special is SPECIAL and b"<" not in data and b"[" not in data:
+        return np.zeros(len(texts), np.bool_)
+    return _mask_of(pc.match_substring_regex(texts, special.pattern))
+
+
 def _may_break_contracts(columns: Columns) -> Mask:
-    environments, check = columns.environments, columns.check
-    look = ~environments.where(check.known.__contains__) | ~columns.has("reward_spec", "ground_truth")
-    look |= columns.has("extra_info") & ~columns.has_mapping("extra_info")
+    environments, check = _encode(columns.at("env_class")), columns.check
+    truths, extra = columns.at("reward_spec", "ground_truth"), columns.at("extra_info")
+    if truths is None or not is_text(truths) or not (extra is None or pa.types.is_struct(extra.type)):
+        raise UnsureError
+    missing, blank = _mask_of(truths.is_null()), _is_blank(truths)
+    look = ~environments.where(check.known.__contains__) | missing
     for name in environments.names:
-        if (contract := check.contract(name)) is not None:
-            look |= environments.where(name.__eq__) & ~_have_texts(columns, contract)
+        if (contract := check.contract(name)) is None:
+            continue
+        rows = environments.where(name.__eq__)
+        if not _reads_one_text(contract):
+            look |= rows
+        elif contract.pattern is None:
+            look |= rows & blank
+        else:
+            look |= rows & ~_mask_of(pc.match_substring_regex(truths, rf"^(?:{contract.pattern})$"))
     return look
 
 
-def _have_texts(columns: Columns, contract: Contract) -> Mask:
-    """The rows that are sound where an environment reads one text and nothing else. Others are looked at one by one."""
+def _reads_one_text(contract: Contract) -> bool:
+    """Whether an environment reads a text and nothing else. Rows of others are looked at one by one."""
+    if contract.needs or contract.choices or contract.max_turns > 1 or contract.column != "reward_spec":
+        return False
     plain = contract.stored is Stored.AS_IS and contract.takes == (Kind.TEXT,) and type(contract) is Contract
-    elsewhere = contract.needs or contract.choices or contract.max_turns > 1 or contract.column != "reward_spec"
-    if elsewhere or not (plain or contract.stored is Stored.TEXT):
-        return columns.none
-    sound = columns.has_words("reward_spec", "ground_truth")
-    if contract.pattern is not None and sound.any():
-        sound = sound & columns.matches(rf"^(?:{contract.pattern})$", "reward_spec", "ground_truth")
-    return sound
+    return plain or contract.stored is Stored.TEXT
 
 
 class UnsureError(Exception):
@@ -84,45 +101,18 @@ class Codes(NamedTuple):
 
 
 class Columns:
-    """The columns of a batch of SkyRL's format, as masks of its rows."""
+    """The columns of a batch of rows; those of the messages of all prompts are one array."""
 
     def __init__(self, batch: pa.RecordBatch, check: RowCheck) -> None:
         self.check = check
-        self.none: Mask = np.zeros(batch.num_rows, np.bool_)
-        self._rows = batch.to_struct_array()
+        self.rows = batch.to_struct_array()
 
     def at(self, *path: str) -> pa.Array | None:
         """The values of a column, or of a field inside it; None where there is none."""
-        return _values_at(self._rows, *path)
-
-    def has(self, *path: str) -> Mask:
-        """A value that is not null."""
-        values = self.at(*path)
-        if values is None:
-            return self.none
-        return _mask_of(values.is_valid()) if values.null_count else ~self.none
-
-    def has_mapping(self, *path: str) -> Mask:
-        values = self.at(*path)
-        return self.has(*path) if values is not None and pa.types.is_struct(values.type) else self.none
-
-    def has_words(self, *path: str) -> Mask:
-        """Text that is not blank."""
-        values = self.at(*path)
-        return self.has(*path) & ~_is_blank(values) if values is not None and is_text(values) else self.none
-
-    def matches(self, pattern: str, *path: str) -> Mask:
-        """Text with this expression in it."""
-        return _mask_of(pc.match_substring_regex(self.at(*path), pattern))
+        return _values_at(self.rows, *path)
 
     @cached_property
-    def environments(self) -> Codes:
-        return _encode(self.at("env_class"))
-
-    # Messages, those of all prompts in one array
-
-    @cached_property
-    def _prompts(self) -> pa.Array:
+    def prompts(self) -> pa.Array:
         prompts = self.at("prompt")
         if prompts is None or not _is_list(prompts) or prompts.null_count or prompts.values.null_count:
             raise UnsureError
@@ -131,34 +121,19 @@ class Columns:
     @cached_property
     def starts(self) -> Numbers:
         """Where the messages of each prompt begin, and where those of the last end."""
-        return offsets_of(self._prompts).astype(np.int64)
-
-    @cached_property
-    def roles(self) -> Codes:
-        return _encode(_values_at(self._prompts.values, "role"))
+        return offsets_of(self.prompts).astype(np.int64)
 
     @cached_property
     def contents(self) -> pa.Array:
-        contents = _values_at(self._prompts.values, "content")
+        contents = _values_at(self.prompts.values, "content")
         if contents is None or not is_text(contents) or contents.null_count:
             raise UnsureError
         return contents
 
     def any_message(self, mask: Mask) -> Mask:
         """The rows of which some message is in a mask of messages."""
-        return _count_items(mask, self.starts) > 0
-
-    def blank_contents(self) -> Mask:
-        """Messages that say nothing."""
-        return _is_blank(self.contents)
-
-    def special_contents(self) -> Mask:
-        """Messages that may hold a special token. The usual ones begin with < or [, and most texts have neither."""
-        offsets = offsets_of(self.contents)
-        data = bytes(bytes_of(self.contents)[offsets[0] : offsets[-1]])
-        if self.check.special is SPECIAL and b"<" not in data and b"[" not in data:
-            return np.zeros(len(self.contents), np.bool_)
-        return _mask_of(pc.match_substring_regex(self.contents, self.check.special.pattern))
+        total = np.concatenate(([0], np.cumsum(mask)))
+        return np.asarray(total[self.starts[1:]] > total[self.starts[:-1]])
 
 
 # Arrow arrays as numpy arrays, without a copy where that is possible
@@ -211,9 +186,3 @@ def _mask_of(array: pa.Array) -> Mask:
 def _is_blank(text: pa.Array) -> Mask:
     """Which are empty, or nothing but space."""
     return np.asarray(np.diff(offsets_of(text)) == 0) | _mask_of(pc.utf8_is_space(text))
-
-
-def _count_items(mask: Mask, starts: Numbers) -> Numbers:
-    """How many items of each list are in a mask of items."""
-    total = np.concatenate(([0], np.cumsum(mask)))
-    return np.asarray(total[starts[1:]] - total[starts[:-1]])
