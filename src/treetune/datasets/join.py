@@ -95,7 +95,7 @@ def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[File]
     trees = [sidecar.schema for sidecar, _, _ in built]
     with_lists = any(_type_at(tree, path) == ["string"] for tree in trees for path in truths)
     with_parts = any(isinstance(_type_at(tree, CONTENT), list) for tree in trees)
-    converters = []
+    converters: list[Converter] = []
     for taskset, tree in zip(tasksets, trees, strict=True):
         ruled = with_lists and taskset.scorer in (None, RULE)
         texts = [path for path in truths if ruled and _type_at(tree, path) == "string"]

@@ -103,9 +103,7 @@ class DockerRuntime:
                 runtime._reading = asyncio.create_task(runtime._read())
                 await container.start()
             async with asyncio.timeout(START_SECONDS):
-                with contextlib.suppress(
-                    ConnectionError
-                ):  # without python3 it has ended; what it says comes next
+                with contextlib.suppress(ConnectionError):  # without python3 it has ended; what it says comes next
                     await runtime.write(compile_script(RUNNER, None))
                 await receive(runtime.reader)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
