@@ -10,12 +10,14 @@ import time
 
 import pytest
 from serving import (
+    Blocks,
     Colours,
     Crashes,
     Dear,
     DearFew,
     Hangs,
     Numbers,
+    Poison,
     Ranked,
     Slow,
     Stream,
@@ -158,6 +160,33 @@ def test_a_task_that_kills_its_worker_is_tried_once_more_and_then_answered_with_
 
     assert run(crash()) == [1.0] * 5
     assert len((marks / "tried-3").read_text().split()) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_task_that_ends_its_worker_takes_no_other_with_it(workers):
+    async def play():
+        async with serving(Poison(), workers=workers) as server, EnvClient(server.address) as client:
+            tasks = [await client.sample() for _ in range(200)]
+            results = await asyncio.gather(*(client.run_rollout(task) for task in tasks), return_exceptions=True)
+            return results, server.host.workers.replaced
+
+    results, replaced = run(play())
+    lost = {idx: result for idx, result in enumerate(results) if isinstance(result, Exception)}
+    assert list(lost) == [57]
+    assert isinstance(lost[57], WorkerLost)
+    assert "task 57 of" in str(lost[57])
+    assert replaced <= 5
+
+
+def test_a_task_that_blocks_its_worker_takes_no_other_with_it():
+    async def play():
+        pool = {"silent_seconds": 2.0}
+        async with serving(Blocks(), workers=2, pool=pool) as server, EnvClient(server.address) as client:
+            tasks = [await client.sample() for _ in range(20)]
+            return await asyncio.gather(*(client.run_rollout(task) for task in tasks), return_exceptions=True)
+
+    results = run(play())
+    assert [idx for idx, result in enumerate(results) if isinstance(result, Exception)] == [13]
 
 
 @pytest.mark.parametrize("said", [b"", b"\xc1", b"\x91\x90", b"ready"])

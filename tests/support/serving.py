@@ -124,6 +124,28 @@ class Crashes(Numbers):
         return 1.0
 
 
+class Poison(Numbers):
+    """Task 57 ends its worker; the others take a moment."""
+
+    async def reward(self, task, answer):
+        await asyncio.sleep(0.3)
+        if task.idx == 57:
+            os._exit(1)
+        return 1.0
+
+
+class Blocks(Numbers):
+    """Task 13 blocks its worker's event loop; the others take a moment."""
+
+    async def reward(self, task, answer):
+        await asyncio.sleep(0.3)
+        if task.idx == 13:
+            import time
+
+            time.sleep(600)  # noqa: ASYNC251
+        return 1.0
+
+
 def mark(name: str) -> bool:
     """Leaves a file in the folder that TREETUNE_TEST_MARKS names; whether it is the first of that name."""
     path = os.path.join(os.environ["TREETUNE_TEST_MARKS"], name)

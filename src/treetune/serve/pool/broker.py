@@ -16,7 +16,7 @@ from treetune.environment import Action, Observation, Sink, Step
 from treetune.episode_book import Home
 from treetune.errors import EnvironmentFault
 from treetune.serve import messages
-from treetune.serve.errors import BadRequest, ServeError
+from treetune.serve.errors import BadRequest, ServeError, WorkerLost
 from treetune.serve.host import HostSpec, ModelsConfig, ServerHost
 from treetune.serve.messages import pack, unpack, without_none
 from treetune.serve.pool.worker import Engine, ProcessEngine, WorkerSpec
@@ -54,7 +54,11 @@ class PoolHost(ServerHost):
         return concrete_task(data, self.taskset)
 
     async def run_request(self, method: str, payload: bytes, size: int = 1) -> bytes:
-        _, data = await self.workers.call(method, payload, size)
+        try:
+            _, data = await self.workers.call(method, payload, size)
+        except WorkerLost as error:
+            task = unpack(unpack(payload, messages.RunRequest).task, Task)
+            raise WorkerLost(f"task {task.idx} of {task.data_source}: {error.message}", remedy=error.remedy) from None
         return data
 
     async def run_rollout(self, task: Task, **options: Any) -> Trace:

@@ -33,6 +33,9 @@ log = logging.getLogger("treetune.serve")
 START_SECONDS = 120.0
 _TICK = 0.5
 _TRIES = 2
+"""How often a call may kill a worker that had nothing else to do, before it is given up."""
+_SPLIT = 8
+"""The calls of a worker that died are made again in groups of an eighth, so that whoever killed it is soon alone."""
 _RETRY_SECONDS = 0.1
 """Workers that die together are all noticed before the calls of one are given to another."""
 _LONGEST_PAUSE = 30.0
@@ -75,14 +78,22 @@ class Member(msgspec.Struct, eq=False):
     episodes: set[str] = set()
     load: int = 0
     """Rollouts under way, live episodes included."""
+    guests: int = 0
+    """Calls that any worker could have got: all but steps of the episodes here."""
+    limits: list[int] = []
+    """How many guests there may be, as each suspect among them has it."""
+
+    def may_take(self, company: int | None) -> bool:
+        """Suspects are with few others, and other calls are never with suspects."""
+        return not self.limits if company is None else self.guests < min([company, *self.limits])
 
 
 class WorkerEnded(WorkerLost):
     """The worker that had the call is gone."""
 
-    def __init__(self, how: str = "") -> None:
+    def __init__(self, how: str = "", calls: int = 0) -> None:
         super().__init__("the worker of this episode died", remedy="start another")
-        self.how = how
+        self.how, self.calls = how, calls
 
 
 class Workers:
@@ -98,6 +109,8 @@ class Workers:
         """Set for a moment where somebody may have waited for it: a worker is ready, or none will be."""
         self._waiting = 0
         """Calls that wait for a worker."""
+        self._suspects = 0
+        """Those among them whose last worker died."""
         self._number = self._call_number = 0
         self._failures = 0
         """Workers in a row that ended before they were ready."""
@@ -159,21 +172,34 @@ class Workers:
     async def call(self, method: str, payload: bytes, size: int = 0, opens: str | None = None) -> tuple[Member, bytes]:
         """What the least busy worker answers, and which one that is; where it dies, another one. The call counts as
         `size` rollouts, and `opens` is the episode that lives in the worker from then on."""
-        how = ""
-        for number in range(_TRIES):
-            if number:
-                await asyncio.sleep(_RETRY_SECONDS)
-            member = await self._wait_for_member()
+        company: int | None = None
+        died_alone = 0
+        while True:
+            member = await self._wait_for_member(company)
             try:
-                return member, await self.ask(member, method, payload, size, opens=opens)
+                return member, await self._ask_as_guest(member, company, method, payload, size, opens=opens)
             except WorkerEnded as error:
-                how = error.how
-        if self._closing:
-            raise _stopping_error()
-        raise WorkerLost(
-            f"{method} was tried {_TRIES} times, and each time its worker died ({how})",
-            remedy="look at the task: its environment may crash or exhaust the machine",
-        )
+                died_alone += error.calls == 1 or company == 1
+                if died_alone == _TRIES:
+                    raise WorkerLost(
+                        f"{method} was tried {_TRIES} times alone, and each time its worker died ({error.how})",
+                        remedy="look at the task: its environment may crash or exhaust the machine",
+                    ) from None
+                company = max(1, min(error.calls, company or error.calls) // _SPLIT)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _ask_as_guest(self, member: Member, company: int | None, *call: Any, **options: Any) -> bytes:
+        limits = [] if company is None else [company]
+        member.guests += 1
+        member.limits += limits
+        try:
+            return await self.ask(member, *call, **options)
+        finally:
+            member.guests -= 1
+            for limit in limits:
+                member.limits.remove(limit)
+            if self._suspects or limits:
+                self._wake_waiting()
 
     async def ask(
         self,
@@ -208,21 +234,26 @@ class Workers:
             member.load += 1
         return data
 
-    async def _wait_for_member(self) -> Member:
-        """The least busy worker, as soon as there is one."""
+    async def _wait_for_member(self, company: int | None) -> Member:
+        """The least busy worker that may take the call, as soon as there is one."""
         self._waiting += 1
+        self._suspects += company is not None
         try:
             while True:
                 if self._closing:
                     raise _stopping_error()
                 free = [member for member in self._members.values() if member.ready and not member.leaving]
-                if free:
-                    return min(free, key=lambda member: (member.load, len(member.calls)))
-                if self._failures >= _MOST_FAILURES:
+                free.sort(key=lambda member: (member.load, len(member.calls)))
+                kept = 1 if self._suspects and company is None else 0  # the least busy one, for those that need room
+                for member in free[kept:]:
+                    if member.may_take(company):
+                        return member
+                if not free and self._failures >= _MOST_FAILURES:
                     raise WorkerLost("no worker can be started", remedy="the server's messages say why")
                 await self._changed.wait()
         finally:
             self._waiting -= 1
+            self._suspects -= company is not None
 
     def _wake_waiting(self) -> None:
         self._changed.set()
@@ -261,9 +292,9 @@ class Workers:
             self._start_at = time.monotonic() + min(_LONGEST_PAUSE, 0.1 * 2**self._failures if self._failures else 0.0)
         for episode in member.episodes:
             self.on_episode_lost(episode)
-        for call in member.calls.values():
-            if not call.future.done():
-                call.future.set_exception(WorkerEnded(how))
+        pending = [call.future for call in member.calls.values() if not call.future.done()]
+        for future in pending:
+            future.set_exception(WorkerEnded(how, len(pending)))
         self._adjust()
 
     def _kill(self, member: Member, why: str) -> None:
