@@ -43,6 +43,8 @@ async def main():
         cluster.remove_node(nodes[0], allow_graceful=False)
         began = time.monotonic()
         traces = await runs
+        while not server.host.workers.replaced:  # a worker lives on for a moment after its node
+            traces = await asyncio.gather(*(client.run_rollout(task) for task in tasks))
         answered = time.monotonic() - began
         cluster.add_node(num_cpus=2)
         while server.host.stats()["workers"] < 3:
