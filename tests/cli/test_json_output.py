@@ -76,6 +76,16 @@ def test_what_user_code_prints_goes_to_standard_error(treetune, tmp_path):
         assert "from a child" in result.err
 
 
+def test_the_object_goes_to_a_file_while_messages_go_to_a_pipe(tmp_path):
+    with (tmp_path / "out.json").open("ab") as file:
+        file.write(b" ")
+        file.flush()
+        command = [sys.executable, "-m", "treetune", "list", "--json"]
+        said = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, timeout=60).stderr
+    assert said == b""
+    assert "arithmetic" in json.loads((tmp_path / "out.json").read_text())["tasksets"]
+
+
 def test_a_scorer_that_exits_does_not_end_the_program(treetune, tmp_path):
     (tmp_path / "broken.py").write_text(TASKSET.format(methods="def reward(self, task, answer): sys.exit(0)"))
     result = treetune(*EVAL, "--json")

@@ -31,12 +31,12 @@ def keep_standard_output(as_json: bool) -> None:
     global _kept
     if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout is not sys.__stdout__:
         return  # called from Python, with an output of the caller's own
+    # A terminal or pipe that cannot show a letter is no reason to fail. First of all: it looks where in a file it is.
+    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=as_json or sys.stdout.line_buffering)
     if as_json:
         sys.stdout.flush()
         _kept = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
-    # A terminal or pipe that cannot show a letter is no reason to fail.
-    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=as_json or sys.stdout.line_buffering)
 
 
 def print_json(value: Any) -> None:
