@@ -13,6 +13,7 @@ from serve_process import post, serve
 from serving import Numbers, Talks, run, serving, until
 
 from treetune import Action, Observation, load_taskset
+from treetune.episode import Started
 from treetune.errors import UsageError
 from treetune.host import PROTOCOL
 from treetune.serve import messages as wire
@@ -45,7 +46,7 @@ def test_a_start_that_is_cancelled_leaves_no_episode(workers, after):
         async with serving(Stubbornly(), workers=workers) as server, EnvClient(server.address) as client:
             task = await client.sample()
             request = wire.StartRequest(task=client._with_seal(task), protocol=PROTOCOL)
-            start = asyncio.create_task(client._run("start", request, wire.StartResponse, "mine"))
+            start = asyncio.create_task(client._run("start", request, Started, "mine"))
             await asyncio.sleep(after)
             found = await client.cancel("mine")
             await until(lambda: server.in_flight == 0 and not server.host.episodes.live)

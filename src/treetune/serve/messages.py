@@ -16,7 +16,6 @@ import msgspec
 from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed, Limits
 from treetune.errors import TreetuneError, UsageError
-from treetune.host import Health, Info
 from treetune.policy import Sampling
 from treetune.serve.errors import KINDS, BadRequest, ServeError
 from treetune.streams import State
@@ -105,20 +104,6 @@ class Response(msgspec.Struct, kw_only=True):
     remedy: str | None = None
 
 
-class HealthResponse(Health, kw_only=True):
-    success: bool = True
-    error: str | None = None
-    kind: str | None = None
-    remedy: str | None = None
-
-
-class InfoResponse(Info, kw_only=True):
-    success: bool = True
-    error: str | None = None
-    kind: str | None = None
-    remedy: str | None = None
-
-
 class SampleResponse(Response, kw_only=True):
     task: msgspec.Raw = msgspec.Raw()
     index: int = 0
@@ -134,11 +119,6 @@ class RunGroupResponse(Response, kw_only=True):
     warnings: list[str] = []
 
 
-class StartResponse(Response, kw_only=True):
-    episode: str = ""
-    observation: Observation = Observation()
-
-
 class StepResponse(Response, kw_only=True):
     observation: Observation = Observation()
     reward: float = 0.0
@@ -147,18 +127,13 @@ class StepResponse(Response, kw_only=True):
     info: dict[str, Any] = {}
 
 
-class CancelResponse(Response, kw_only=True):
-    found: bool = False
-
-
 class StateResponse(Response, kw_only=True):
-    state: State | None = None
+    state: State
 
 
-class StatsResponse(Response, kw_only=True):
-    """A running server in figures, for `treetune top`."""
-
-    stats: dict[str, Any] = {}
+def pack_reply(**fields: Any) -> bytes:
+    """A response with these fields; a client reads them as what they are, such as an `Info`."""
+    return pack({"success": True, "error": None, "kind": None, "remedy": None, **fields})
 
 
 def pack_step(step: Step) -> bytes:
@@ -185,7 +160,7 @@ def failure(error: BaseException) -> Response:
     return Response(success=False, error=f"{type(error).__name__}: {error}", kind=kind)
 
 
-def error_of(response: Response | HealthResponse | InfoResponse) -> ServeError:
+def error_of(response: Response) -> ServeError:
     """What a response that is no success says."""
     return KINDS.get(response.kind or "", ServeError)(response.error or "failed", remedy=response.remedy)
 

@@ -101,7 +101,7 @@ class EnvClient:
     # What a host does
 
     async def info(self) -> Info:
-        info = await self._ask("info", messages.Request(), messages.InfoResponse)
+        info = await self._ask("info", messages.Request(), Info)
         if info.protocol != PROTOCOL:
             raise Misused(
                 f"the server at {self.address} speaks protocol {info.protocol}, this client protocol {PROTOCOL}",
@@ -110,7 +110,7 @@ class EnvClient:
         return info
 
     async def health(self, deadline: float | None = None) -> Health:
-        return await self._ask("health", messages.Request(), messages.HealthResponse, deadline)
+        return await self._ask("health", messages.Request(), Health, deadline)
 
     async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
         """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets."""
@@ -149,24 +149,22 @@ class EnvClient:
         return [unpack_trace(trace, task) for trace in response.traces]
 
     async def start(self, task: Task) -> Started:
-        response = await self._run("start", messages.StartRequest(task=self._with_seal(task)), messages.StartResponse)
-        return Started(response.episode, response.observation)
+        return await self._run("start", messages.StartRequest(task=self._with_seal(task)), Started)
 
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
         message = messages.StepRequest(episode=episode, action=action, turn=turn)
         return messages.to_step(await self._run("step", message, messages.StepResponse))
 
     async def cancel(self, id: str) -> bool:
-        return (await self._ask("cancel", messages.CancelRequest(id=id), messages.CancelResponse)).found
+        reply = await self._ask("cancel", messages.CancelRequest(id=id), dict[str, Any])
+        return bool(reply["found"])
 
     async def observe(self, task: Task, reward: float, *, stream: str = "") -> None:
         request = messages.ObserveRequest(task=self._with_seal(task), reward=reward, stream=stream)
         await self._ask("observe", request, messages.Response)
 
     async def state(self, stream: str | None = None) -> State:
-        state = (await self._ask("state", messages.StateRequest(stream=stream), messages.StateResponse)).state
-        assert state is not None
-        return state
+        return (await self._ask("state", messages.StateRequest(stream=stream), messages.StateResponse)).state
 
     async def restore(self, state: State) -> None:
         await self._ask("restore", messages.RestoreRequest(state=state), messages.Response)
@@ -175,7 +173,9 @@ class EnvClient:
 
     async def stats(self) -> dict[str, Any]:
         """The server in figures."""
-        return (await self._ask("stats", messages.Request(), messages.StatsResponse)).stats
+        reply = await self._ask("stats", messages.Request(), dict[str, Any])
+        figures: dict[str, Any] = reply["stats"]
+        return figures
 
     def portable(self, task: Task) -> WireTask:
         """A sampled task with its seal in it, for another process to run with a client of its own."""
@@ -206,11 +206,12 @@ class EnvClient:
         until, pause = time.monotonic() + seconds, 0.05
         frames = [id, method.encode(), pack(request)]
         while True:
-            response = unpack(await self._exchange(frames, until), answer)
-            if response.success:  # type: ignore[attr-defined]
+            data = await self._exchange(frames, until)
+            response = unpack(data, messages.Response)
+            if response.success:
                 self._received.append(id)
-                return response
-            error = messages.error_of(response)  # type: ignore[arg-type]
+                return unpack(data, answer)
+            error = messages.error_of(response)
             pause = min(5.0, pause * 2)
             if not isinstance(error, Busy | Stopping) or time.monotonic() + pause > until:
                 raise error

@@ -51,7 +51,7 @@ class Call(NamedTuple):
     payload: bytes
 
 
-Handler = Callable[[Call, Any], Any]
+Handler = Callable[[Call, Any], bytes | None]
 """Takes the request; gives the response, or None where it will come later."""
 
 
@@ -138,7 +138,7 @@ class ZmqDoor(Door):
             try:
                 response = handle(call, self._read(call, kind) if kind is not None else None)
                 if response is not None:
-                    self._reply(call, pack(response))
+                    self._reply(call, response)
             except Exception as error:
                 self._reply(call, *self._failure(call, error))
         self._commit()
@@ -248,11 +248,11 @@ class ZmqDoor(Door):
 
     # What is asked about the order
 
-    def _health(self, call: Call, request: None) -> Any:
-        return messages.HealthResponse(ready=not self.server.stopping, in_flight=self.server.in_flight)
+    def _health(self, call: Call, request: None) -> bytes:
+        return messages.pack_reply(ready=not self.server.stopping, in_flight=self.server.in_flight)
 
-    def _info(self, call: Call, request: Request) -> Any:
-        return messages.InfoResponse(**msgspec.structs.asdict(self.server.info()))
+    def _info(self, call: Call, request: Request) -> bytes:
+        return messages.pack_reply(**msgspec.structs.asdict(self.server.info()))
 
     def _sample(self, call: Call, request: messages.SampleRequest) -> None:
         if self._is_known(call):
@@ -293,10 +293,10 @@ class ZmqDoor(Door):
         server.order.change(call.id, request.stream)
         with user_code(f"{server.taskset.name}.curriculum().observe()"):
             server.streams.observe(task, request.reward, request.stream)
-        self._reply_and_keep(call, pack(messages.Response()))
+        self._reply_and_keep(call, messages.pack_reply())
 
-    def _state(self, call: Call, request: messages.StateRequest) -> Any:
-        return messages.StateResponse(state=self.server.streams.state(request.stream))
+    def _state(self, call: Call, request: messages.StateRequest) -> bytes:
+        return messages.pack_reply(state=self.server.streams.state(request.stream))
 
     def _restore(self, call: Call, request: messages.RestoreRequest) -> None:
         if self._is_known(call):
@@ -304,16 +304,16 @@ class ZmqDoor(Door):
         for stream in request.state.streams:
             self.server.order.change(call.id, stream)
         self.server.streams.restore(request.state)
-        self._reply_and_keep(call, pack(messages.Response()))
+        self._reply_and_keep(call, messages.pack_reply())
 
     def _reply_and_keep(self, call: Call, data: bytes) -> None:
         self.replies.keep(call.id, data)
         self._reply(call, data)
 
-    def _stats(self, call: Call, request: Request) -> Any:
+    def _stats(self, call: Call, request: Request) -> bytes:
         server = self.server
         stats = {"name": server.taskset.name, **server.metrics.stats(), **server.host.stats()}
-        return messages.StatsResponse(stats=stats)
+        return messages.pack_reply(stats=stats)
 
     # Rollouts and episodes
 
@@ -329,13 +329,13 @@ class ZmqDoor(Door):
     async def _start_episode(self, id: bytes, data: msgspec.Raw) -> bytes:
         task = self.server.signer.read_task(data, self.server.taskset)
         started = await self.server.host.start(task, terms=self._terms, name=id)
-        return pack(messages.StartResponse(episode=started.episode, observation=started.observation))
+        return messages.pack_reply(episode=started.episode, observation=started.observation)
 
     def _step(self, call: Call, request: messages.StepRequest) -> None:
         step = self.server.host.step
         self._begin(call, lambda: step(request.episode, request.action, request.turn, terms=self._terms))
 
-    def _cancel(self, call: Call, request: messages.CancelRequest) -> Any:
+    def _cancel(self, call: Call, request: messages.CancelRequest) -> bytes | None:
         target = request.id.encode() if isinstance(request.id, str) else request.id
         if not isinstance(target, bytes):
             raise BadRequest("an id is bytes or text")
@@ -349,10 +349,10 @@ class ZmqDoor(Door):
             return None
         running = self._running.get(target)
         found = running is not None and running.get_name() != "sample" and running.cancel()
-        return messages.CancelResponse(found=found)
+        return messages.pack_reply(found=found)
 
     async def _cancel_episode(self, episode: str) -> bytes:
-        return pack(messages.CancelResponse(found=await self.server.host.cancel(episode)))
+        return messages.pack_reply(found=await self.server.host.cancel(episode))
 
 
 class ReplyCache:
