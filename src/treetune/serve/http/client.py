@@ -65,29 +65,17 @@ class RemoteServer:
         self._timeout, self._patience = timeout, patience
         self.live = 0
         self.info: dict[str, Any] = {}
-        self.problem: ServeError | None = None
-        """Why it is left out."""
         self._known = False
         self._learning = asyncio.Lock()
-        self._again_at, self._pause = 0.0, FIRST_PAUSE
+        self.left_out_until = 0.0
 
     def offers(self, feature: str) -> bool:
         offered = self.info.get("features")
         return isinstance(offered, list) and feature in offered
 
-    async def is_ready(self) -> bool:
-        if not self._known and time.monotonic() >= self._again_at:
-            try:
-                await self.learn()
-            except Unreachable as error:
-                self.leave_out(error)
-        return self._known
-
-    def leave_out(self, problem: ServeError) -> None:
-        """It is not asked for a while, longer each time. When it is back it may offer something else."""
-        self._known, self.problem = False, problem
-        self._again_at = time.monotonic() + self._pause
-        self._pause = min(LAST_PAUSE, self._pause * 2)
+    def leave_out(self) -> None:
+        """Others are asked for a while. When it is back it may offer something else."""
+        self._known, self.left_out_until = False, time.monotonic() + LAST_PAUSE
 
     async def learn(self) -> None:
         """Asks what the server offers, once for each time that it comes up."""
@@ -109,7 +97,7 @@ class RemoteServer:
                     f"{self.url} speaks api_version {version}, this client {API_VERSION} at most",
                     remedy="install the treetune of the server here",
                 )
-            self._known, self.problem, self._pause = True, None, FIRST_PAUSE
+            self._known = True
 
     async def ask(self, path: str, body: Any, kind: type[R], *, repeat: bool) -> R:
         """`repeat` asks again after lost connections and while there is no room: for what the server does only once."""
@@ -227,18 +215,18 @@ class TaskServerClient:
         name = {"request_id": secrets.token_hex(12)}
         retries = _Retries(self._patience)
         while True:
-            problem: ServeError | None = None
-            for server in await self._find_ready():
+            for server in self._sort_servers():
                 try:
+                    await server.learn()
                     return await self._start_on(server, {**body, **name} if server.offers("request_id") else body)
                 except Unreachable as error:
-                    server.leave_out(error)
-                    problem = error
+                    server.leave_out()
+                    problem: ServeError = error
                 except Refusal as error:
                     if error.status not in _AGAIN:
                         raise
                     problem = error
-            await retries.wait(problem or next(server.problem for server in self._servers if server.problem))
+            await retries.wait(problem)
 
     async def start_many(self, task_indices: Sequence[int | None]) -> list[RemoteEpisode | ServeError]:
         """Several at once, in the order asked; those that could not be started are errors."""
@@ -262,10 +250,10 @@ class TaskServerClient:
         finally:
             server.live -= 1
 
-    async def _find_ready(self) -> list[RemoteServer]:
-        """The servers to ask, the least busy first; those that were down only once they answer again."""
-        ready = await asyncio.gather(*(server.is_ready() for server in self._servers))
-        up = [server for server, is_ready in zip(self._servers, ready, strict=True) if is_ready]
+    def _sort_servers(self) -> list[RemoteServer]:
+        """The servers to ask, the least busy first; those that are left out only where there is no other."""
+        now = time.monotonic()
+        up = [server for server in self._servers if server.left_out_until <= now] or self._servers
         return sorted(up, key=lambda server: (server.live, random.random()))
 
 
