@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
-from treetune.errors import ResumeError, StorageError, TreetuneError, UsageError
+from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.task_signer import new_key
 from treetune.streams import Draw, Identity, Streams, StreamState
@@ -173,6 +173,6 @@ class StoredStreams:
         self._drawn, self._before, self.unsaved = [], {}, set()
         try:
             self.store.commit({name: self.streams.stream_state(name) for name in before}, drawn)
-        except TreetuneError:  # a full disk, a curriculum whose state cannot be kept
+        except Exception:  # a full disk, a curriculum whose state cannot be kept
             self.streams.place(before)
             raise

@@ -51,6 +51,13 @@ class Call(NamedTuple):
     payload: bytes
 
 
+class Running(NamedTuple):
+    """Work under way, and the identities that wait for its reply."""
+
+    task: asyncio.Task[bytes]
+    identities: list[bytes]
+
+
 Handler = Callable[[Call, Any], bytes | None]
 """Takes the request; gives the response, or None where it will come later."""
 
@@ -64,12 +71,10 @@ class ZmqDoor(Door):
         self.replies = ReplyCache()
         self._terms = Terms(render=messages.pack_step)
         self._socket: LoopSocket | None = None
-        self._running: dict[bytes, asyncio.Task[bytes]] = {}
+        self._running: dict[bytes, Running] = {}
         """By request id."""
-        # What the batch in hand has come to so far.
         self._ready: list[tuple[bytes, bytes, bytes]] = []
-        self._to_make: list[tuple[Call, Draw]] = []
-        """Tasks to be made once their draws are kept."""
+        """The replies of the batch in hand."""
         self.methods: dict[bytes, tuple[str, type[Request] | None, Handler]] = {
             name.encode(): (name, kind, handler)
             for name, kind, handler in (
@@ -104,15 +109,15 @@ class ZmqDoor(Door):
         self._shrinker = asyncio.create_task(self._shrink())
 
     def under_way(self) -> int:
-        return self.replies.under_way
+        return len(self._running)
 
     async def close(self) -> None:
         if self._socket is None:
             return
         for running in list(self._running.values()):
-            running.cancel()
+            running.task.cancel()
         while self._running:  # their replies are sent when they have ended
-            await asyncio.wait(self._running.values())
+            await asyncio.wait([running.task for running in self._running.values()])
             await asyncio.sleep(0)
         self._shrinker.cancel()
         self._socket.close()
@@ -190,20 +195,18 @@ class ZmqDoor(Door):
 
     def _commit(self) -> None:
         """Keeps what the batch drew before any reply is sent. Where that fails, its requests do and no cursor moves."""
-        order, to_make = self.server.order, self._to_make
-        self._to_make, unsaved = [], order.unsaved
+        unsaved = self.server.order.unsaved
         try:
-            order.commit()
-        except TreetuneError as error:
+            self.server.order.commit()
+        except Exception as error:
             log.error("%s", error)
             data = pack(failure(error))
             self._ready = [(to, id, data if id in unsaved else reply) for to, id, reply in self._ready]
             for id in unsaved:
                 self.replies.drop(id)
-                self._ready += [(identity, id, data) for identity in self.replies.finish(id, data, keep=False)]
-            to_make = [(call, draw) for call, draw in to_make if call.id not in unsaved]
-        for call, draw in to_make:
-            self._spawn(call, self._make(draw))
+                if (running := self._running.pop(id, None)) is not None:  # no step of it was run yet
+                    running.task.cancel()
+                    self._ready += [(identity, id, data) for identity in running.identities]
 
     # Requests that are under way
 
@@ -215,7 +218,10 @@ class ZmqDoor(Door):
             return True
         if self.replies.is_settled(call.id):
             raise Misused("this request was answered, and its answer acknowledged", remedy="give each request a new id")
-        return self.replies.join(call.id, call.identity)
+        running = self._running.get(call.id)
+        if running is not None and call.identity not in running.identities:
+            running.identities.append(call.identity)
+        return running is not None
 
     def _begin(self, call: Call, work: Callable[[], Coroutine[Any, Any, bytes]], size: int = 0) -> None:
         """Begins what counts as `size` rollouts, unless it came before."""
@@ -223,16 +229,19 @@ class ZmqDoor(Door):
             return
         self.server.refuse_stopping()
         self.server.reserve(size)
-        self.replies.begin(call.id, call.identity)
         self._spawn(call, work(), size)
 
     def _spawn(self, call: Call, work: Coroutine[Any, Any, bytes], size: int = 0) -> None:
-        self._running[call.id] = task = asyncio.get_running_loop().create_task(work, name=call.method)
+        task = asyncio.get_running_loop().create_task(work, name=call.method)
+        self._running[call.id] = Running(task, [call.identity])
         task.add_done_callback(functools.partial(self._finish, call, size, time.perf_counter()))
 
     def _finish(self, call: Call, size: int, began: float, task: asyncio.Task[bytes]) -> None:
-        del self._running[call.id]
         self.server.release(size)
+        running = self._running.get(call.id)
+        if running is None or running.task is not task:
+            return  # its draw could not be kept, which its client knows
+        del self._running[call.id]
         error: BaseException | None
         if not task.cancelled():
             error = task.exception()
@@ -243,7 +252,8 @@ class ZmqDoor(Door):
             error = Cancelled("cancelled")
         data, kind = (task.result(), None) if error is None else self._failure(call, error)
         self.server.metrics.count_request(call.method, time.perf_counter() - began, kind)
-        for identity in self.replies.finish(call.id, data):
+        self.replies.keep(call.id, data)
+        for identity in running.identities:
             self.send((identity, call.id, data))
 
     # What is asked about the order
@@ -259,12 +269,11 @@ class ZmqDoor(Door):
             return
         server = self.server
         server.refuse_stopping()
-        if request.index is None and self.replies.under_way > _MOST_WAITING:
+        if request.index is None and len(self._running) > _MOST_WAITING:
             raise Busy("too many requests are waiting for a task", remedy="ask again soon")
         draw = server.order.draw(call.id, request.index, request.stream)
         if not server.streams.cheap:
-            self.replies.begin(call.id, call.identity)
-            self._to_make.append((call, draw))
+            self._spawn(call, self._make(draw))  # which runs after the commit of this batch
             return
         try:
             data = self._hand_out(server.streams.task(draw), draw)
@@ -344,11 +353,10 @@ class ZmqDoor(Door):
         episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.by_name(target)
         if episode is not None and episode.terms is self._terms:
             if not self._is_known(call):
-                self.replies.begin(call.id, call.identity)
                 self._spawn(call, self._cancel_episode(episode.id))
             return None
         running = self._running.get(target)
-        found = running is not None and running.get_name() != "sample" and running.cancel()
+        found = running is not None and running.task.get_name() != "sample" and running.task.cancel()
         return messages.pack_reply(found=found)
 
     async def _cancel_episode(self, episode: str) -> bytes:
@@ -361,35 +369,12 @@ class ReplyCache:
 
     def __init__(self, most_bytes: int = 256 << 20, most: int = 100_000, seconds: float = 900.0) -> None:
         self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
-        self._waiting: dict[bytes, list[bytes]] = {}
-        """By request id: the identities that wait for its reply."""
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._settled: OrderedDict[bytes, None] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    @property
-    def under_way(self) -> int:
-        return len(self._waiting)
-
-    def begin(self, id: bytes, identity: bytes) -> None:
-        self._waiting[id] = [identity]
-
-    def join(self, id: bytes, identity: bytes) -> bool:
-        """Whether the request is under way already; this identity then gets its reply too."""
-        waiting = self._waiting.get(id)
-        if waiting is not None and identity not in waiting:
-            waiting.append(identity)
-        return waiting is not None
-
-    def finish(self, id: bytes, data: bytes, keep: bool = True) -> list[bytes]:
-        """Who waits for the reply; nobody where it was given already."""
-        waiting = self._waiting.pop(id, [])
-        if keep and waiting:
-            self.keep(id, data)
-        return waiting
 
     def kept(self, id: bytes) -> bytes | None:
         found = self._kept.get(id)
