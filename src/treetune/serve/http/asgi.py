@@ -60,6 +60,12 @@ class HttpRequest:
         self.content_type = JSON
         """Of the answer."""
 
+    async def is_abandoned(self) -> bool:
+        """Whether the caller has closed the connection, once the body was read."""
+        end = asyncio.ensure_future(self.receive())
+        await asyncio.sleep(0)
+        return end.done() or not end.cancel()
+
 
 Events = AsyncGenerator[bytes]
 Handler = Callable[[HttpRequest], Awaitable[bytes | Events]]

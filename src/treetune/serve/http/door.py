@@ -9,8 +9,7 @@ print(door.address)
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -101,13 +100,13 @@ class HttpDoor(Door):
 
     # What is asked of the host
 
-    async def start(self, body: wire.StartBody, has_left: Callable[[], bool] | None = None) -> bytes:
-        """A new episode. Where its caller has left meanwhile it ends: nobody knows how to name it."""
+    async def start(self, body: wire.StartBody) -> bytes:
+        """A new episode."""
         if body.request_id is None:
-            return await self._make_room(body, has_left)
-        return await self.server.host.episodes.start_once(body.request_id, lambda: self._make_room(body))
+            return await self._begin(body)
+        return await self.server.host.episodes.start_once(body.request_id, lambda: self._begin(body))
 
-    async def _make_room(self, body: wire.StartBody, has_left: Callable[[], bool] | None = None) -> bytes:
+    async def _begin(self, body: wire.StartBody) -> bytes:
         self.server.refuse_stopping()
         most = self.config.max_episodes
         if self.under_way() >= most:
@@ -116,20 +115,13 @@ class HttpDoor(Door):
         self.server.reserve(1)
         self._starting += 1
         try:
-            return await self._begin(body, has_left)
+            task, index = await self.server.sample(body.task_index)
+            started = await self.server.host.start(task, terms=self._terms, name=body.request_id)
         except UsageError as error:
             raise to_http_error(error, path="$.task_index") from None
         finally:
             self._starting -= 1
             self.server.release(1)
-
-    async def _begin(self, body: wire.StartBody, has_left: Callable[[], bool] | None) -> bytes:
-        host = self.server.host
-        task, index = await self.server.sample(body.task_index)
-        started = await host.start(task, terms=self._terms, name=body.request_id)
-        if has_left is not None and has_left():
-            reason = "whoever started this episode left before it had begun"
-            host.episodes.end(host.episodes.live[started.episode], "cancelled", reason)
         info = {"task_index": index, "data_source": task.data_source}
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
         return encode(wire.StartAnswer(started.episode, started.observation, info))
@@ -151,9 +143,14 @@ class HttpDoor(Door):
     # Requests
 
     async def _start(self, request: HttpRequest) -> bytes:
-        body = read_body(wire.StartBody, request.body)
-        with _watch_caller(request) as has_left:
-            return await self.start(body, has_left)
+        return await self._start_watched(read_body(wire.StartBody, request.body), request)
+
+    async def _start_watched(self, body: wire.StartBody, request: HttpRequest) -> bytes:
+        """Where its caller has left meanwhile the episode ends, unless the caller can name it."""
+        answer = await self.start(body)
+        if body.request_id is None and await request.is_abandoned():
+            await self.cancel(wire.decode(wire.CancelBody, answer).episode_id)
+        return answer
 
     async def _step(self, request: HttpRequest) -> bytes | Events:
         body = read_body(wire.StepBody, request.body)
@@ -172,8 +169,8 @@ class HttpDoor(Door):
                 read_index(body.task_index or 0)
             except UsageError as error:
                 raise to_http_error(error, path=f"$.episodes[{number}].task_index") from None
-        with _watch_caller(request) as has_left:
-            return encode(wire.StartBatchAnswer(await _answer_each(self.start(body, has_left) for body in bodies)))
+        answers = await _answer_each(self._start_watched(body, request) for body in bodies)
+        return encode(wire.StartBatchAnswer(answers))
 
     async def _step_batch(self, request: HttpRequest) -> bytes:
         bodies = read_body(wire.StepBatchBody, request.body).steps
@@ -234,16 +231,6 @@ class MetricsDoor(Door):
 
     async def close(self) -> None:
         await self._listener.close()
-
-
-@contextlib.contextmanager
-def _watch_caller(request: HttpRequest) -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether the caller of a request has left."""
-    end = asyncio.ensure_future(request.receive())
-    try:
-        yield end.done
-    finally:
-        end.cancel()
 
 
 async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]:
