@@ -25,12 +25,6 @@ BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
 """Seconds up to which each bucket of the latencies goes."""
 
 
-class Latency:
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(BOUNDS) + 1)
-        self.total = 0.0
-
-
 class Metrics:
     def __init__(self, gauges: Callable[[], dict[str, float]]) -> None:
         """`gauges` gives what is so now: `in_flight`, `queue`, `workers`, and the cursors as `cursor:NAME`."""
@@ -43,13 +37,14 @@ class Metrics:
         self.outcomes: Counter[str] = Counter()
         self.rewards: dict[str, list[float]] = {}
         """By source: how many were scored, and the sum of their rewards."""
-        self.latencies: defaultdict[str, Latency] = defaultdict(Latency)
+        self.buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
+        """By method: how many took so long."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def count_request(self, method: str, seconds: float, kind: str | None = None) -> None:
         self.requests[method] += 1
-        latency = self.latencies[method]
-        latency.buckets[bisect_left(BOUNDS, seconds)] += 1
-        latency.total += seconds
+        self.buckets[method][bisect_left(BOUNDS, seconds)] += 1
+        self.seconds[method] += seconds
         if kind is not None:
             self.errors[kind] += 1
 
@@ -74,7 +69,7 @@ class Metrics:
                 name: {"tasks": count, "share": count / served, "mean_reward": self._mean_reward(name)}
                 for name, count in self.sources.items()
             },
-            "seconds": {method: latency.total for method, latency in self.latencies.items()},
+            "seconds": dict(self.seconds),
             **self.gauges(),
         }
 
@@ -110,9 +105,9 @@ class Metrics:
         yield GaugeMetricFamily("treetune_uptime", "Seconds since the server began", time.time() - self.began)
         yield CounterMetricFamily("treetune_malformed", "Messages dropped: no request could be read", self.malformed)
         latency = HistogramMetricFamily("treetune_seconds", "Seconds from a request to its answer", labels=["method"])
-        for method, found in self.latencies.items():
-            buckets = zip([*map(str, BOUNDS), "+Inf"], accumulate(found.buckets), strict=True)
-            latency.add_metric([method], list(buckets), found.total)
+        for method, counted in self.buckets.items():
+            buckets = zip([*map(str, BOUNDS), "+Inf"], accumulate(counted), strict=True)
+            latency.add_metric([method], list(buckets), self.seconds[method])
         yield latency
         cursors = GaugeMetricFamily("treetune_cursor", "The next index of each stream", labels=["stream"])
         for name, value in self.gauges().items():
