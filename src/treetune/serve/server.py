@@ -2,7 +2,7 @@
 
     server = EnvServer(taskset, ServerConfig(), ModelsConfig(model="my-model"), doors=[ZmqDoor(), HttpDoor()])
     await server.start()
-    await server.wait_stopped()
+    await server.stop()
 
 A door translates between its wire and the server's host: ZMQ (`zmq/door.py`), HTTP (`http/door.py`).
 """
@@ -103,7 +103,6 @@ class EnvServer:
         self.closing = False
         """Work under way is stopped."""
         self._reserved = 0
-        self._stopped = asyncio.Event()
         self._opened = contextlib.AsyncExitStack()
         """What is to be closed, last opened first."""
         self.doors = list(doors)
@@ -167,10 +166,8 @@ class EnvServer:
 
     async def stop(self) -> None:
         """Takes no more work, lets what is under way end, and closes."""
-        if not self.stopping:
-            await self.drain()
-            await self.close()
-        await self.wait_stopped()
+        await self.drain()
+        await self.close()
 
     async def drain(self) -> None:
         """Takes no more work, and lets what is under way end: all doors have the same seconds for it."""
@@ -191,10 +188,6 @@ class EnvServer:
         """Closes at once; work under way is stopped."""
         self.stopping = self.closing = True
         await self._opened.aclose()
-        self._stopped.set()
-
-    async def wait_stopped(self) -> None:
-        await self._stopped.wait()
 
     # What the doors ask
 
