@@ -30,8 +30,7 @@ import msgspec
 
 from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.serve.access import Access, is_loopback
-from treetune.serve.errors import ServeError
-from treetune.serve.http.transport import HttpTransport
+from treetune.serve.http.transport import HttpReply, HttpTransport
 from treetune.serve.http.wire import HealthAnswer, HttpError, encode, read_body
 from treetune.serve.zmq.client import EnvClient
 
@@ -80,6 +79,10 @@ class RegisteredServer(msgspec.Struct, frozen=True):
     entry: ServerEntry
     age: float
     """Seconds since it was last heard of."""
+
+
+class _Listing(msgspec.Struct):
+    servers: list[RegisteredServer]
 
 
 def open_register(place: str, token: str | None = None, *, make: bool = True) -> Register:
@@ -226,18 +229,14 @@ class RemoteRegister:
         await self._ask("DELETE", f"/api/servers/{id}")
 
     async def entries(self) -> list[RegisteredServer]:
-        body = await self._ask("GET", "/api/servers")
-        try:
-            return _sort(msgspec.json.decode(body, type=dict[str, list[RegisteredServer]])["servers"][:MOST_ENTRIES])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
-            raise ServeError(f"{self.place} is no register of servers", remedy="start one: treetune register") from None
+        return _sort((await self._ask("GET", "/api/servers")).read(_Listing).servers[:MOST_ENTRIES])
 
-    async def _ask(self, method: str, path: str, body: object = None) -> bytes:
+    async def _ask(self, method: str, path: str, body: object = None) -> HttpReply:
         async with HttpTransport(self.place, self._token) as transport:
             reply = await transport.ask(method, path, body, timeout=_ASK_SECONDS)
         if not reply.good:
             raise reply.error()
-        return reply.body
+        return reply
 
 
 Register = FolderRegister | RemoteRegister
@@ -277,7 +276,7 @@ class RegisterServer:
     async def _list(self, request: HttpRequest) -> bytes:
         self._forget_old()
         now = time.monotonic()
-        return encode({"servers": [RegisteredServer(entry, now - at) for entry, at in self._known.values()]})
+        return encode(_Listing([RegisteredServer(entry, now - at) for entry, at in self._known.values()]))
 
     async def _announce(self, request: HttpRequest) -> bytes:
         entry = read_body(ServerEntry, request.body)
@@ -313,44 +312,32 @@ async def check_health(servers: list[RegisteredServer], timeout: float) -> list[
 
     async def check(server: RegisteredServer) -> ServerHealth:
         async with free:
-            return await _check(server, timeout)
+            health = await _ask_health(server.entry, timeout)
+        if server.age <= STALE_SECONDS:
+            return health
+        state = "gone" if health.state in ("no answer", "elsewhere") else health.state
+        return health._replace(state=state, detail=f"last heard of {server.age:,.0f} s ago")
 
     return list(await asyncio.gather(*map(check, servers)))
 
 
-async def _check(server: RegisteredServer, timeout: float) -> ServerHealth:
-    stale = server.age > STALE_SECONDS
-    last = f"last heard of {server.age:,.0f} s ago" if stale else ""
-    try:
-        if _is_elsewhere(server.entry):
-            return ServerHealth("gone" if stale else "elsewhere", detail=last or f"only for {server.entry.host}")
-        health = await _ask_health(server.entry, timeout)
-    except (TreetuneError, ValueError) as error:  # urllib raises ValueError for an address that is none
-        return ServerHealth("gone" if stale else "no answer", detail=last or str(getattr(error, "message", error)))
-    return health if health.detail else health._replace(detail=last)
-
-
 async def _ask_health(entry: ServerEntry, timeout: float) -> ServerHealth:
-    if entry.url is not None:
+    address = entry.url or entry.zmq or ""
+    try:
+        local = address.startswith("ipc:") or is_loopback(urlsplit(address).hostname or "")
+        if local and entry.host not in ("", socket.gethostname()):
+            return ServerHealth("elsewhere", detail=f"only for {entry.host}")
+        if entry.url is None:
+            async with EnvClient(address, server_key=entry.server_key, deadline=timeout) as client:
+                await client.health(timeout)
+            return ServerHealth("ok")
         async with HttpTransport(entry.url) as transport:
             reply = await transport.ask("GET", "/api/health", None, timeout)
         if reply.status == 503:
             return ServerHealth("stopping")
-        try:
-            return ServerHealth("ok", reply.read(HealthAnswer).episodes)
-        except ServeError:
-            return ServerHealth("no answer", detail=f"something else is there: it answered {reply.status}")
-    if entry.zmq is None:
-        return ServerHealth("no answer", detail="it has no address")
-    async with EnvClient(entry.zmq, server_key=entry.server_key, deadline=timeout) as client:
-        await client.health(timeout)
-    return ServerHealth("ok")
-
-
-def _is_elsewhere(entry: ServerEntry) -> bool:
-    address = entry.url or entry.zmq or ""
-    local = address.startswith("ipc:") or is_loopback(urlsplit(address).hostname or "")
-    return local and bool(entry.host) and entry.host != socket.gethostname()
+        return ServerHealth("ok", reply.read(HealthAnswer).episodes)
+    except (TreetuneError, ValueError) as error:  # urllib raises ValueError for an address that is none
+        return ServerHealth("no answer", detail=str(getattr(error, "message", error)))
 
 
 # What a server registers
