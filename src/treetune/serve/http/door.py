@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable
-from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -79,24 +78,19 @@ class HttpDoor(Door):
         )
 
     def under_way(self) -> int:
-        return self.count + self._starting
+        return self._terms.live + self._starting
 
     async def close(self) -> None:
         await self.server.host.episodes.close(self._terms)
         await self._listener.close()
 
     def gauges(self) -> dict[str, float]:
-        return {"http_episodes": self.count}
+        return {"http_episodes": self._terms.live}
 
     @property
     def live(self) -> dict[str, LiveEpisode]:
         """The episodes of the server."""
         return self.server.host.episodes.live
-
-    @property
-    def count(self) -> int:
-        """How many live that were started over HTTP."""
-        return self._terms.live
 
     # What is asked of the host
 
@@ -194,7 +188,7 @@ class HttpDoor(Door):
 
     async def _health(self, request: HttpRequest) -> bytes:
         self.server.refuse_stopping()
-        return encode(wire.HealthAnswer(episodes=self.count, workers=self.server.host.stats()["workers"]))
+        return encode(wire.HealthAnswer(episodes=self._terms.live, workers=self.server.host.stats()["workers"]))
 
     async def _openapi(self, request: HttpRequest) -> bytes:
         return wire.describe_api(needs_token=self.server.config.access.token is not None)
@@ -206,7 +200,8 @@ class HttpDoor(Door):
         return self.server.metrics.render()
 
     async def _page(self, request: HttpRequest) -> bytes:
-        return _load_page()
+        """On which a person can play an episode."""
+        return resources.files("treetune.serve.http").joinpath("page.html").read_bytes()
 
 
 class MetricsDoor(Door):
@@ -216,10 +211,7 @@ class MetricsDoor(Door):
 
     def __init__(self, address: str) -> None:
         self.address = address
-
-    def attach(self, server: EnvServer) -> None:
-        super().attach(server)
-        self._listener = Listener(self.address, Access(open=True))
+        self._listener = Listener(address, Access(open=True))
 
     async def open(self) -> None:
         routes = [Route("GET", "/metrics", self._render, content_type=_PROMETHEUS)]
@@ -250,9 +242,3 @@ def _render(step: Step) -> bytes:
         if not isinstance(key, str):
             raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
     return encode(wire.StepAnswer(step.observation, step.reward, step.done, step.info))
-
-
-@cache
-def _load_page() -> bytes:
-    """The page at `/`, on which a person can play an episode."""
-    return resources.files("treetune.serve.http").joinpath("page.html").read_bytes()
