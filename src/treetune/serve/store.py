@@ -58,11 +58,9 @@ class Store:
 
     def key(self) -> bytes:
         """The key of the seals, made on first use."""
-        if (kept := self._fact("key")) is not None:
-            return kept
-        key = new_key()
-        self._set("key", key)
-        return key
+        if (kept := self._fact("key")) is None:
+            self._set("key", kept := new_key())
+        return kept
 
     def adopt(self, identity: Identity, accept_changes: bool = False) -> None:
         """Begins, or goes on, with these tasks; others than those it began with are refused."""
