@@ -86,10 +86,13 @@ def play(flow, engine, data=None):
         try:
             return await flow.arun_episode(engine, {"task_index": 7} if data is None else data)
         finally:
-            for servers in areal._by_loop[asyncio.get_running_loop()].values():
-                await servers.client.close()
+            await servers_of(getattr(flow, "workflow", flow))[0].close()
 
     return asyncio.run(run())
+
+
+def servers_of(flow):
+    return areal.open_servers(asyncio.get_running_loop(), *flow._access)
 
 
 def check(trajectory, engine, rows=1):
@@ -250,9 +253,9 @@ def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, m
     async def run():
         for _ in range(3):
             assert await flow.arun_episode(guess(tokenizer, "1"), {"task_index": 1}) is None
-        (servers,) = areal._by_loop[asyncio.get_running_loop()].values()
-        seen.append((dict(servers.failures), servers.in_a_row))
-        await servers.client.close()
+        client, log = servers_of(flow)
+        seen.append(dict(log.failures))
+        await client.close()
 
     records = []
     handler = logging.Handler()
@@ -262,7 +265,7 @@ def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, m
         asyncio.run(run())
     finally:
         areal.log.removeHandler(handler)
-    assert seen == [({"unreachable": 3}, 3)]
+    assert seen == [{"unreachable": 3}]
     assert any("lost to the task server, not to the model" in text for text in records)
     from areal.utils import stats_tracker
 
@@ -285,8 +288,7 @@ def test_an_episode_is_cancelled_when_the_engine_fails(tokenizer):
             flow = workflow(tokenizer, server.url)
             with pytest.raises(RuntimeError, match="out of memory"):
                 await flow.arun_episode(Fails(), {"task_index": 1})
-            for servers in areal._by_loop[asyncio.get_running_loop()].values():
-                await servers.client.close()
+            await servers_of(flow)[0].close()
             return server.cancelled
 
     assert asyncio.run(run()) == ["e-0"]

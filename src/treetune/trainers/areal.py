@@ -16,8 +16,8 @@ import asyncio
 import os
 import uuid
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from functools import lru_cache
+from typing import Any
 
 from treetune.errors import MissingExtraError
 from treetune.serve import ServeError, TaskServerClient
@@ -65,24 +65,23 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         self._in_groups = gconfig.n_samples > 1
         self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites)
         urls = (url,) if isinstance(url, str) else tuple(url)
-        self._access = _Access(urls, token_env, timeout, patience)
+        self._access = urls, token_env, timeout, patience
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """A trajectory, or None where there is none to train on."""
-        servers = _servers(self._access)
+        client, failures = open_servers(asyncio.get_running_loop(), *self._access)
         stats = stats_tracker.get(workflow_context.stat_scope())
         try:
             index = data.get("task_index", data.get("index"))
             if index is None and self._in_groups:
-                servers.warn_once("rows without a task_index: the episodes of one group are of different tasks")
-            async with await servers.client.start(None if index is None else int(index)) as episode:
+                failures.warn_once("rows without a task_index: the episodes of one group are of different tasks")
+            async with await client.start(None if index is None else int(index)) as episode:
                 game = Game(self._chat, self.tokenizer, self, episode)
                 await self._play(engine, game)
         except ServeError as error:
-            servers.note_failure(error)
+            failures.add(error)
             stats.scalar(task_server_failure=1.0)
             return None
-        servers.note_success()
         stats.scalar(task_server_failure=0.0)
         if (reward := game.reward) is None:
             return None
@@ -90,7 +89,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         if len(sequences) > 1:
             group = ", and a group of a fixed size (reward_norm, adv_norm) no longer fits; rewrites='keep' avoids it"
             split = "the chat template rewrites history: such episodes become several rows"
-            servers.warn_once(split + group * self._in_groups)
+            failures.warn_once(split + group * self._in_groups)
         stats.scalar(
             reward=reward,
             raw_reward=sum(game.rewards),
@@ -137,33 +136,14 @@ def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torc
     }
 
 
-# Servers. AReaL makes a workflow for every episode, so what is worth keeping is kept here, for each event loop.
+@lru_cache(maxsize=16)
+def open_servers(
+    loop: asyncio.AbstractEventLoop, urls: tuple[str, ...], token_env: str, timeout: float, patience: float
+) -> tuple[TaskServerClient, FailureLog]:
+    """The task servers of a run, and what went wrong with them. AReaL makes a workflow for every episode, so these are
+    kept here, for each event loop."""
+    from areal.infra.utils.concurrent import register_loop_cleanup
 
-
-class _Access(NamedTuple):
-    urls: tuple[str, ...]
-    token_env: str
-    timeout: float
-    patience: float
-
-
-class Servers(FailureLog):
-    """The task servers of a run, and what went wrong with them."""
-
-    def __init__(self, access: _Access) -> None:
-        super().__init__(log)
-        token = os.environ.get(access.token_env) or None
-        self.client = TaskServerClient(access.urls, token=token, timeout=access.timeout, patience=access.patience)
-
-
-_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Access, Servers]] = WeakKeyDictionary()
-
-
-def _servers(access: _Access) -> Servers:
-    known = _by_loop.setdefault(asyncio.get_running_loop(), {})
-    if access not in known:
-        from areal.infra.utils.concurrent import register_loop_cleanup
-
-        known[access] = Servers(access)
-        register_loop_cleanup(known[access].client.close)
-    return known[access]
+    client = TaskServerClient(urls, token=os.environ.get(token_env) or None, timeout=timeout, patience=patience)
+    register_loop_cleanup(client.close)
+    return client, FailureLog(log)

@@ -132,19 +132,14 @@ class FailureLog:
         self._log = log
         self.failures: Counter[str] = Counter()
         """By kind."""
-        self.in_a_row = 0
         self._warned: set[str] = set()
 
-    def note_failure(self, error: ServeError) -> None:
+    def add(self, error: ServeError) -> None:
         self.failures[error.kind] += 1
-        self.in_a_row += 1
         total = self.failures.total()
-        if total & (total - 1) == 0 or self.in_a_row % 100 == 0:
-            counts = f"{total} so far, {self.in_a_row} in a row; {dict(self.failures)}"
+        if total & (total - 1) == 0:
+            counts = f"{total} so far: {dict(self.failures)}"
             self._log.error("an episode was lost to the task server, not to the model (%s): %s", counts, error)
-
-    def note_success(self) -> None:
-        self.in_a_row = 0
 
     def warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -141,7 +141,7 @@ class TrlTasks(Hooks):
             self._play(games, trainer, longest)
         for game in games:
             if game.failure is not None:
-                self._log.note_failure(game.failure)
+                self._log.add(game.failure)
         if any(len(game.tokens.sequences) > 1 for game in games):
             self._log.warn_once("history was rewritten in an episode: only what was said since is trained on")
         return _columns(games, tokenizer.eos_token_id)
@@ -198,7 +198,7 @@ class TrlTasks(Hooks):
 
     def _score_of(self, step: Any) -> float | None:
         if isinstance(step, ServeError):
-            self._log.note_failure(step)
+            self._log.add(step)
             return None
         if not step.done:
             self._log.warn_once("episodes go on after the first answer, and only that is scored: pass rollout_func too")
