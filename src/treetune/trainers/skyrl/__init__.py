@@ -16,10 +16,9 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from treetune.errors import TreetuneError, UsageError
+from treetune.trainers.skyrl.prompt_dataset import PromptDataset
 from treetune.trainers.skyrl.registry import install_hook, register, remove_hook
 from treetune.trainers.skyrl.tasks import (
     cli_overrides,
@@ -29,9 +28,6 @@ from treetune.trainers.skyrl.tasks import (
     run_with_tasks,
     shell_words,
 )
-
-if TYPE_CHECKING:
-    from treetune.trainers.skyrl.prompt_dataset import PromptDataset
 
 __all__ = [
     "PromptDataset",
@@ -87,10 +83,3 @@ def _take_environments(given: Sequence[str]) -> tuple[dict[str, str], list[str]]
     if not all(named.values()):
         raise UsageError("--env names no environment", remedy="--env file.py:Class, or --env ID=file.py:Class")
     return named, rest
-
-
-def __getattr__(name: str) -> Any:
-    """PromptDataset is loaded when it is first used: registering environments needs no Arrow."""
-    if name != "PromptDataset":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.prompt_dataset"), name)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from treetune.environment import contract_of
 from treetune.errors import ConfigError, Faults, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
 from treetune.rows.formats import FORMATS, detect
-from treetune.rows.reading import read_rows
-from treetune.rows.sources import File, FileKind, HubName, find
+from treetune.rows.reading import batches_of
+from treetune.rows.sources import File, FileKind, HubName, Row, find
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.skyrl.registry import register, registry
 
@@ -225,7 +226,7 @@ def _find_rows(sources: Names) -> list[File]:
             raise UsageError(f"no such file: {path}", remedy=f"{remedy} makes one of a dataset")
         if source.path.suffix.lower() not in FORMATS["skyrl"].endings:
             raise UsageError(f"SkyRL does not read {path}", remedy=remedy)
-        if (format := detect(_columns(source), default="skyrl")) is not FORMATS["skyrl"]:
+        if (format := detect(next(_iter_rows(source), {}), default="skyrl")) is not FORMATS["skyrl"]:
             raise UsageError(f"{path} has rows of {format.name}", remedy=remedy)
         files.append(source)
     return files
@@ -243,18 +244,8 @@ def _environments_of(files: Iterable[File], given: Mapping[str, str], default: s
 
 def _list_environments(file: File) -> list[str | None]:
     """The ids that the rows of a file have; None where some have none."""
-    if file.kind is not FileKind.PARQUET:
-        return list(dict.fromkeys(row.get("env_class") for row in read_rows(file.path, columns=["env_class"])))
-    if "env_class" not in _columns(file):
-        return [None]
-    import pyarrow.parquet as pq
-
-    return list(pq.read_table(file.path, columns=["env_class"])["env_class"].unique().to_pylist())
+    return list(dict.fromkeys(row.get("env_class") for row in _iter_rows(file, ["env_class"])))
 
 
-def _columns(file: File) -> list[str]:
-    if file.kind is not FileKind.PARQUET:
-        return list(next(read_rows(file.path), {}))
-    import pyarrow.parquet as pq
-
-    return list(pq.read_schema(file.path).names)
+def _iter_rows(file: File, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    return chain.from_iterable(batch.rows for batch in batches_of(file, columns))
