@@ -18,17 +18,18 @@ from treetune.sandbox.shell import RUNNER, compile_script
 
 
 @pytest.fixture
-def socket(sockets):
+def socket(sockets, monkeypatch):
     capability = probe(shell=True)
     if not capability.available:
         pytest.skip(str(capability))
-    return str(sockets / "docker.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{sockets}/docker.sock")
+    return f"{sockets}/docker.sock"
 
 
 def test_a_shell_in_a_container_is_a_shell(socket):
     async def used():
         async with FakeDocker(socket) as engine:
-            async with await open_shell("debian", socket=socket) as shell:
+            async with await open_shell("debian") as shell:
                 await shell.execute("x=3; cd /var")
                 result = await shell.execute("echo $x; pwd; seq 20000 | tail -1")
                 late = await shell.execute("sleep 100", seconds=0.5)
@@ -70,7 +71,7 @@ def test_a_container_runs_the_runner_that_it_is_sent():
 def test_a_client_that_vanishes_leaves_no_container_running(socket, busy):
     async def vanished():
         async with FakeDocker(socket) as engine:
-            shell = await open_shell("debian", socket=socket)
+            shell = await open_shell("debian")
             if busy:
                 commands.append(asyncio.create_task(shell.execute("sleep 1000", seconds=1000)))
                 await asyncio.sleep(0.5)
@@ -90,15 +91,15 @@ def test_a_client_that_vanishes_leaves_no_container_running(socket, busy):
 def test_no_engine_a_missing_image_and_an_image_without_python_say_what_to_do(socket):
     async def refused():
         with pytest.raises(SandboxUnavailable, match="no Docker engine answers") as caught:
-            await open_shell("debian", socket=socket)
+            await open_shell("debian")
         assert "DOCKER_HOST" in str(caught.value)
         async with FakeDocker(socket) as engine:
             with pytest.raises(SandboxUnavailable, match="No such image") as caught:
-                await open_shell("missing", socket=socket)
+                await open_shell("missing")
             assert "docker pull missing" in str(caught.value)
             engine.says_on_start = b"exec: python3: not found"
             with pytest.raises(SandboxUnavailable, match="python3: not found"):
-                await open_shell("debian", socket=socket)
+                await open_shell("debian")
             return engine.configs
 
     assert asyncio.run(refused()) == {}

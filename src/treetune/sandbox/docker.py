@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from treetune.sandbox.bubblewrap import GUARD, START_SECONDS
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
@@ -34,9 +34,15 @@ GONE = (404, 409)
 ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///path; may this user open it?"
 
 
-async def open_shell(image: str, limits: SandboxLimits = DEFAULT_LIMITS, *, socket: str | None = None) -> Shell:
-    """A fresh container of an image, or `SandboxUnavailable` with cause and remedy. `socket` is the engine's."""
-    return Shell(await DockerRuntime.open(image, limits, socket), limits)
+async def open_shell(image: str, limits: SandboxLimits = DEFAULT_LIMITS) -> Shell:
+    """A fresh container of an image, or `SandboxUnavailable` with cause and remedy."""
+    runtime = DockerRuntime()
+    try:
+        await runtime.begin(image, limits)
+    except BaseException:
+        await asyncio.shield(runtime.close())
+        raise
+    return Shell(runtime, limits)
 
 
 async def describe_engine() -> str:
@@ -48,21 +54,13 @@ async def describe_engine() -> str:
 @contextlib.asynccontextmanager
 async def connect() -> AsyncIterator[Docker]:
     """The engine at DOCKER_HOST, or where it usually is."""
-    engine = _make_client(None)
-    try:
-        with _translate_errors():
-            yield engine
-    finally:
-        await engine.close()
-
-
-def _make_client(socket: str | None) -> Docker:
     try:
         import aiodocker
     except ImportError:
         raise SandboxUnavailable("aiodocker is not installed", remedy="pip install 'treetune[docker]'") from None
     with _translate_errors():
-        return aiodocker.Docker(url=f"unix://{socket}" if socket else os.environ.get("DOCKER_HOST", f"unix://{SOCKET}"))
+        async with aiodocker.Docker(url=os.environ.get("DOCKER_HOST", f"unix://{SOCKET}")) as engine:
+            yield engine
 
 
 @contextlib.contextmanager
@@ -79,43 +77,33 @@ def _translate_errors(remedy: str | None = None) -> Iterator[None]:
 
 
 class DockerRuntime:
-    def __init__(self, engine: Docker, container: DockerContainer) -> None:
-        self._engine, self._container = engine, container
+    def __init__(self) -> None:
+        self._held = contextlib.AsyncExitStack()
         self.reader = asyncio.StreamReader(limit=1 << 20)
-        self.stream = container.attach(stdin=True, stdout=True, stderr=True)
         self._errors = b""
         """The last that the runner wrote to standard error."""
-        self._reading: asyncio.Task[None] | None = None
 
-    @classmethod
-    async def open(cls, image: str, limits: SandboxLimits, socket: str | None) -> Self:
-        engine = _make_client(socket)
+    async def begin(self, image: str, limits: SandboxLimits) -> None:
+        """Start it. Whatever comes of that, `close` removes what there is by then."""
+        engine = await self._held.enter_async_context(connect())
+        with _translate_errors(remedy=f"docker pull {image}, or build it; it needs bash and python3"):
+            container = await engine.containers.create(container_config(image, limits))
+            self._held.push_async_callback(_remove, container)
+            self.stream = container.attach(stdin=True, stdout=True, stderr=True)
+            self._held.push_async_callback(self._disconnect)
+            await self.stream.__aenter__()
+            self._held.callback(asyncio.create_task(self._read()).cancel)
+            await container.start()
         try:
-            with _translate_errors(remedy=f"docker pull {image}, or build it"):
-                container = await engine.containers.create(container_config(image, limits))
-        except BaseException:
-            await asyncio.shield(engine.close())
-            raise
-        runtime = cls(engine, container)
-        try:
-            with _translate_errors():
-                await runtime.stream.__aenter__()
-                runtime._reading = asyncio.create_task(runtime._read())
-                await container.start()
             async with asyncio.timeout(START_SECONDS):
                 with contextlib.suppress(ConnectionError):  # without python3 it has ended; what it says comes next
-                    await runtime.write(compile_script(RUNNER, None))
-                await receive(runtime.reader)
+                    await self.write(compile_script(RUNNER, None))
+                await receive(self.reader)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
-            await runtime.close()
-            why = runtime._errors.decode(errors="replace").strip() or "it does not say why"
+            why = self._errors.decode(errors="replace").strip() or "it does not say why"
             raise SandboxUnavailable(
                 f"no shell starts in a container of {image}: {why}", remedy="the image needs bash and python3"
             ) from error
-        except BaseException:
-            await asyncio.shield(runtime.close())
-            raise
-        return runtime
 
     async def _read(self) -> None:
         try:
@@ -137,18 +125,20 @@ class DockerRuntime:
         return False  # the kernel kills the process that takes most, and the runner goes on
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
+        await self._held.aclose()
+
+    async def _disconnect(self) -> None:
         with contextlib.suppress(AssertionError):  # the connection is gone already
             await self.stream.close()
-        try:
-            with _translate_errors():
-                await self._container.delete(force=True, v=True)
-        except SandboxUnavailable as error:
-            if getattr(error.__cause__, "status", None) not in GONE:
-                raise
-        finally:
-            await self._engine.close()
+
+
+async def _remove(container: DockerContainer) -> None:
+    try:
+        with _translate_errors():
+            await container.delete(force=True, v=True)
+    except SandboxUnavailable as error:
+        if getattr(error.__cause__, "status", None) not in GONE:
+            raise
 
 
 def container_config(image: str, limits: SandboxLimits) -> dict[str, Any]:
