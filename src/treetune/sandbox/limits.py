@@ -68,9 +68,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     stdout: bytes = b""
     """Of a command in a shell what the terminal showed, errors too."""
     stderr: bytes = b""
-    stdout_truncated: bool = False
-    """There was more than `output_kb`."""
-    stderr_truncated: bool = False
     omitted: int = 0
     """Bytes that are missing in the middle of `stdout`; in a shell, which keeps the beginning and the end."""
     ended: Ended

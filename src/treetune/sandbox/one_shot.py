@@ -213,8 +213,6 @@ class _Run(bubblewrap.Process):
             exit_code=code if code is not None and ended is Ended.COMPLETED else KILLED,
             stdout=bytes(out.content),
             stderr=bytes(err.content),
-            stdout_truncated=out.truncated,
-            stderr_truncated=err.truncated,
             ended=ended,
             seconds=seconds,
         )

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 PR_SET_DUMPABLE = 4
 CANNOT_START = 126
+PROGRAMS = (
+    *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
+    *("/lib", "/lib64", "/usr/lib64", "/usr/lib/lib*", "/usr/lib/ld*", "/usr/lib/x86_64*", "/usr/lib/aarch64*"),
+    *("/usr/lib/python3*", "/usr/local/lib/python3*", "/etc/python3*", "/etc/perl", "/etc/ld.so*"),
+)
+"""What shells, the usual tools and Python consist of; a star stands for the rest of a name."""
 
 
 def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], bytes]:
@@ -77,8 +83,8 @@ def run(children: Children, request: dict[str, Any], stdin: bytes) -> tuple[dict
         os.close(end)
     children.waited.pop(pid or 0, None)
     out, err = outputs.values()
-    answer = {"exit_code": code, "restarted": False, "written": out.written, "error_written": err.written}
-    return {**answer, "stdout": len(out.content)}, out.content + err.content
+    answer = {"exit_code": code, "restarted": False, "written": out.written, "stdout": len(out.content)}
+    return answer, out.content + err.content
 
 
 def put(request: dict[str, Any], content: bytes) -> None:
@@ -99,43 +105,37 @@ def get(request: dict[str, Any]) -> bytes:
         return file.read(request["limit"])
 
 
-class FileRecord:
-    """The files at and below some paths, and what has become of them since."""
-
-    def __init__(self, patterns: list[str]) -> None:
-        self.patterns = patterns
-        self.files = self.list_files()
-
-    def list_files(self) -> dict[str, int]:
-        """Each with the time at which it was last changed, which nobody inside can set."""
-        pending = []
-        for pattern in self.patterns:
-            folder, name = os.path.split(pattern)
-            if name.endswith("*"):
-                found = os.listdir(folder) if os.path.isdir(folder) else []
-                pending += [os.path.join(folder, other) for other in found if other.startswith(name[:-1])]
+def list_programs() -> dict[str, int]:
+    """The files that programs consist of, each with the time of its last change, which nobody inside can set."""
+    pending = []
+    for pattern in PROGRAMS:
+        folder, name = os.path.split(pattern)
+        if name.endswith("*"):
+            found = os.listdir(folder) if os.path.isdir(folder) else []
+            pending += [os.path.join(folder, other) for other in found if other.startswith(name[:-1])]
+        else:
+            pending.append(pattern)
+    files = {}
+    while pending:
+        path = pending.pop()
+        try:
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode):
+                pending += [f"{path}/{name}" for name in os.listdir(path) if name != "__pycache__"]
             else:
-                pending.append(pattern)
-        files = {}
-        while pending:
-            path = pending.pop()
-            try:
-                status = os.lstat(path)
-                if stat.S_ISDIR(status.st_mode):
-                    pending += [f"{path}/{name}" for name in os.listdir(path) if name != "__pycache__"]
-                else:
-                    files[path] = status.st_ctime_ns
-            except OSError:
-                continue
-        return files
+                files[path] = status.st_ctime_ns
+        except OSError:
+            continue
+    return files
 
-    def find_tampered(self) -> list[str]:
-        """Files that were changed, removed, or put where something else finds them first. New programs are no fault."""
-        before, now = self.files, self.list_files()
-        programs = {os.path.basename(path) for path in before if is_program(path)}
-        changed = [path for path, when in before.items() if now.get(path) != when]
-        added = [path for path in now if path not in before]
-        return sorted(changed + [path for path in added if not is_program(path) or os.path.basename(path) in programs])
+
+def find_tampered(before: dict[str, int]) -> list[str]:
+    """Files that were changed, removed, or put where something else finds them first. New programs are no fault."""
+    now = list_programs()
+    programs = {os.path.basename(path) for path in before if is_program(path)}
+    changed = [path for path, when in before.items() if now.get(path) != when]
+    added = [path for path in now if path not in before]
+    return sorted(changed + [path for path in added if not is_program(path) or os.path.basename(path) in programs])
 
 
 def is_program(path: str) -> bool:
@@ -162,7 +162,7 @@ def main() -> None:
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     children = Children()
     terminal = Terminal(children)
-    record = FileRecord([])
+    recorded: dict[str, int] = {}
     reply({"ready": True})
     while True:
         # A terminal that nobody has open can always be read, and would keep this process busy.
@@ -188,9 +188,9 @@ def main() -> None:
             elif kind == "get":
                 result = get(request)
             elif kind == "record":
-                record = FileRecord(request["paths"])
-            elif kind == "tampered":
-                result = os.fsencode("\0".join(record.find_tampered()))[:CHUNK]
+                recorded = list_programs()
+            elif kind == "tampered" and recorded:
+                result = os.fsencode("\0".join(find_tampered(recorded)))[:CHUNK]
             elif kind == "kill":
                 children.kill_all()
         except OSError as error:

@@ -277,8 +277,8 @@ class Terminal:
         content = (self.idle.content + output.content)[:limit]
         written = len(self.idle.content) + output.written
         self.idle = Output(CHUNK)
-        answer = {"exit_code": exit_code, "restarted": restarted, "written": written, "error_written": 0}
-        return {**answer, "stdout": len(content)}, content
+        answer = {"exit_code": exit_code, "restarted": restarted, "written": written, "stdout": len(content)}
+        return answer, content
 
     def has_ended(self) -> bool:
         return self.children.waited[self.pid] is not None
