@@ -89,7 +89,8 @@ class FakeDocker:
             writer.close()
             return
         launcher = await asyncio.to_thread(require, shell=True)
-        runtime = self.running[id] = BubblewrapRuntime(launcher, SandboxLimits(), None)
+        runtime = self.running[id] = BubblewrapRuntime(launcher, SandboxLimits())
+        runtime._spawn(launcher, SandboxLimits(), None)
         inner_reader, inner_writer = await asyncio.open_unix_connection(sock=runtime._socket)
         for pump in (self._inward(id, reader, inner_writer), self._outward(inner_reader, writer)):
             self.pumps.add(asyncio.create_task(pump))

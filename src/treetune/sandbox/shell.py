@@ -60,7 +60,6 @@ FIRST_RANGE, RANGES = FIRST_UID + LAST_THREAD, 32_000
 INODES_PER_MB = 512
 RUNNER = ("terminal.py", "runner.py")
 FUTURE = "from __future__ import annotations\n"
-MOUNT_MARK = "treetune-sandbox-root"
 COMPILE = """
 import marshal, sys
 from _frozen_importlib_external import MAGIC_NUMBER
@@ -249,24 +248,20 @@ class BubblewrapRuntime:
     """Unlike in `one_shot.py` the system's folders can be written: `mount_root.py` makes the root, outside and in
     namespaces of its own, then becomes bubblewrap. What is written is a tmpfs of `disk_mb`, and gone with it."""
 
-    def __init__(self, launcher: Launcher, limits: SandboxLimits, rootfs: str | None) -> None:
+    def __init__(self, launcher: Launcher, limits: SandboxLimits) -> None:
         # With one process that takes too much only that one ends, where the kernel counts.
         self._process = bubblewrap.Process(launcher.hold_memory(limits, ("",), all_at_once=False))
         self._writer: asyncio.StreamWriter | None = None
         self._watching: asyncio.Task[None] | None = None
         self._exceeded_memory = False
-        try:
-            self._spawn(launcher, limits, rootfs)
-        except BaseException:
-            self._process.close()
-            raise
 
     @classmethod
     async def open(cls, launcher: Launcher, limits: SandboxLimits, rootfs: str | None = None) -> Self:
         """Call it from a thread that outlives the sandbox, such as that of the event loop."""
         with bubblewrap.explain_failures():
-            runtime = cls(launcher, limits, rootfs)
+            runtime = cls(launcher, limits)
             try:
+                runtime._spawn(launcher, limits, rootfs)
                 await runtime._begin()
             except BaseException:
                 await asyncio.shield(runtime.close())
@@ -297,7 +292,7 @@ class BubblewrapRuntime:
         self._errors, complaints = process.make_pipe()
         self._socket, theirs = map(process.keep, socket.socketpair())
         python = [launcher.tools["python3"], "-I", "-S", f"/proc/self/fd/{mounter}"]
-        process.spawn([*python, str(plan_file), MOUNT_MARK], theirs, theirs, complaints)
+        process.spawn([*python, str(plan_file)], theirs, theirs, complaints)
 
     async def _begin(self) -> None:
         self.reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
