@@ -45,9 +45,10 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
         """Whether a machine is made of an image; else the host's system, or a folder, stands in for it."""
         return KINDS[self.sandbox].has_images
 
-    def machine(self, image: str | None = None) -> Machine:
-        """That of one task; an image counts where the kind has images."""
-        return Machine(sandbox=self.sandbox, rootfs=self.rootfs, image=image if self.has_images else None)
+    def describe_machine(self, image: str | None = None) -> dict[str, str]:
+        """What a task says of its `Machine`; nothing of the host's own system."""
+        named = {"sandbox": self.sandbox, "rootfs": self.rootfs, "image": image if self.has_images else None}
+        return {name: value for name, value in named.items() if value and value != getattr(HOST, name)}
 
     def resolve(self) -> Self:
         """With an absolute `rootfs`, so that runs can be taken up from another folder; `ConfigError` where no machine
@@ -75,14 +76,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, extra_info: Mapping[str, Any]) -> Machine:
-        given = {name: extra_info[name] for name in cls.__struct_fields__ if name in extra_info}
         # Tasks of earlier versions name an image alone.
-        return msgspec.convert({"sandbox": "docker", **given} if "image" in given else given, cls)
-
-    def describe(self) -> dict[str, str]:
-        """What a task says of it; nothing of the host's own system."""
-        own = msgspec.structs.asdict(self)
-        return {name: value for name, value in own.items() if value != getattr(HOST, name)}
+        return msgspec.convert({"sandbox": "docker", **extra_info} if "image" in extra_info else dict(extra_info), cls)
 
     async def open(self, limits: SandboxLimits) -> Shell:
         return await KINDS[self.sandbox].open(self, limits)

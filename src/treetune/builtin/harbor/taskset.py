@@ -110,7 +110,7 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
             extra_info={
                 "folder": str(folder.path),
                 **{key: getattr(config, key) for key in ("max_turns", "command_seconds", "disk_mb")},
-                **config.machine().describe(),
+                **config.describe_machine(),
             },
             name=folder.name,
             digest=folder.digest(),

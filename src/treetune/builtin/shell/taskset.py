@@ -95,7 +95,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             prompt=write_prompt(sample, config.max_turns, config.command_seconds),
             env_class="os-interaction",
             ability="shell",
-            extra_info={"name": name, **limits, **config.machine(sample.image or config.image).describe()},
+            extra_info={"name": name, **limits, **config.describe_machine(sample.image or config.image)},
             sample=sample,
         )
 
