@@ -12,7 +12,7 @@ from typing import Any
 from treetune.episode import Episode, Result, play_answer
 from treetune.errors import TasksetError, TreetuneError, UsageError, described
 from treetune.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
-from treetune.task import Task, begins_answer
+from treetune.task import Message, Task, begins_answer
 
 
 def scorer_in(extra_info: Any, data_source: Any) -> str:
@@ -26,15 +26,19 @@ def scorer_in(extra_info: Any, data_source: Any) -> str:
     return scorer
 
 
+def refuse_begun_answer(messages: list[Message], where: str) -> None:
+    if begins_answer(messages):
+        raise UsageError(
+            f"{where}: the prompt ends with the beginning of an answer, and the trainer does not go on with it",
+            remedy="leave out the assistant's last message, or train with TrlTasks and rollout_func=tasks.rollout",
+        )
+
+
 def play_row(scorer: str, task: Task, answer: str, *, trust: bool = False) -> Result:
     from treetune.threads import run_in_background
 
     row = f"row {task.extra_info.get('index', '?')} of {task.data_source}"
-    if begins_answer(task.messages):
-        raise UsageError(
-            f"{row}: the prompt ends with the beginning of an answer, and the trainer does not go on with it",
-            remedy="leave out the assistant's last message, or play it with TrlTasks and its rollout",
-        )
+    refuse_begun_answer(task.messages, row)
     try:
         episode: Episode = run_in_background(_play(scorer, task, answer, trust))
     except UsageError:

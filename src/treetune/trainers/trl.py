@@ -31,11 +31,11 @@ from treetune.rows.formats import FORMATS
 from treetune.serve import ServeError, TaskServerClient
 from treetune.streams import Streams
 from treetune.target import load_taskset
-from treetune.task import Message, begins_answer, text_of
+from treetune.task import Message, text_of
 from treetune.taskset import Taskset
 from treetune.tokens import ChatTokens, TokenSequence
 from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.one_answer import play_row, scorer_in
+from treetune.trainers.one_answer import play_row, refuse_begun_answer, scorer_in
 
 log = logging.getLogger("treetune.trl")
 
@@ -187,11 +187,8 @@ class TrlTasks(Hooks):
         """What one answer to each task is worth."""
         with self._start(indices) as episodes:
             live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
-            if any(begins_answer(episodes[at].observation.messages()) for at in live):
-                raise UsageError(
-                    "a prompt ends with the beginning of an answer, and TRL's own rollouts do not go on with it",
-                    remedy="pass rollout_func=tasks.rollout, or leave out the assistant's last message",
-                )
+            for at in live:
+                refuse_begun_answer(episodes[at].observation.messages(), f"task {indices[at]}")
             moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
             steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]

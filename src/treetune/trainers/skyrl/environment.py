@@ -27,12 +27,13 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv
 from treetune.builtin.turns import max_turns_of
 from treetune.environment import Environment
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
-from treetune.errors import EnvironmentFault, UsageError, described
+from treetune.errors import EnvironmentFault, described
 from treetune.rows.formats import task_to_play
 from treetune.rows.round_trip import looks_like_uid
-from treetune.task import Message, Task, begins_answer
+from treetune.task import Message, Task
 from treetune.taskset import ByEnvironment
 from treetune.threads import run_in_background, submit_in_background
+from treetune.trainers.one_answer import refuse_begun_answer
 
 
 class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
@@ -64,15 +65,8 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
             self._finalizer = weakref.finalize(self, _begin_closing, episode)
             observed = run_in_background(episode.begin()).messages()
-            self._refuse_begun_answer(observed)
+            refuse_begun_answer(observed, self._id)
         return copy.deepcopy(observed), {}  # the trainer appends the conversation to it
-
-    def _refuse_begun_answer(self, observed: list[Message]) -> None:
-        if begins_answer(observed):
-            raise UsageError(
-                f"{self._id}: a prompt ends with the beginning of an answer, which SkyRL does not go on with",
-                remedy="leave out the assistant's last message",
-            )
 
     def step(self, action: str) -> dict[str, Any]:
         episode = self._episode
@@ -83,7 +77,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             step = run_in_background(episode.step(action))
             observed = step.observation.messages()
             if not step.done:
-                self._refuse_begun_answer(observed)
+                refuse_begun_answer(observed, self._id)
         if episode.cut_short:
             warnings.warn(
                 f"{self._id}: an episode was ended after max_turns={self.max_turns}; "
