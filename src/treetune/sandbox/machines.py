@@ -1,10 +1,10 @@
-"""The kinds of sandboxes that the machine of an episode can be, in one table; and warm shells on them.
+"""The kinds of sandboxes that the machine of an episode can be, and warm shells on them.
 
     class MyConfig(MachineConfig, frozen=True, kw_only=True): ...        # has the keys `sandbox` and `rootfs`
     async with await Machine.of(task.extra_info).open(SandboxLimits()) as shell: ...
     await share_pool(SandboxLimits(), Machine()).take()                  # one that was started before
 
-Another kind is a module with what opens it (as `docker.py`), an entry in `KINDS` and its name in `KindName`.
+Another kind is a module with what opens it (as `docker.py`), its name in `KindName` and its line in `Machine.open`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
@@ -43,7 +43,7 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
     @property
     def has_images(self) -> bool:
         """Whether a machine is made of an image; else the host's system, or a folder, stands in for it."""
-        return KINDS[self.sandbox].has_images
+        return self.sandbox == "docker"
 
     def describe_machine(self, image: str | None = None) -> dict[str, str]:
         """What a task says of its `Machine`; nothing of the host's own system."""
@@ -80,11 +80,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert({"sandbox": "docker", **extra_info} if "image" in extra_info else dict(extra_info), cls)
 
     async def open(self, limits: SandboxLimits) -> Shell:
-        return await KINDS[self.sandbox].open(self, limits)
+        if self.has_images:
+            return await docker.open_shell(self.image or "", limits)
+        return await Shell.open(limits, rootfs=self.rootfs)
 
     @property
     def has_images(self) -> bool:
-        return KINDS[self.sandbox].has_images
+        return self.sandbox == "docker"
 
     @property
     def python(self) -> str:
@@ -93,23 +95,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HOST = Machine()
-
-
-class Kind(msgspec.Struct, frozen=True):
-    open: Callable[[Machine, SandboxLimits], Awaitable[Shell]]
-    has_images: bool = False
-    describe: Callable[[], Awaitable[str]] | None = None
-    """What `treetune sandbox check` says of it; raises `SandboxUnavailable`."""
-
-
-KINDS: Mapping[str, Kind] = {
-    "bubblewrap": Kind(lambda machine, limits: Shell.open(limits, rootfs=machine.rootfs)),
-    "docker": Kind(
-        lambda machine, limits: docker.open_shell(machine.image or "", limits),
-        has_images=True,
-        describe=docker.describe_engine,
-    ),
-}
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -130,9 +115,7 @@ async def survey(rootfs: str | None = None) -> tuple[bool, list[Part]]:
     if rootfs is not None:
         parts.append(await _try("rootfs", _describe_rootfs(rootfs)))
     good = all(part.works for part in parts)
-    for name, kind in KINDS.items():
-        if kind.describe is not None:
-            parts.append(await _try(name, kind.describe(), "\nonly tasks with an image of their own need it"))
+    parts.append(await _try("docker", docker.describe_engine(), "\nonly tasks with an image of their own need it"))
     return good, parts
 
 
