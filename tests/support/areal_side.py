@@ -129,12 +129,11 @@ def test_an_episode_becomes_one_row_of_the_tokens_that_were_sampled(tokenizer, m
     assert len({request.rid for request in engine.requests}) == 1
 
 
-def test_the_discount_is_that_of_the_seed_or_that_of_areal_or_none(tokenizer, minimal):
+def test_the_discount_is_that_of_the_seed_or_none(tokenizer, minimal):
     def reward(**options):
         return play(workflow(tokenizer, minimal[0], **options), guess(tokenizer, "3", "7"))["rewards"].item()
 
     assert reward(turn_discount=0.9) == pytest.approx(0.81)
-    assert reward(turn_discount=0.9, discount_first_turn=False) == pytest.approx(0.9)
     assert reward(turn_discount=1.0) == 1.0
 
 

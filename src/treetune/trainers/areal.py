@@ -45,17 +45,16 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         *,
         max_turns: int = 10,
         turn_discount: float = 0.95,
-        discount_first_turn: bool = True,
         rewrites: Rewrites = "keep",
         chat_template_kwargs: dict[str, Any] | None = None,
         token_env: str = "TREETUNE_TOKEN",
         timeout: float = 600.0,
         patience: float = 60.0,
     ) -> None:
-        """`url` is one task server or several. A reward is multiplied by `turn_discount` for each turn; AReaL's own
-        multi-turn workflow leaves the first turn out (`discount_first_turn=False`). `token_env` names the variable that
-        holds the servers' token. `timeout` is for one step, `patience` for a server that does not answer."""
-        super().__init__(max_turns, turn_discount, discount_first_turn)
+        """`url` is one task server or several. A reward is multiplied by `turn_discount` for each turn, the first too.
+        `token_env` names the variable that holds the servers' token. `timeout` is for one step, `patience` for a server
+        that does not answer."""
+        super().__init__(max_turns, turn_discount)
         if isinstance(tokenizer, str):
             from areal.utils.hf_utils import load_hf_tokenizer
 

@@ -27,14 +27,12 @@ log = logging.getLogger("treetune.trainers")
 
 
 class Hooks:
-    def __init__(self, max_turns: int, turn_discount: float, discount_first_turn: bool) -> None:
-        """A reward is multiplied by `turn_discount` for each turn, the first among them or not."""
+    def __init__(self, max_turns: int, turn_discount: float) -> None:
         if max_turns < 1:
             raise UsageError(f"max_turns must be at least 1, got {max_turns}")
         if not 0 < turn_discount <= 1:
             raise UsageError(f"turn_discount must be above 0 and at most 1, got {turn_discount}")
-        self.max_turns = max_turns
-        self.turn_discount, self.discount_first_turn = turn_discount, discount_first_turn
+        self.max_turns, self.turn_discount = max_turns, turn_discount
 
     def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
         """The conversation to show the model: what was said so far, and what the environment shows now."""
@@ -46,8 +44,7 @@ class Hooks:
 
     def postprocess_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
         """The reward to train on, from the sum over the steps."""
-        discounted = num_turns if self.discount_first_turn else num_turns - 1
-        return float(reward * self.turn_discount**discounted)
+        return float(reward * self.turn_discount**num_turns)
 
     def shape_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
         return finite(self.postprocess_reward(reward, num_turns, info), "the postprocessed reward")

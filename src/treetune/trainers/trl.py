@@ -54,7 +54,6 @@ class TrlTasks(Hooks):
         *,
         max_turns: int = 10,
         turn_discount: float = 1.0,
-        discount_first_turn: bool = True,
         generate: Generate | None = None,
         token_env: str = "TREETUNE_TOKEN",
         timeout: float = 600.0,
@@ -62,10 +61,9 @@ class TrlTasks(Hooks):
     ) -> None:
         """`tasks` is the address of a task server, several of them, a taskset, or what names one: an id, `config.yaml`,
         `file.py:Name`. A reward is multiplied by `turn_discount` for each turn. `generate` takes the place of the
-        trainer's own sampling.
-        `token_env` names the variable that holds the servers' token. `timeout` is for one step, `patience` for a server
-        that does not answer."""
-        super().__init__(max_turns, turn_discount, discount_first_turn)
+        trainer's own sampling. `token_env` names the variable that holds the servers' token. `timeout` is for one step,
+        `patience` for a server that does not answer."""
+        super().__init__(max_turns, turn_discount)
         self._log = FailureLog(log)
         self._generate = generate or sample_by_trainer
         self._chat: tuple[Any, ChatTokens] | None = None
