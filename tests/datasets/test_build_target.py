@@ -189,7 +189,8 @@ def test_code_that_rows_from_elsewhere_name_is_not_run_without_trust(folder, sco
     with pytest.raises(UsageError):  # also after a way through our own files
         compute_score("d", "x", None, row["extra_info"])
     assert not (folder / "ran").exists()
-    assert compute_score("d", "x", None, extra, trust=True)["score"] == 1.0
+    monkeypatch.setenv("TREETUNE_TRUST", "1")
+    assert compute_score("d", "x", None, extra)["score"] == 1.0
     for name in [
         name for name, module in sys.modules.items() if getattr(module, "__file__", "") == f"{folder}/evil.py"
     ]:

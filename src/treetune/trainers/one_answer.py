@@ -34,13 +34,13 @@ def refuse_begun_answer(messages: list[Message], where: str) -> None:
         )
 
 
-def play_row(scorer: str, task: Task, answer: str, *, trust: bool = False) -> Result:
+def play_row(scorer: str, task: Task, answer: str) -> Result:
     from treetune.threads import run_in_background
 
     row = f"row {task.extra_info.get('index', '?')} of {task.data_source}"
     refuse_begun_answer(task.messages, row)
     try:
-        episode: Episode = run_in_background(_play(scorer, task, answer, trust))
+        episode: Episode = run_in_background(_play(scorer, task, answer))
     except UsageError:
         raise
     except Exception as error:
@@ -53,6 +53,6 @@ def play_row(scorer: str, task: Task, answer: str, *, trust: bool = False) -> Re
     return episode.result
 
 
-async def _play(scorer: str, task: Task, answer: str, trust: bool) -> Episode:
-    taskset = taskset_of(scorer, trust=trust)
+async def _play(scorer: str, task: Task, answer: str) -> Episode:
+    taskset = taskset_of(scorer)
     return await play_answer(taskset, with_type(task, taskset), answer)

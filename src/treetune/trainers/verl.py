@@ -204,15 +204,9 @@ def compute_score(
     solution_str: str,
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
-    *,
-    trust: bool = False,
     **rest: Any,
 ) -> dict[str, Any]:
-    """The reward of one row. The same keys for every row: verl takes those of the first for all.
-
-    `trust` runs a file that a row names though no build of this user's kept it; verl passes it on from
-    `reward.custom_reward_function.reward_kwargs`.
-    """
+    """The reward of one row. The same keys for every row: verl takes those of the first for all."""
     scorer = scorer_in(extra_info, data_source)
     task = _task(str(data_source), ground_truth, extra_info or {})
     if scorer == RULE:  # the commonest, and the quickest
@@ -222,5 +216,5 @@ def compute_score(
             raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
         result = score(solution_str, task.ground_truth)
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
-    played = play_row(scorer, task, solution_str, trust=trust)
+    played = play_row(scorer, task, solution_str)
     return {"score": played.reward, "acc": float(played.passed()), "answer": played.answer or ""}
