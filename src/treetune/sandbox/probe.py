@@ -14,7 +14,6 @@ import asyncio
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -85,8 +84,6 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 
     launcher: Launcher | None = None
     """How sandboxes are started here; None: they are not."""
-    start_seconds: float = 0.0
-    """What the trial took."""
     cause: str = ""
     """Why no sandbox can start, or why a shell has one user only although Treetune is root."""
     remedy: str = ""
@@ -115,13 +112,12 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
         if self.launcher is None:
             what = "no sandbox with a shell" if self.shell else "no sandbox"
             return f"{what} can start: {self.cause}\n  -> {self.remedy}"
-        started = f"started in {self.start_seconds * 1000:.0f} ms"
         if self.shell:
-            lines = [f"shell: {started}", OWN_USERS if self.launcher.own_users else ONE_USER]
-            return "\n".join([*lines, f"why not more: {self.cause}"] if self.cause else lines)
+            users = OWN_USERS if self.launcher.own_users else ONE_USER
+            return f"{users}\nwhy not more: {self.cause}" if self.cause else users
         owner = "a user of its own for each run" if self.launcher.becomes_user else "the user that you are"
-        lines = [f"bubblewrap: {self.launcher.tools['bwrap']}, {started}", f"python: {self.launcher.tools['python3']}"]
-        return "\n".join([*lines, f"runs as: {owner}", *(f"{limit}: {by}" for limit, by in self.enforced.items())])
+        tools = [f"bubblewrap: {self.launcher.tools['bwrap']}", f"python: {self.launcher.tools['python3']}"]
+        return "\n".join([*tools, f"runs as: {owner}", *(f"{limit}: {by}" for limit, by in self.enforced.items())])
 
 
 def probe(*, shell: bool = False) -> Capability:
@@ -144,15 +140,12 @@ def probe_as(user: int, shell: bool) -> Capability:
     fault = None
     try:
         for launcher in _list_shell_launchers() if shell else _list_launchers():
-            began = time.perf_counter()
             try:
                 _try_shell(launcher) if shell else _try_command(launcher)
             except SandboxUnavailable as error:
                 fault = error
-                continue
-            seconds = time.perf_counter() - began
-            cause = fault.message if fault and shell else ""
-            return Capability(launcher=launcher, start_seconds=seconds, cause=cause, shell=shell)
+            else:
+                return Capability(launcher=launcher, cause=fault.message if fault and shell else "", shell=shell)
     except SandboxUnavailable as error:
         fault = error
     assert fault is not None
