@@ -14,7 +14,7 @@ Or from a shell, with SkyRL's own overrides after it:
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentError, ArgumentParser
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from treetune.errors import TreetuneError, UsageError
@@ -73,13 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _take_environments(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The environments of `--env`, by the id that rows have, and the other arguments."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--env", action="append", default=[])
-    try:
-        found, rest = parser.parse_known_args(given)
-        named = {(id or spec): spec for id, _, spec in (value.rpartition("=") for value in found.env)}
-    except ArgumentError:
-        named, rest = {"": ""}, []
-    if not all(named.values()):
-        raise UsageError("--env names no environment", remedy="--env file.py:Class, or --env ID=file.py:Class")
-    return named, rest
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--env", action="append", default=[], metavar="[ID=]file.py:Class")
+    found, rest = parser.parse_known_args(given)
+    return {(id or spec): spec for id, _, spec in (value.rpartition("=") for value in found.env)}, rest
