@@ -22,7 +22,7 @@ import msgspec
 from treetune.builtin.search import URL_VARIABLE
 from treetune.builtin.text2sql import FOLDER_VARIABLE
 from treetune.environment import Action, Environment, Step
-from treetune.errors import MissingExtraError, PluginError, TreetuneError, UnknownNameError
+from treetune.errors import MissingExtraError, PluginError, UnknownNameError
 from treetune.plugins import environments, load_object
 from treetune.rows.formats import FORMATS
 from treetune.score import finite
@@ -94,7 +94,7 @@ def class_of(name: str) -> tuple[Any, dict[str, Any]]:
     """The class that skyrl-gym would make, and the arguments it is registered with."""
     try:
         from skyrl_gym import Env
-        from skyrl_gym.envs.registration import load_env_creator, registry
+        from skyrl_gym.envs.registration import registry
     except ImportError as error:
         raise MissingExtraError.of("skyrl-gym", "skyrl") from error
     from treetune.trainers.skyrl.registry import find_theirs
@@ -104,16 +104,8 @@ def class_of(name: str) -> tuple[Any, dict[str, Any]]:
         raise UnknownNameError.of(
             "skyrl-gym environment", name, registry, remedy="one that is not registered is skyrl:module:Class"
         )
-    try:
-        if spec is None:
-            found, settings = load_object(name), {}
-        else:
-            entry, settings = spec.entry_point, copy.deepcopy(spec.kwargs)
-            found = entry if callable(entry) else load_env_creator(entry)
-    except TreetuneError:
-        raise
-    except Exception as error:
-        raise PluginError(f"skyrl-gym's {name} could not be imported: {type(error).__name__}: {error}") from error
+    entry, settings = (name, {}) if spec is None else (spec.entry_point, copy.deepcopy(spec.kwargs))
+    found = entry if callable(entry) else load_object(entry)
     if isinstance(found, type) and not issubclass(found, Env):
         raise PluginError(f"{name} is no skyrl_gym.Env", remedy="a Treetune environment is named without skyrl:")
     return found, settings
