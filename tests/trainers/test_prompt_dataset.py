@@ -190,7 +190,7 @@ def test_equal_rows_have_uids_of_their_own_that_filtering_and_reordering_leave_a
     assert len(set(uids)) == 7
     assert [uid.partition("#")[2] for uid in uids] == ["", "", "2", "", "2", "3", ""]
     assert uids[-1] == "mine"
-    assert everything.report.repeated == 3
+    assert everything.report.shared == 5
     some = made(tmp_path / "a.jsonl", tokenizer, 20)
     assert [item["uid"] for item in some] == [uids[1], uids[3], uids[4], uids[5], "mine"]
     reordered = made(write(tmp_path / "b.parquet", rows[::-1]), tokenizer)

@@ -164,10 +164,8 @@ class PromptReport(msgspec.Struct, kw_only=True):
     """The tokens of the longest prompt that was dropped."""
     first: list[Dropped] = []
     """The first rows that were dropped."""
-    repeated: int = 0
-    """Rows whose uid an earlier one has; a number is put behind it."""
     shared: int = 0
-    """The same with the earlier ones: equal rows, or different ones with one uid of the user's own."""
+    """Rows that have their uid in common with another: equal ones, or different ones with a uid of the user's own."""
     cached: bool = False
     """Whether all this was known from an earlier start."""
 
@@ -190,7 +188,7 @@ class PromptReport(msgspec.Struct, kw_only=True):
             lines.append(f"  dropped: {self.dropped:,}, the longest of {self.longest:,} tokens")
             lines += [f"    {file.source}: {file.dropped:,}" for file in self.files if file.dropped]
             lines.append("  first: " + "; ".join(f"{row.place} ({row.tokens:,})" for row in self.first))
-        if self.repeated:
+        if self.shared:
             lines.append(f"  {self.shared:,} rows share a uid with another")
         if unnamed := sum(file.without_env_class for file in self.files):
             lines.append(f"  without an environment, so the trainer's default runs them: {unnamed:,}")
@@ -269,8 +267,7 @@ def _filter(
             remedy="correct these rows; `treetune validate` finds every fault of a file",
         )
     occurrences = _count_occurrences(stores)
-    report.repeated = int(np.count_nonzero(occurrences))
-    report.shared = report.repeated + int(np.count_nonzero(occurrences == 1))
+    report.shared = int(np.count_nonzero(occurrences) + np.count_nonzero(occurrences == 1))
     rows = np.flatnonzero(kept)
     return np.stack([rows, occurrences[rows]]).astype(np.int64), report
 
