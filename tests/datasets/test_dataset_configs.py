@@ -18,11 +18,11 @@ from treetune.rows.arrow_values import drop_nulls, find_clashes
 from treetune.target import build_taskset, load_taskset
 from treetune.trainers.verl import (
     OURS,
-    Scoring,
     compute_score,
     get_dataset_paths,
+    leaves_scoring,
     resolve_tasks_into_config,
-    scoring_of,
+    reward_function,
 )
 
 ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1), "level": n} for n in range(4)]
@@ -175,26 +175,21 @@ ELSEWHERE = {"path": "my.py"}
 
 
 @pytest.mark.parametrize(
-    ("config", "scoring"),
+    ("config", "named"),
     [
-        (
-            {"reward": {"custom_reward_function": {"path": None}}, "custom_reward_function": ELSEWHERE},
-            Scoring.OTHER,
-        ),
-        (
-            {"reward": {"custom_reward_function": {"path": OURS}}, "custom_reward_function": {"path": "my.py"}},
-            Scoring.TASKS,
-        ),
-        ({"reward": {"custom_reward_function": {"path": None}}}, Scoring.VERL),
-        ({"custom_reward_function": {"path": None}}, Scoring.VERL),
-        ({"reward": "foo"}, Scoring.UNKNOWN),
-        ({"reward": None, "custom_reward_function": "foo"}, Scoring.UNKNOWN),
-        ({}, Scoring.UNKNOWN),
+        ({"reward": {"custom_reward_function": {"path": None}}, "custom_reward_function": ELSEWHERE}, "my.py"),
+        ({"reward": {"custom_reward_function": {"path": OURS}}, "custom_reward_function": ELSEWHERE}, OURS),
+        ({"reward": {"custom_reward_function": {"path": None}}}, ""),
+        ({"custom_reward_function": {"path": None}}, ""),
+        ({"reward": "foo"}, None),
+        ({"reward": None, "custom_reward_function": "foo"}, None),
+        ({}, None),
     ],
 )
-def test_the_reward_function_is_the_first_that_either_place_names(config, scoring):
-    assert scoring_of(config) is scoring
-    assert scoring_of(OmegaConf.create(config)) is scoring
+def test_the_reward_function_is_the_first_that_either_place_names(config, named):
+    for given in (config, OmegaConf.create(config)):
+        assert reward_function(given) == named
+        assert leaves_scoring(given) is (named == "my.py")
 
 
 def test_an_unknown_environment_is_told_before_anything_is_built(source, tmp_path):

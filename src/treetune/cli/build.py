@@ -90,11 +90,10 @@ class Builder(NamedTuple):
         """The train_tasks and val_tasks of a YAML file."""
         from treetune.datasets.declared import check_columns, read_declared
         from treetune.datasets.join import join_files
-        from treetune.trainers.verl import Scoring, scoring_of, warn_of_unscored
+        from treetune.trainers.verl import leaves_scoring, warn_of_unscored
 
         declared = read_declared(config, overrides, cache_dir=self.cache_dir, further=further)
-        scored = scoring_of(declared.config) is not Scoring.OTHER
-        self._check_environments(declared.lists, config, scored=scored)
+        self._check_environments(declared.lists, config, scored=not leaves_scoring(declared.config))
         if format_named(self.format).one_answer:
             warn_of_unscored(declared.config, declared.lists)
         check_columns(declared.lists, self.format, force=self.force, source=config)

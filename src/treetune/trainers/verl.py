@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -44,17 +43,6 @@ _LEAVE = (
 )
 
 Lists = Mapping[str, Sequence[DatasetTaskset]]
-
-
-class Scoring(StrEnum):
-    UNKNOWN = "unknown"
-    """It is no trainer's config."""
-    VERL = "verl"
-    """Nothing is named: verl looks at the data source."""
-    TASKS = "tasks"
-    """Our reward function."""
-    OTHER = "other"
-    """Another function, a reward model, a reward manager of the user's own, or `leave_scoring`."""
 
 
 def run_with_tasks(config: Any) -> Any:
@@ -132,7 +120,7 @@ def load_tasksets(config: Any, cache_dir: str | Path | None = None) -> dict[str,
     if faults:
         raise ConfigError(faults)
     check_environments(lists)
-    if scoring_of(config) is not Scoring.OTHER:
+    if not leaves_scoring(config):
         check_single_turns(lists)
     check_columns(lists)
     return lists
@@ -155,24 +143,26 @@ def warn_of_unscored(config: Any, lists: Lists) -> None:
         warnings.warn(f"{problem.message}: {problem.remedy}", stacklevel=3)
 
 
-def scoring_of(config: Any) -> Scoring:
-    own_model, manager = (
-        get_value(config, f"reward.{key}") for key in ("reward_model.enable", "reward_manager.source")
-    )
-    if get_value(config, "leave_scoring") or own_model or manager == "importlib":
-        return Scoring.OTHER
+def leaves_scoring(config: Any) -> bool:
+    """To another function, a reward model, a reward manager of the user's own, or because it says so."""
+    if get_value(config, "leave_scoring") or get_value(config, "reward.reward_model.enable"):
+        return True
+    own_manager = get_value(config, "reward.reward_manager.source") == "importlib"
+    return own_manager or reward_function(config) not in (OURS, "", None)
+
+
+def reward_function(config: Any) -> str | None:
+    """The one that a verl config names; "" where it names none, so that verl looks at the data source; None where it is
+    no config of a trainer."""
     # verl keeps an empty node in one place where the user writes into the other.
     places = (get_value(config, key) for key in ("reward.custom_reward_function", "custom_reward_function"))
     nodes = [node for node in places if isinstance(node, Mapping)]
-    paths = [str(node["path"]) for node in nodes if node.get("path")]
-    if not nodes:
-        return Scoring.UNKNOWN
-    return Scoring.VERL if not paths else Scoring.TASKS if paths[0] == OURS else Scoring.OTHER
+    return next((str(node["path"]) for node in nodes if node.get("path")), "" if nodes else None)
 
 
 def score_by_tasks(config: Any) -> Any:
     """Name our reward function in a verl config that names no other way of scoring; nothing else is touched."""
-    if scoring_of(config) is Scoring.VERL:
+    if reward_function(config) == "" and not leaves_scoring(config):
         place = "reward." if isinstance(get_value(config, "reward"), Mapping) else ""
         for key, value in (("path", OURS), ("name", "compute_score")):
             set_value(config, f"{place}custom_reward_function.{key}", value)
@@ -181,9 +171,9 @@ def score_by_tasks(config: Any) -> Any:
 
 def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[TasksetError]:
     """The data sources whose rows nothing would score, each with its remedy."""
-    scoring = scoring_of(config)
-    if scoring is Scoring.OTHER:
+    if leaves_scoring(config):
         return
+    by_verl = reward_function(config) == ""
     for taskset in tasksets:
         data_source = taskset.config.data_source
         if taskset.scorer is None:
@@ -191,7 +181,7 @@ def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[T
                 f"nothing here can score data_source {data_source!r}: it has no ground truth",
                 remedy=f"set ground_truth or env_class, or write reward(task, answer) in a custom_cls; {_LEAVE}",
             )
-        elif scoring is Scoring.VERL and data_source not in VERL_SOURCES and not data_source.startswith("aime"):
+        elif by_verl and data_source not in VERL_SOURCES and not data_source.startswith("aime"):
             yield TasksetError(
                 f"verl itself cannot score data_source {data_source!r}",
                 remedy=f"call score_by_tasks(config), or set reward.custom_reward_function to {{path: {OURS}, name: "
