@@ -61,7 +61,7 @@ def test_a_coin_lands_near_a_half_and_the_standard_error_says_so(treetune):
         (["arithmetic", "-m", "scripted:gold"], "--num-tasks"),
         (["arithmetik", "-m", "scripted:gold", "-n", 1], "did you mean 'arithmetic'"),
         (["arithmetic", "-m", "scripted:gold", "-n", 1, "--taskset.levl", 2], "did you mean 'level'"),
-        (["arithmetic", "-m", "scripted:gold", "-n", 1, "--num-rolouts", 2], "did you mean '--num-rollouts'"),
+        (["arithmetic", "-m", "scripted:gold", "-n", 1, "--num-rolouts", 2], "--num-rollouts"),
         (["arithmetic", "-m", "scripted:gold", "-n", "many"], "'--num-tasks'"),
         (["arithmetic", "-n", 1], "-m"),
         (["arithmetic", "-m", "scripted:gould", "-n", 1], "did you mean 'gold'"),

@@ -60,8 +60,7 @@ def make_app(verb: str | None) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, help=about, no_args_is_help=True)
         else:
-            settings = dict.fromkeys(("allow_extra_args", "ignore_unknown_options"), name in OVERRIDABLE)
-            app.command(name, context_settings=settings)(command)
+            app.command(name)(command)
     return app
 
 
@@ -72,8 +71,8 @@ def run(arguments: list[str]) -> int:
     warnings.showwarning = output.show_warning
     try:
         verb = arguments[0] if arguments and arguments[0] in VERBS else None
-        plain, dotted = split_overrides(arguments) if verb in OVERRIDABLE else (arguments, [])
-        code = make_app(verb)(plain, prog_name="treetune", standalone_mode=False, obj=dotted)
+        plain, overrides = split_overrides(arguments) if verb in OVERRIDABLE else (arguments, {})
+        code = make_app(verb)(plain, prog_name="treetune", standalone_mode=False, obj=overrides)
         if code == 130 and as_json and not output.was_printed():  # typer's own answer to Ctrl-C
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):

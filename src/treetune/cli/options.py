@@ -51,42 +51,34 @@ TASKS = ("taskset", "train_tasks", "val_tasks")
 """The groups in which a TARGET's own keys lie: `--taskset.level 3`, `--val_tasks[0].max_rows 10`."""
 
 
-def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without the dotted ones, and those as `--a.b=VALUE`. They may stand anywhere: typer does not know
-    them, and would take one that stands before the target for the target."""
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments without the dotted ones, and those as `{"taskset.level": "3"}`. They may stand anywhere: typer does
+    not know them, and would take one that stands before the target for the target."""
     plain: list[str] = []
-    dotted: list[str] = []
+    overrides: dict[str, str] = {}
     waiting = list(arguments)
     while waiting:
         argument = waiting.pop(0)
+        key, equals, value = argument.removeprefix("--").partition("=")
         if argument == "--":
-            return [*plain, argument, *waiting], dotted
-        if not argument.startswith("--") or "." not in argument.partition("=")[0]:
+            return [*plain, argument, *waiting], overrides
+        if not argument.startswith("--") or "." not in key:
             plain.append(argument)
-        elif "=" in argument or not waiting or waiting[0].startswith("--"):
-            dotted.append(argument)
+        elif not equals and (not waiting or waiting[0].startswith("--")):
+            raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
         else:
-            dotted.append(f"{argument}={waiting.pop(0)}")
-    return plain, dotted
+            overrides[key] = value if equals else waiting.pop(0)
+    return plain, overrides
 
 
 def read_overrides(context: typer.Context, groups: Sequence[str], *, trust: bool = False) -> dict[str, str]:
-    """What was split off, as `{"taskset.level": "3"}`; `groups` are those that may be overridden. Anything else that
-    typer left over is refused. `trust` is the `--trust` of the verb."""
-    overrides: dict[str, str] = {}
-    for argument in [*context.args, *(context.obj or [])]:
-        key, equals, value = argument.removeprefix("--").partition("=")
-        head = re.split(r"[.\[]", key)[0]
-        if not argument.startswith("--") or "." not in key or head not in groups:
-            options = [option for parameter in context.command.params for option in parameter.opts]
-            dotted = [f"--{group}.{key.partition('.')[2] or 'KEY'}" for group in groups]
-            hint = did_you_mean(argument.partition("=")[0], [*options, *dotted])
+    """What was split off, where its keys begin with one of the `groups`. `trust` is the `--trust` of the verb."""
+    overrides: dict[str, str] = context.obj
+    for key in overrides:
+        if re.split(r"[.\[]", key)[0] not in groups:
+            hint = did_you_mean(key, [f"{group}.{key.partition('.')[2]}" for group in groups])
             beginnings = ", ".join(f"--{group}." for group in groups)
-            remedy = f"see `{context.command_path} --help`; dotted overrides begin with {beginnings}"
-            raise UsageError(f"unknown argument {argument!r}{hint}", remedy=remedy)
-        if not equals:
-            raise UsageError(f"{argument} needs a value", remedy=f"write {argument} VALUE")
-        overrides[key] = value
+            raise UsageError(f"unknown argument --{key}{hint}", remedy=f"dotted overrides begin with {beginnings}")
     return overrides | ({"taskset.trust": "true"} if trust else {})
 
 

@@ -64,9 +64,6 @@ def validate_command(
     """
     for target in targets:
         refuse_server(target, "validate")
-    if unknown := [target for target in targets if target.startswith("-")]:
-        context.args[:] = unknown  # typer takes them for targets
-        read_overrides(context, (*TASKS, "limits"))
     are_files = any(map(names_rows, targets))
     if len(targets) > 1 and not are_files:
         raise UsageError(f"{targets[1]}: only files are checked together", remedy="name one taskset at a time")
@@ -84,7 +81,7 @@ def validate_command(
         data = {**read_target(targets[0], overrides, split), **chosen}
         return _validate_taskset(evaluation.read_validation(data, overrides, targets[0]), output, resume, json)
     if context.obj:
-        raise UsageError(f"{context.obj[0]}: files of rows have no config to override")
+        raise UsageError(f"--{next(iter(context.obj))}: files of rows have no config to override")
     if quick and (tokenizer or gold):
         raise UsageError("--quick reads no contents, which --tokenizer and --gold need")
     if max_prompt_length is not None and tokenizer is None:
