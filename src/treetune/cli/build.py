@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from treetune import evaluation
 from treetune.cli import options
 from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
@@ -107,9 +106,10 @@ class Builder(NamedTuple):
         """One taskset, as the list to train on."""
         from treetune.datasets.build import build_rows
         from treetune.datasets.taskset import DatasetTaskset
+        from treetune.evaluation import refuse_unknown_keys
 
         data = read_target(target, overrides)
-        evaluation.refuse_unknown_keys(data, target)
+        refuse_unknown_keys(data, target)
         taskset = build_taskset(data["taskset"], raw=overrides, source=target)
         if isinstance(taskset, DatasetTaskset) and num_tasks is None:
             if self.cache_dir is not None:

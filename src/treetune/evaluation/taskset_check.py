@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,7 +22,9 @@ from treetune.rollout import run_rollout
 from treetune.score import Validity
 from treetune.streams import draw_tasks
 from treetune.task import Task
-from treetune.validate.rules import SHOWN, Finding, Severity
+
+if TYPE_CHECKING:
+    from treetune.validate.rules import Finding
 
 RETRIED = ("gold-failed", "validate-failed")
 """Rules that say of the check, not of the task, that it failed: a resumed run tries these again."""
@@ -134,6 +137,8 @@ class TasksetChecker:
         )
 
     def _describe(self, rule: str, failed: list[TaskCheck]) -> Finding:
+        from treetune.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
+
         first = [check.idx for check in failed[:SHOWN]]
         found = failed[0].reason or ""
         return Finding(rule, Severity.ERROR, self._taskset.name, "task", first, len(failed), found)
