@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from treetune.cli import options
 from treetune.cli.options import Json, option, read_overrides, without_none
@@ -48,16 +48,16 @@ def build_command(
     if engine not in ("local", "ray"):
         raise UsageError(f"unknown engine {engine!r}", remedy="use local, ray")
     further = without_none({"max_prompt_length": max_prompt_length, "tokenizer": tokenizer})
-    builder = Builder(format, force, cache_dir, engine, Screen(json))
+    builder = Builder(target, format, force, cache_dir, engine, Screen(json))
     if _declares_lists(target):
         if num_tasks is not None:
             raise UsageError("-n is for a single taskset", remedy="set --train_tasks[0].max_rows instead")
-        entries = builder.build_lists(target, read_overrides(context, ("train_tasks", "val_tasks")), further)
+        entries = builder.build_declared(read_overrides(context, ("train_tasks", "val_tasks")), further)
     elif further or engine != "local":
         problem = "--max-prompt-length, --tokenizer and --engine are for dataset tasks"
         raise UsageError(problem, remedy="declare train_tasks in YAML")
     else:
-        entries = [builder.build_target(target, read_overrides(context, ["taskset"], trust=trust), num_tasks)]
+        entries = builder.build_taskset(read_overrides(context, ["taskset"], trust=trust), num_tasks)
     for file in pop_kept_files():
         Screen(as_json=True).say(
             f"{file} scores these rows, and is kept in the cache: other nodes need the cache folder "
@@ -77,70 +77,66 @@ def _declares_lists(target: str) -> bool:
 
 
 class Builder(NamedTuple):
-    """Builds tasks for one trainer; each file is an entry of the report."""
+    """Builds the tasks of a target for one trainer; each file is an entry of the report."""
 
+    target: str
     format: str
     force: bool
     cache_dir: Path | None
     engine: Any
     screen: Screen
 
-    def build_lists(self, config: str, overrides: dict[str, str], further: dict[str, Any]) -> list[dict[str, Any]]:
+    def build_declared(self, overrides: dict[str, str], further: dict[str, Any]) -> list[dict[str, Any]]:
         """The train_tasks and val_tasks of a YAML file."""
-        from treetune.datasets.declared import check_columns, read_declared
-        from treetune.datasets.join import join_files
-        from treetune.trainers.verl import leaves_scoring, warn_of_unscored
+        from treetune.datasets.declared import read_declared
 
-        declared = read_declared(config, overrides, cache_dir=self.cache_dir, further=further)
-        self._check_environments(declared.lists, config, scored=not leaves_scoring(declared.config))
-        if format_named(self.format).one_answer:
-            warn_of_unscored(declared.config, declared.lists)
-        check_columns(declared.lists, self.format, force=self.force, source=config)
-        entries: list[dict[str, Any]] = []
-        for split, tasks in declared.lists.items():
-            files = join_files(tasks, [self._build(task) for task in tasks])
-            entries += [_entry(split, task.name, *file) for task, file in zip(tasks, files, strict=True)]
-        return entries
+        declared = read_declared(self.target, overrides, cache_dir=self.cache_dir, further=further)
+        return self._build_lists(declared.lists, declared.config)
 
-    def build_target(self, target: str, overrides: dict[str, str], num_tasks: int | None) -> dict[str, Any]:
+    def build_taskset(self, overrides: dict[str, str], num_tasks: int | None) -> list[dict[str, Any]]:
         """One taskset, as the list to train on."""
         from treetune.datasets.build import build_rows
         from treetune.datasets.taskset import DatasetTaskset
         from treetune.evaluation import refuse_unknown_keys
 
-        data = read_target(target, overrides)
-        refuse_unknown_keys(data, target)
-        taskset = build_taskset(data["taskset"], raw=overrides, source=target)
+        data = read_target(self.target, overrides)
+        refuse_unknown_keys(data, self.target)
+        taskset = build_taskset(data["taskset"], raw=overrides, source=self.target)
         if isinstance(taskset, DatasetTaskset) and num_tasks is None:
             if self.cache_dir is not None:
                 taskset.cache_dir = self.cache_dir.expanduser().absolute()
-            self._check_environments({"taskset": [taskset]}, target)
-            return _entry("train", taskset.name, *self._build(taskset))
+            return self._build_lists({"taskset": [taskset]}, {})
         sidecar, path = build_rows(taskset, self.format, num_tasks, self.cache_dir)
-        return _entry("train", taskset.name, sidecar, path, None)  # its rows are made anew each time
+        return [_entry("train", taskset.name, sidecar, path, None)]  # its rows are made anew each time
 
-    def _check_environments(
-        self, lists: Mapping[str, Sequence[DatasetTaskset]], source: str, *, scored: bool = True
-    ) -> None:
-        """Refuses those that are not known, and those that the trainer cannot play unless the user's own code does."""
-        from treetune.datasets.declared import check_environments, check_single_turns
+    def _build_lists(self, lists: Mapping[str, Sequence[DatasetTaskset]], config: Any) -> list[dict[str, Any]]:
+        """`config` is the trainer's, as far as there is one: it may say who scores the rows."""
+        from treetune.datasets.declared import check_columns, check_environments, check_single_turns
+        from treetune.datasets.join import join_files
+        from treetune.trainers.verl import Scoring, scoring_of, warn_of_unscored
 
-        rows_format = format_named(self.format)
+        rows_format, source = format_named(self.format), self.target
         # The trainer's own environments need not be known here.
         check_environments(lists, known=not rows_format.has_environments, source=source)
-        if rows_format.one_answer and scored:
-            check_single_turns(lists, source=source)
+        if rows_format.one_answer:
+            if scoring_of(config) is not Scoring.OTHER:
+                check_single_turns(lists, source=source)
+            warn_of_unscored(config, lists)
+        check_columns(lists, self.format, force=self.force, source=source)
+        entries: list[dict[str, Any]] = []
+        for name, tasks in lists.items():
+            files = join_files(tasks, [self._build(task) for task in tasks])
+            split = "train" if name == "taskset" else name
+            entries += [_entry(split, task.name, *file) for task, file in zip(tasks, files, strict=True)]
+        return entries
 
     def _build(self, task: DatasetTaskset) -> Any:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        speed = TextColumn("{task.fields[speed]}")
-        with self.screen.progress(*columns, speed, TimeRemainingColumn()) as progress:
-            bar = progress.add_task(f"building {task.name}", total=None, speed="")
+        with self.screen.progress(*columns, TaskProgressColumn(show_speed=True), TimeRemainingColumn()) as progress:
+            bar = progress.add_task(f"building {task.name}", total=None)
 
             def on_rows(done: int, total: int | None) -> None:
-                speed = progress.tasks[0].speed
-                shown = f"{speed:,.0f} rows/s" if speed else ""
-                progress.update(bar, completed=done, total=total, speed=shown)
+                progress.update(bar, completed=done, total=total)
 
             return task.build(self.format, force=self.force, engine=self.engine, on_rows=on_rows)
 
