@@ -182,8 +182,8 @@ def rescore_command(
     path = output or evaluating.unused_path(run / "rescored")
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
         rescorer = evaluating.Rescorer(evaluation, run, folder)
-        interrupted = not run_to_end(rescorer.run())
-    summary = rescorer.summary()
+        interrupted = not run_to_end(rescorer.run_all())
+    summary = rescorer.compare()
     screen = Screen(json)
     if not json:
         mean = "-" if summary.before.mean_reward is None else f"{summary.before.mean_reward:.4f}"

@@ -10,15 +10,13 @@ import msgspec
 
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_folder import TRACES, RunFolder, read_traces
-from treetune.evaluation.runner import run_bounded
+from treetune.evaluation.runner import Runner
 from treetune.evaluation.summary import Summary, Tally
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
 from treetune.task import text_of
 from treetune.trace import POLICY_FIELDS, Trace
-
-_AT_ONCE = 64
 
 
 class RescoreSummary(msgspec.Struct):
@@ -32,29 +30,20 @@ class RescoreSummary(msgspec.Struct):
     """Rollouts that had failed and have nothing to score."""
 
 
-class Rescorer:
-    """Scores the traces of `source` into `run`; `summary()` says what there is so far, also after an interruption."""
+class Rescorer(Runner):
+    """Scores the traces of `source` into `run`; `compare()` says what there is so far, also after an interruption."""
 
     def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace]) -> None:
-        self._config, self._taskset = evaluation.config, evaluation.taskset
+        super().__init__(evaluation, run)
         self._source = source
-        self._run = run
-        self._before, self._after = (Tally(self._config.pass_threshold) for _ in range(2))
+        self._before = Tally(self._config.pass_threshold)
         self._changed = self._diverged = self._skipped = 0
 
-    def summary(self) -> RescoreSummary:
-        before, after = self._before.summary(), self._after.summary()
+    def compare(self) -> RescoreSummary:
+        before, after = self._before.summary(), self.tally.summary()
         return RescoreSummary(before, after, self._changed, self._diverged, self._skipped)
 
-    async def run(self) -> RescoreSummary:
-        try:
-            await run_bounded(self._groups(), self._score_again, _AT_ONCE)
-        finally:
-            summary = self.summary()
-            self._run.write_summary(summary.after)
-        return summary
-
-    async def _groups(self) -> AsyncIterator[list[Trace]]:
+    async def _wanted(self) -> AsyncIterator[list[Trace]]:
         """The traces that are scored together: all of a task where the taskset scores groups, else one by one."""
         groups: dict[tuple[str, int], list[Trace]] = {}
         for old in read_traces(self._source, self._taskset):
@@ -68,7 +57,7 @@ class Rescorer:
         for group in groups.values():
             yield group
 
-    async def _score_again(self, old_traces: list[Trace]) -> None:
+    async def _play(self, old_traces: list[Trace]) -> list[Trace]:
         new_traces = [await self._replay(old) for old in old_traces]
         task = old_traces[0].task
         if self._taskset.scores_group_of(task):
@@ -76,8 +65,7 @@ class Rescorer:
         for old, new in zip(old_traces, new_traces, strict=True):
             self._changed += new.reward != old.reward
             self._diverged += [turn.observed for turn in new.turns] != [turn.observed for turn in old.turns]
-            self._run.append(new)
-            self._after.add(new)
+        return new_traces
 
     async def _replay(self, old: Trace) -> Trace:
         messages = [(turn.message, turn.finish_reason or "stop") for turn in old.turns if turn.message is not None]
@@ -103,7 +91,8 @@ async def score_again(evaluation: Evaluation, run: RunFolder[Trace]) -> RescoreS
     folder = run.path / ".rescored"
     shutil.rmtree(folder, ignore_errors=True)
     with RunFolder.create(folder, TRACES, evaluation) as fresh:
-        summary = await Rescorer(evaluation, run.path, fresh).run()
+        rescorer = Rescorer(evaluation, run.path, fresh)
+        await rescorer.run_all()
         run.replace(fresh)
     shutil.rmtree(folder)
-    return summary
+    return rescorer.compare()

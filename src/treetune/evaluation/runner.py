@@ -12,7 +12,8 @@ import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from treetune.errors import TasksetError, TreetuneError, first_of
 from treetune.evaluation.config import Evaluation
@@ -21,7 +22,6 @@ from treetune.evaluation.summary import Summary, Tally
 from treetune.host import Host, LocalHost, PlayOptions, always
 from treetune.policy import Policy
 from treetune.streams import Streams
-from treetune.task import Task
 from treetune.trace import Failure, Outcome, Trace
 
 T = TypeVar("T")
@@ -53,20 +53,14 @@ async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[Non
         raise error from error.__cause__
 
 
-class Job(NamedTuple):
-    """The rollouts that one task still needs."""
-
-    task: Task
-    occurrence: int
-    rollouts: list[int]
-    grouped: bool
-
-
 class Runner:
+    """Plays the rollouts that a run lacks. One is asked for by a trace with nothing but its task and its number."""
+
     def __init__(self, evaluation: Evaluation, run: RunFolder[Trace]) -> None:
         self._config = evaluation.config
         self._taskset = evaluation.taskset
         self._run = run
+        self._host: Host
         self._done: set[tuple[str, int, int]] = set()
         self.on_trace: Callable[[Trace, Tally], None] = lambda trace, tally: None
         self.tally = Tally(self._config.pass_threshold)
@@ -96,61 +90,57 @@ class Runner:
         return False
 
     async def run(self, host: Host) -> Summary:
-        """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
         if self._taskset.scores_groups and self._config.num_rollouts > self._config.max_concurrent:
             warnings.warn("a group is larger than max_concurrent: its rollouts run in several batches", stacklevel=2)
+        self._host = host
+        return await self.run_all()
+
+    async def run_all(self) -> Summary:
+        """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
         try:
-            await run_bounded(self._jobs(host), lambda job: self._work(host, job), self._config.max_concurrent)
+            await run_bounded(self._wanted(), self._play_and_save, self._config.max_concurrent)
         finally:
             summary = self.tally.summary()
             self._run.write_summary(summary)
         return summary
 
-    async def _jobs(self, host: Host) -> AsyncIterator[Job]:
-        unseen = set(self._done)
-        tasks = 0
-        async for task, occurrence in host.draw(self._config.num_tasks):
-            keys = [(task.uid, occurrence, number) for number in range(self._config.num_rollouts)]
-            unseen.difference_update(keys)
-            tasks += 1
-            missing = [key[2] for key in keys if key not in self._done]
-            if missing and self._taskset.scores_group_of(task):
-                yield Job(task, occurrence, missing, grouped=True)
-            else:
-                for number in missing:
-                    yield Job(task, occurrence, [number], grouped=False)
-        if unseen:
-            self._forget(unseen)
-        self.tally.expected = tasks * self._config.num_rollouts
-
-    async def _work(self, host: Host, job: Job) -> None:
-        config, numbers = self._config, job.rollouts
-        asked = PlayOptions(
-            model=config.model, sampling=config.sampling, limits=config.limits, occurrence=job.occurrence
-        )
-        try:
-            if job.grouped:
-                traces = await host.run_group(job.task, len(numbers), rollouts=numbers, **asked)
-            else:
-                traces = [await host.run_rollout(job.task, rollout=numbers[0], **asked)]
-        except TreetuneError as error:
-            traces = [self._failed(job, number, error) for number in numbers]
-        for trace in traces:
+    async def _play_and_save(self, wanted: list[Trace]) -> None:
+        for trace in await self._play(wanted):
             self._run.append(trace)
             self.tally.add(trace)
             self.on_trace(trace, self.tally)
 
-    def _failed(self, job: Job, number: int, error: TreetuneError) -> Trace:
-        """What the host could not run is a failure of that rollout, which a resumed run tries again."""
-        return Trace(
-            task=job.task,
-            uid=job.task.uid,
-            occurrence=job.occurrence,
-            rollout=number,
-            model=self._config.model,
-            outcome=Outcome.ENVIRONMENT_ERROR,
-            failure=Failure.of(error, "host"),
-        )
+    async def _wanted(self) -> AsyncIterator[list[Trace]]:
+        """What is to be played, of one task and scored together where there are several."""
+        unseen, config = set(self._done), self._config
+        tasks = 0
+        async for task, occurrence in self._host.draw(config.num_tasks):
+            tasks += 1
+            named = partial(Trace, task=task, uid=task.uid, occurrence=occurrence, model=config.model)
+            traces = [named(rollout=number) for number in range(config.num_rollouts)]
+            unseen.difference_update(trace.key for trace in traces)
+            missing = [trace for trace in traces if trace.key not in self._done]
+            if missing and self._taskset.scores_group_of(task):
+                yield missing
+            else:
+                for trace in missing:
+                    yield [trace]
+        if unseen:
+            self._forget(unseen)
+        self.tally.expected = tasks * config.num_rollouts
+
+    async def _play(self, wanted: list[Trace]) -> list[Trace]:
+        first, numbers, config = wanted[0], [trace.rollout for trace in wanted], self._config
+        sampling, limits = config.sampling, config.limits
+        asked = PlayOptions(model=config.model, sampling=sampling, limits=limits, occurrence=first.occurrence)
+        try:
+            if self._taskset.scores_group_of(first.task):
+                return await self._host.run_group(first.task, len(wanted), rollouts=numbers, **asked)
+            return [await self._host.run_rollout(first.task, rollout=first.rollout, **asked)]
+        except TreetuneError as error:  # a failure of these rollouts, which a resumed run tries again
+            for trace in wanted:
+                trace.fail(Outcome.ENVIRONMENT_ERROR, Failure.of(error, "host"))
+            return wanted
 
     def _forget(self, unseen: set[tuple[str, int, int]]) -> None:
         gone = "belong to tasks that this taskset no longer gives; moved aside"
