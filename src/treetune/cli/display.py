@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from treetune.cli.output import Screen, make_table
+from treetune.cli.output import Screen, make_table, print_json
 from treetune.evaluation import Evaluation, Summary, Tally
 from treetune.trace import Outcome, Trace
 
@@ -118,3 +119,18 @@ def summary_table(summary: Summary) -> RenderableType:
 
 def _figure(reward: float | None) -> str:
     return "-" if reward is None else f"{reward:.4f}"
+
+
+def finish(
+    show: Callable[[], None], figures: dict[str, Any], faults: bool, stopped: str | None, screen: Screen, json: bool
+) -> int:
+    """Reports what a run amounts to; gives the exit code. `stopped` says what to do after an interruption."""
+    if json:
+        print_json({**figures, "interrupted": stopped is not None})
+    elif stopped is None:
+        show()
+        screen.say(f"run folder: {figures['run_dir']}")
+    if stopped is not None:
+        screen.say(stopped)
+        return 130
+    return 1 if faults else 0

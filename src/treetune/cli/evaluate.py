@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from treetune import evaluation as evaluating
 from treetune.cli import options
-from treetune.cli.display import Display, summary_table
+from treetune.cli.display import Display, finish, summary_table
 from treetune.cli.hosts import ask_server, find_served, open_host, refuse_unservable, run_to_end
 from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
@@ -150,22 +150,7 @@ def _run(
         evaluating.write_pass_rates(path, write_pass_rate, config.pass_threshold)
     figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
     stopped = f"interrupted; go on with: treetune eval --resume -o {shlex.quote(str(path))}" if interrupted else None
-    return _finish(summary, figures, stopped, screen, json)
-
-
-def _finish(
-    summary: evaluating.Summary, figures: dict[str, Any], stopped: str | None, screen: Screen, json: bool
-) -> int:
-    """Shows what a run amounts to; gives the exit code. `stopped` says what to do after an interruption."""
-    if json:
-        print_json({**figures, "interrupted": stopped is not None})
-    elif stopped is None:
-        screen.print(summary_table(summary))
-        screen.say(f"run folder: {figures['run_dir']}")
-    if stopped is not None:
-        screen.say(stopped)
-        return 130
-    return 1 if summary.errors else 0
+    return finish(lambda: screen.print(summary_table(summary)), figures, bool(summary.errors), stopped, screen, json)
 
 
 def rescore_command(
@@ -193,4 +178,5 @@ def rescore_command(
             what = "rollouts diverged: the environment now says something else than was recorded"
             screen.say(f"{summary.diverged} {what}", style="yellow")
     stopped = f"interrupted: only a part is scored again; {run} is as it was" if interrupted else None
-    return _finish(summary.after, {**to_plain(summary), "run_dir": str(path)}, stopped, screen, json)
+    after, figures = summary.after, {**to_plain(summary), "run_dir": str(path)}
+    return finish(lambda: screen.print(summary_table(after)), figures, bool(after.errors), stopped, screen, json)

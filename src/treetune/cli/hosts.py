@@ -55,34 +55,26 @@ async def open_host(
     evaluation: evaluating.Evaluation, policy: Policy | None, workers: int | None
 ) -> AsyncIterator[Host]:
     """Where the rollouts of an evaluation run: here with the policy, on as many workers, or on its taskset's server."""
-    served = find_served(evaluation.taskset)
+    config, taskset = evaluation.config, evaluation.taskset
     async with AsyncExitStack() as opened:
-        if served is not None:
+        if (served := find_served(taskset)) is not None:
             await opened.enter_async_context(aclosing(served))
         if policy is not None:
             opened.push_async_callback(policy.close)
             host: Host = evaluating.local_host(evaluation, policy)
             opened.push_async_callback(host.close)
         elif workers is not None:
-            host = await opened.enter_async_context(_start_workers(evaluation, workers))
+            # A server of our own without a door: its host is asked right here.
+            settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
+            models = serve.ModelsConfig(model=config.model, endpoint=config.endpoint)
+            server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=[])
+            opened.push_async_callback(server.close)
+            await server.start()
+            host = server.host
         else:
             assert served is not None
             host = await opened.enter_async_context(served.open_host())
         yield host
-
-
-@asynccontextmanager
-async def _start_workers(evaluation: evaluating.Evaluation, workers: int) -> AsyncIterator[Host]:
-    """A server of our own without a door: its host is asked right here."""
-    config, taskset = evaluation.config, evaluation.taskset
-    settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
-    models = serve.ModelsConfig(model=config.model, endpoint=config.endpoint)
-    server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=[])
-    try:
-        await server.start()
-        yield server.host
-    finally:
-        await server.close()
 
 
 def refuse_unservable(taskset: Taskset[Any, Any]) -> None:

@@ -13,6 +13,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from treetune import evaluation
 from treetune.cli import options
+from treetune.cli.display import finish
 from treetune.cli.hosts import refuse_unservable, run_to_end
 from treetune.cli.options import TASKS, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, make_table, print_json
@@ -166,15 +167,10 @@ def _validate_taskset(validation: evaluation.Validation, output: Path | None, re
         bar = progress.add_task("checking", total=config.num_tasks)
         interrupted = not run_to_end(checker.run(lambda: progress.advance(bar)))
     summary = checker.summary()
-    if json:
-        print_json({**to_plain(summary), "run_dir": str(path), "interrupted": interrupted})
-    elif not interrupted:
-        _print_summary(summary, screen)
-        screen.say(f"results: {path}")
-    if interrupted:
-        screen.say(f"interrupted; go on with the same command and --resume -o {shlex.quote(str(path))}")
-        return 130
-    return 1 if summary.invalid else 0
+    figures = {**to_plain(summary), "run_dir": str(path)}
+    again = f"interrupted; go on with the same command and --resume -o {shlex.quote(str(path))}"
+    stopped = again if interrupted else None
+    return finish(lambda: _print_summary(summary, screen), figures, bool(summary.invalid), stopped, screen, json)
 
 
 def _print_summary(summary: evaluation.CheckSummary, screen: Screen) -> None:

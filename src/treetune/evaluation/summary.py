@@ -132,13 +132,9 @@ def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:
 
 def pass_at_k(tries: Sequence[Sequence[bool]]) -> dict[str, float]:
     """The unbiased estimate for k = 1, 2, 4, ... as far as every task has that many scored rollouts."""
-    if not tries:
-        return {}
-    fewest = min(len(task) for task in tries)
+    fewest = min(map(len, tries), default=0)
     estimates: dict[str, float] = {}
-    k = 1
-    while k <= fewest:
+    for k in (2**power for power in range(fewest.bit_length())):
         chances = [1 - math.comb(len(task) - sum(task), k) / math.comb(len(task), k) for task in tries]
         estimates[str(k)] = sum(chances) / len(chances)
-        k *= 2
     return estimates
