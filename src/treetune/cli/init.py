@@ -19,17 +19,6 @@ from treetune.errors import StorageError, UsageError
 from treetune.plugins import tasksets
 
 _TEMPLATES = resources.files("treetune.cli").joinpath("templates")
-NEXT_STEPS = {
-    "dataset": """{place}/{module}_dataset.py       python {place}/{module}_dataset.py: change create_example
-{place}/test_{module}_dataset.py  pytest {place}""",
-    "server": """{place}/{module}.py  the environment and its tasks: change them
-{place}/README.md  pip install -e {place} && treetune serve {id} --http :5000
-{place}/Dockerfile  docker build -t {id} {place}""",
-    "taskset": """{place}/{module}.py       the taskset: change load_tasks and reward
-{place}/test_{module}.py  pytest {place}
-{place}/eval.yaml         treetune eval {place}/{module}.py:{cls} -m scripted:gold""",
-}
-"""By kind: the files that matter, each with what to do with it."""
 
 
 def init_command(
@@ -62,7 +51,7 @@ def init_command(
         _write_templates(kind, place, names)
     except OSError as error:
         raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
-    typer.echo(NEXT_STEPS[kind].format(place=place, **names))
+    typer.echo(read_template(f"next_steps/{kind}", place=str(place), **names), nl=False)
 
 
 def _write_templates(kind: str, place: Path, names: dict[str, str]) -> None:
