@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -121,46 +122,36 @@ class TaskKind(StrEnum):
     MULTI_TURN = "environment, several turns"
 
 
-_NO_SERVER: dict[str, str] = {TargetKind.SERVER: NEEDS_TASKS}
-_ONE_TURN: dict[str, str] = {TaskKind.MULTI_TURN: "has episodes of several turns, and verl plays one"}
 DOORS = ("serve --zmq", "serve --http")
-BUILDS = [f"build {format}" for format in FORMATS]
-VERBS = ["show", "validate", "eval", *BUILDS, "convert", *DOORS]
-PLAYERS = ["eval", *DOORS, "verl", "SkyRL", "AReaL", "TRL"]
-MATRIX: dict[str, tuple[type[StrEnum], dict[str, dict[str, str]]]] = {
-    "target": (TargetKind, {verb: {} if verb in ("show", "eval") else _NO_SERVER for verb in VERBS}),
-    "task": (TaskKind, {player: _ONE_TURN if player == "verl" else {} for player in PLAYERS}),
-}
-"""By table: what its rows are, and its columns. A column takes every row but those that it refuses, each with words of
-the message that says so."""
+VERBS = ("show", "validate", "eval", *(f"build {format}" for format in FORMATS), "convert", *DOORS)
+PLAYERS = ("eval", *DOORS, "verl", "SkyRL", "AReaL", "TRL")
+ONE_TURN = "has episodes of several turns, and verl plays one"
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
-    """By table, row and column: True, or words of the refusal."""
-    return {
-        table: {str(row): {name: refuses.get(row, True) for name, refuses in columns.items()} for row in rows}
-        for table, (rows, columns) in MATRIX.items()
-    }
+    """By table, row and column: True, or words of the message that refuses it."""
+
+    def table(rows: type[StrEnum], columns: Sequence[str], refused: Mapping[Any, str]) -> Any:
+        return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
+
+    no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in ("show", "eval")}
+    no_turns = {(TaskKind.MULTI_TURN, "verl"): ONE_TURN}
+    return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, no_turns)}
 
 
 def as_text() -> str:
     """The tables as Markdown; below each, what is refused and in which words."""
     parts = []
     for table, rows in cells().items():
-        names = list(next(iter(rows.values())))
-        width = max(map(len, [table, *rows]))
-        lines = [_line([table.ljust(width), *names]), _line(["-" * width, *("-" * len(name) for name in names)])]
+        lines = [[table, *next(iter(rows.values()))]]
+        lines += [[row, *("yes" if cell is True else "no" for cell in found.values())] for row, found in rows.items()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        parts.append("\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines))
         refused: dict[tuple[str, str], list[str]] = {}
-        for what, found in rows.items():
-            marks = [("yes" if found[name] is True else "no").ljust(len(name)) for name in names]
-            lines.append(_line([what.ljust(width), *marks]))
-            for name, words in found.items():
+        for row, found in rows.items():
+            for column, words in found.items():
                 if isinstance(words, str):
-                    refused.setdefault((what, words), []).append(name)
-        notes = [f"- {what}: {', '.join(names)}: {words}" for (what, words), names in refused.items()]
-        parts.append("\n".join([*lines, *(["", *notes] if notes else [])]))
+                    refused.setdefault((row, words), []).append(column)
+        parts += [f"- {row}: {', '.join(columns)}: {words}" for (row, words), columns in refused.items()]
     return "\n\n".join(parts)
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
