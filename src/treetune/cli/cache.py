@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -24,11 +23,8 @@ def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
     """Everything that was built, last used first, and how much room it takes."""
     cache = Cache(default_cache_dir(cache_dir))
     entries = cache.entries()
-    size = sum(entry.size for entry in entries)
-    if json:
-        return print_json({"size": size, **_to_json(cache, entries=entries)})
     total = f"{len(entries)} built" if entries else "nothing is built"
-    return _print(entries, f"{total} in {cache.folder}, {decimal(size)}")
+    _report(cache, entries, ("entries", "size"), f"{total} in {cache.folder}", json)
 
 
 @cache_app.command("show")
@@ -60,11 +56,8 @@ def prune_command(
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
     cache = Cache(default_cache_dir(cache_dir))
     removed = cache.prune(older_than_days=older_than, all=all, damaged=damaged)
-    freed = sum(entry.size for entry in removed)
-    if json:
-        return print_json({"freed": freed, **_to_json(cache, removed=removed)})
-    total = f"{len(removed)} removed from {cache.folder}; {decimal(freed)} freed"
-    return _print(removed, total if removed else "nothing to remove")
+    total = f"{len(removed)} removed from {cache.folder}, freed" if removed else "nothing to remove"
+    _report(cache, removed, ("removed", "freed"), total, json)
 
 
 def _find(cache: Cache, wanted: str) -> Entry:
@@ -94,12 +87,12 @@ def _entry_to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
     return {"key": entry.key, "path": str(cache.path(entry.key)), **{name: getattr(entry, name) for name in shown}}
 
 
-def _to_json(cache: Cache, **entries: Iterable[Entry]) -> dict[str, Any]:
-    shown = {name: [_entry_to_json(cache, entry) for entry in listed] for name, listed in entries.items()}
-    return {"cache_dir": str(cache.folder), **shown}
-
-
-def _print(entries: list[Entry], total: str) -> None:
+def _report(cache: Cache, entries: list[Entry], names: tuple[str, str], total: str, json: bool) -> None:
+    """Entries and their size; `names` are those of both in JSON, `total` is what is said of them."""
+    size = sum(entry.size for entry in entries)
+    if json:
+        listed = [_entry_to_json(cache, entry) for entry in entries]
+        return print_json({"cache_dir": str(cache.folder), names[0]: listed, names[1]: size})
     screen = Screen()
     rows = []
     for entry in entries:
@@ -108,7 +101,7 @@ def _print(entries: list[Entry], total: str) -> None:
         rows.append((_short(entry.key), count, decimal(entry.size), entry.source, used, _state(entry)))
     if entries:
         screen.print(make_table(rows, ("key", "rows", "size", "source", "used", "state"), right=("rows", "size")))
-    screen.say(total)
+    return screen.say(f"{total}: {decimal(size)}")
 
 
 def _ago(seconds: float) -> str:
