@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -19,6 +20,7 @@ from treetune.rows.formats import format_named
 from treetune.rows.scorer import pop_kept_files
 from treetune.rows.sources import names_taskset
 from treetune.target import build_taskset, load_taskset, read_target, refuse_server
+from treetune.taskset import Taskset
 
 if TYPE_CHECKING:
     from treetune.datasets.taskset import DatasetTaskset
@@ -48,22 +50,37 @@ def build_command(
     if engine not in ("local", "ray"):
         raise UsageError(f"unknown engine {engine!r}", remedy="use local, ray")
     further = without_none({"max_prompt_length": max_prompt_length, "tokenizer": tokenizer})
-    builder = Builder(target, format, force, cache_dir, engine, Screen(json))
+    screen = Screen(json)
+    build_lists = partial(_build_lists, screen=screen, source=target, format=format, force=force, engine=engine)
     if _declares_lists(target):
+        from treetune.datasets.declared import read_declared
+
         if num_tasks is not None:
             raise UsageError("-n is for a single taskset", remedy="set --train_tasks[0].max_rows instead")
-        entries = builder.build_declared(read_overrides(context, ("train_tasks", "val_tasks")), further)
+        overrides = read_overrides(context, ("train_tasks", "val_tasks"))
+        declared = read_declared(target, overrides, cache_dir=cache_dir, further=further)
+        entries = build_lists(declared.lists, declared.config)
     elif further or engine != "local":
         problem = "--max-prompt-length, --tokenizer and --engine are for dataset tasks"
         raise UsageError(problem, remedy="declare train_tasks in YAML")
     else:
-        entries = builder.build_taskset(read_overrides(context, ["taskset"], trust=trust), num_tasks)
+        from treetune.datasets.build import build_rows
+        from treetune.datasets.taskset import DatasetTaskset
+
+        taskset = _read_taskset(target, read_overrides(context, ["taskset"], trust=trust))
+        if isinstance(taskset, DatasetTaskset) and num_tasks is None:
+            if cache_dir is not None:
+                taskset.cache_dir = cache_dir.expanduser().absolute()
+            entries = build_lists({"taskset": [taskset]}, {})
+        else:
+            built = build_rows(taskset, format, num_tasks, cache_dir)
+            entries = [_entry("train", taskset.name, *built, None)]  # its rows are made anew each time
     for file in pop_kept_files():
         Screen(as_json=True).say(
             f"{file} scores these rows, and is kept in the cache: other nodes need the cache folder "
             "(TREETUNE_TASK_CACHE_DIR), or the class in an installed package"
         )
-    _report(entries, format, builder.screen, json)
+    _report(entries, format, screen, json)
 
 
 def _declares_lists(target: str) -> bool:
@@ -76,69 +93,44 @@ def _declares_lists(target: str) -> bool:
     return declares_tasks(data) or "taskset" not in data
 
 
-class Builder(NamedTuple):
-    """Builds the tasks of a target for one trainer; each file is an entry of the report."""
+def _read_taskset(target: str, overrides: dict[str, str]) -> Taskset[Any, Any]:
+    from treetune.evaluation import refuse_unknown_keys
 
-    target: str
-    format: str
-    force: bool
-    cache_dir: Path | None
-    engine: Any
-    screen: Screen
+    data = read_target(target, overrides)
+    refuse_unknown_keys(data, target)
+    return build_taskset(data["taskset"], raw=overrides, source=target)
 
-    def build_declared(self, overrides: dict[str, str], further: dict[str, Any]) -> list[dict[str, Any]]:
-        """The train_tasks and val_tasks of a YAML file."""
-        from treetune.datasets.declared import read_declared
 
-        declared = read_declared(self.target, overrides, cache_dir=self.cache_dir, further=further)
-        return self._build_lists(declared.lists, declared.config)
+def _build_lists(
+    lists: Mapping[str, Sequence[DatasetTaskset]], config: Any, *, screen: Screen, source: str, format: str, **how: Any
+) -> list[dict[str, Any]]:
+    """Builds lists of dataset tasks for one trainer; each file is an entry of the report. `config` is the trainer's, as
+    far as there is one: it may say who scores the rows."""
+    from treetune.datasets.declared import check_columns, check_environments, check_single_turns
+    from treetune.datasets.join import join_files
+    from treetune.trainers.verl import Scoring, scoring_of, warn_of_unscored
 
-    def build_taskset(self, overrides: dict[str, str], num_tasks: int | None) -> list[dict[str, Any]]:
-        """One taskset, as the list to train on."""
-        from treetune.datasets.build import build_rows
-        from treetune.datasets.taskset import DatasetTaskset
-        from treetune.evaluation import refuse_unknown_keys
+    rows_format = format_named(format)
+    # The trainer's own environments need not be known here.
+    check_environments(lists, known=not rows_format.has_environments, source=source)
+    if rows_format.one_answer:
+        if scoring_of(config) is not Scoring.OTHER:
+            check_single_turns(lists, source=source)
+        warn_of_unscored(config, lists)
+    check_columns(lists, format, force=how["force"], source=source)
+    entries: list[dict[str, Any]] = []
+    for name, tasks in lists.items():
+        files = join_files(tasks, [_build(screen, task, format, how) for task in tasks])
+        split = "train" if name == "taskset" else name
+        entries += [_entry(split, task.name, *file) for task, file in zip(tasks, files, strict=True)]
+    return entries
 
-        data = read_target(self.target, overrides)
-        refuse_unknown_keys(data, self.target)
-        taskset = build_taskset(data["taskset"], raw=overrides, source=self.target)
-        if isinstance(taskset, DatasetTaskset) and num_tasks is None:
-            if self.cache_dir is not None:
-                taskset.cache_dir = self.cache_dir.expanduser().absolute()
-            return self._build_lists({"taskset": [taskset]}, {})
-        sidecar, path = build_rows(taskset, self.format, num_tasks, self.cache_dir)
-        return [_entry("train", taskset.name, sidecar, path, None)]  # its rows are made anew each time
 
-    def _build_lists(self, lists: Mapping[str, Sequence[DatasetTaskset]], config: Any) -> list[dict[str, Any]]:
-        """`config` is the trainer's, as far as there is one: it may say who scores the rows."""
-        from treetune.datasets.declared import check_columns, check_environments, check_single_turns
-        from treetune.datasets.join import join_files
-        from treetune.trainers.verl import Scoring, scoring_of, warn_of_unscored
-
-        rows_format, source = format_named(self.format), self.target
-        # The trainer's own environments need not be known here.
-        check_environments(lists, known=not rows_format.has_environments, source=source)
-        if rows_format.one_answer:
-            if scoring_of(config) is not Scoring.OTHER:
-                check_single_turns(lists, source=source)
-            warn_of_unscored(config, lists)
-        check_columns(lists, self.format, force=self.force, source=source)
-        entries: list[dict[str, Any]] = []
-        for name, tasks in lists.items():
-            files = join_files(tasks, [self._build(task) for task in tasks])
-            split = "train" if name == "taskset" else name
-            entries += [_entry(split, task.name, *file) for task, file in zip(tasks, files, strict=True)]
-        return entries
-
-    def _build(self, task: DatasetTaskset) -> Any:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with self.screen.progress(*columns, TaskProgressColumn(show_speed=True), TimeRemainingColumn()) as progress:
-            bar = progress.add_task(f"building {task.name}", total=None)
-
-            def on_rows(done: int, total: int | None) -> None:
-                progress.update(bar, completed=done, total=total)
-
-            return task.build(self.format, force=self.force, engine=self.engine, on_rows=on_rows)
+def _build(screen: Screen, task: DatasetTaskset, format: str, how: dict[str, Any]) -> Any:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with screen.progress(*columns, TaskProgressColumn(show_speed=True), TimeRemainingColumn()) as progress:
+        bar = progress.add_task(f"building {task.name}", total=None)
+        return task.build(format, on_rows=lambda done, total: progress.update(bar, completed=done, total=total), **how)
 
 
 def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:
