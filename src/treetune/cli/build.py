@@ -19,8 +19,7 @@ from treetune.errors import UsageError
 from treetune.rows.formats import format_named
 from treetune.rows.scorer import pop_kept_files
 from treetune.rows.sources import names_taskset
-from treetune.target import build_taskset, load_taskset, read_target, refuse_server
-from treetune.taskset import Taskset
+from treetune.target import load_taskset, refuse_server
 
 if TYPE_CHECKING:
     from treetune.datasets.taskset import DatasetTaskset
@@ -66,8 +65,9 @@ def build_command(
     else:
         from treetune.datasets.build import build_rows
         from treetune.datasets.taskset import DatasetTaskset
+        from treetune.evaluation import read_taskset
 
-        taskset = _read_taskset(target, read_overrides(context, ["taskset"], trust=trust))
+        taskset = read_taskset(target, read_overrides(context, ["taskset"], trust=trust))
         if isinstance(taskset, DatasetTaskset) and num_tasks is None:
             if cache_dir is not None:
                 taskset.cache_dir = cache_dir.expanduser().absolute()
@@ -91,14 +91,6 @@ def _declares_lists(target: str) -> bool:
     # What else may be wrong with the file is reported by whoever reads it for its tasks.
     data = load_yaml(target)
     return declares_tasks(data) or "taskset" not in data
-
-
-def _read_taskset(target: str, overrides: dict[str, str]) -> Taskset[Any, Any]:
-    from treetune.evaluation import refuse_unknown_keys
-
-    data = read_target(target, overrides)
-    refuse_unknown_keys(data, target)
-    return build_taskset(data["taskset"], raw=overrides, source=target)
 
 
 def _build_lists(

@@ -9,14 +9,13 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from treetune import evaluation
 from treetune.cli.hosts import ask_server, find_served
 from treetune.cli.options import TASKS, Json, Split, Target, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import Screen, print_json
 from treetune.config import to_plain
 from treetune.errors import user_code
+from treetune.evaluation import read_taskset
 from treetune.rows.prompt_lengths import load_tokenizer
-from treetune.target import build_taskset, read_target
 from treetune.task import Task
 from treetune.taskset import Taskset
 
@@ -34,10 +33,7 @@ def show_command(
 
     Keys of the taskset are set with --taskset.KEY VALUE.
     """
-    overrides = read_overrides(context, TASKS, trust=trust)
-    data = read_target(target, overrides, split)
-    evaluation.refuse_unknown_keys(data, target)
-    taskset = build_taskset(data["taskset"], raw=overrides, source=target)
+    taskset = read_taskset(target, read_overrides(context, TASKS, trust=trust), split)
     chat = load_tokenizer(tokenizer) if tokenizer else None
     tasks, golds = asyncio.run(_draw(taskset, num_tasks))
     shown = []

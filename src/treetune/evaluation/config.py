@@ -12,7 +12,7 @@ from treetune.episode import Limits
 from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
 from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
-from treetune.target import build_taskset, config_differences, describe
+from treetune.target import build_taskset, config_differences, describe, read_target
 from treetune.taskset import Taskset
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -57,9 +57,12 @@ KEYS = {*EvalConfig.__struct_fields__, *ValidateConfig.__struct_fields__}
 """What a YAML file may hold: one file serves every verb, and each reads its own keys."""
 
 
-def refuse_unknown_keys(data: Mapping[str, Any], source: str) -> None:
+def read_taskset(target: str, overrides: Mapping[str, str], split: str | None = None) -> Taskset[Any, Any]:
+    """The taskset of a target, for verbs that read no other key; one that no verb knows is refused."""
+    data = read_target(target, overrides, split)
     if faults := [(str(key), f"unknown key{did_you_mean(str(key), KEYS)}") for key in data if key not in KEYS]:
-        raise ConfigError(faults, source=source)
+        raise ConfigError(faults, source=target)
+    return build_taskset(data["taskset"], raw=overrides, source=target)
 
 
 class Configured(msgspec.Struct, Generic[C]):
