@@ -90,22 +90,18 @@ def validate_command(
     if force and fix is None:
         raise UsageError("--force: nothing is written", remedy="say --fix OUT")
     if fix is not None:
-        _refuse_output(fix, force, targets, val or [])
+        kind_of(fix)
+        refuse_unwritable(fix)
+        if fix.exists() and not force:
+            raise UsageError(f"{fix} exists already", remedy="choose another name, or say --force")
+        training, held_out = split_files(targets, val or [])
+        if training and len(held_out) > len(set(find(val or []))):
+            remedy = "fix the training files with --val for the others, then those alone"
+            raise UsageError("--fix writes one file, and there are training and validation files", remedy=remedy)
     rules: dict[str, Any] = {"format": format, "environments": env or []}
     lengths = Lengths(tokenizer, max_prompt_length or MAX_PROMPT_LENGTH) if tokenizer is not None else None
     checks = {"validation": val or [], "lengths": lengths, "quick": quick}
     return _validate_files(targets, checks, rules, bool(gold), fix, json)
-
-
-def _refuse_output(fix: Path, force: bool, targets: list[str], val: list[str]) -> None:
-    kind_of(fix)
-    refuse_unwritable(fix)
-    if fix.exists() and not force:
-        raise UsageError(f"{fix} exists already", remedy="choose another name, or say --force")
-    training, held_out = split_files(targets, val)
-    if training and len(held_out) > len(set(find(val))):
-        remedy = "fix the training files with --val for the others, then those alone"
-        raise UsageError("--fix writes one file, and there are training and validation files", remedy=remedy)
 
 
 def _validate_files(
