@@ -16,6 +16,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Generic, Self, TypeVar
@@ -216,11 +217,8 @@ def _is_more(before: int | None, now: int | None) -> bool:
 
 def unused_path(path: Path) -> Path:
     """`path`, or `path-2`, `path-3`, ... where it exists already."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(free for free in chain([path], others) if not free.exists())
 
 
 def name_run(*parts: str) -> Path:
