@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.evaluation.config import Configured
+from treetune.rows.cache import write_atomically
 from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
@@ -143,8 +144,9 @@ class RunFolder(Generic[R]):
         return run
 
     def _write_beginning(self, beginning: Beginning) -> None:
-        write_whole(self.path / FINGERPRINT, msgspec.json.encode(beginning))
-        write_whole(self.path / CONFIG, dump_yaml(beginning.config).encode())
+        with _writing(self.path):
+            write_atomically(self.path / FINGERPRINT, msgspec.json.encode(beginning))
+            write_atomically(self.path / CONFIG, dump_yaml(beginning.config).encode())
 
     def read(self) -> Iterator[R]:
         return self.records.read(self.path)
@@ -185,7 +187,8 @@ class RunFolder(Generic[R]):
                 line = line[os.write(self._file, line) :]
 
     def write_summary(self, summary: Any) -> None:
-        write_whole(self.path / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        with _writing(self.path):
+            write_atomically(self.path / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
 
     def close(self) -> None:
         os.close(self._file)
@@ -206,8 +209,9 @@ def write_pass_rates(run: Path, out: Path, threshold: float) -> None:
         if trace.outcome.scored:
             passes[trace.uid].append(trace.passed(threshold))
     rates = [{"uid": uid, "pass_rate": fmean(tries), "rollouts": len(tries)} for uid, tries in passes.items()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, msgspec.json.Encoder().encode_lines(rates))
+    with _writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, msgspec.json.Encoder().encode_lines(rates))
 
 
 def _is_more(before: int | None, now: int | None) -> bool:
@@ -225,14 +229,6 @@ def name_run(*parts: str) -> Path:
     """A folder below `runs` that is not used yet, named after what runs and when."""
     words = [re.sub(r"[^A-Za-z0-9.=_-]+", "-", part).strip("-")[-60:] for part in parts]
     return unused_path(Path("runs") / "--".join([*words, time.strftime("%Y%m%d-%H%M%S")]))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that it is either the old one or the new one, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _writing(path):
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
 
 
 @contextmanager
