@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 
 from treetune.builtin.math_verifier import compare, require_math_verify
-from treetune.builtin.turns import TurnEnvironment, spell_truth
+from treetune.builtin.turns import TurnEnvironment, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.task import Task
 from treetune.threads import call
@@ -53,14 +53,12 @@ class AimeEnvironment(TurnEnvironment):
         rewards="1 or -1",
     )
 
-    @classmethod
-    def gold(cls, task: Task) -> str | None:
-        truth = task.ground_truth
-        return None if cls.CONTRACT.problem(truth) else f"Answer: {spell_truth(truth)[-1]}"
+    GOLD = "Answer: {}"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._truths = [normalise(text) for text in spell_truth(task.ground_truth)]
+        self._answers = list_answers(task.ground_truth)
+        self._normal = [normalise(text) for text in self._answers]
         self._by_meaning = task.reward_spec.get("method") in ("math_verify", "math-verify")
         if self._by_meaning:
             require_math_verify()
@@ -70,10 +68,10 @@ class AimeEnvironment(TurnEnvironment):
         if not found:
             return self.end(-1.0, f"no `Answer:` in the last {TAIL} characters")
         answer = normalise(found[-1])
-        right = answer in self._truths
+        right = answer in self._normal
         if not right and self._by_meaning:
-            right = await call(compare, spell_truth(self.task.ground_truth)[-1], found[-1].strip())
-        return self.end(1.0 if right else -1.0, "right" if right else f"expected {self._truths[-1]}", answer=answer)
+            right = await call(compare, self._answers[0], found[-1].strip())
+        return self.end(1.0 if right else -1.0, "right" if right else f"expected {self._normal[0]}", answer=answer)
 
 
 def normalise(answer: str) -> str:

@@ -13,7 +13,7 @@ import re
 
 import msgspec
 
-from treetune.builtin.turns import TurnEnvironment, spell_truth
+from treetune.builtin.turns import TurnEnvironment, list_answers
 from treetune.environment import Action, Contract, Kind, Observation, Step, Stored
 from treetune.task import Task
 
@@ -36,14 +36,11 @@ class Gsm8kEnvironment(TurnEnvironment):
         pattern=r"-?[0-9.]+",
     )
 
-    @classmethod
-    def gold(cls, task: Task) -> str | None:
-        truth = task.ground_truth
-        return None if cls.CONTRACT.problem(truth) else f"#### {spell_truth(truth)[-1]}"
+    GOLD = "#### {}"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._truths = spell_truth(task.ground_truth)
+        self._answers = list_answers(task.ground_truth)
 
     async def step(self, action: Action) -> Step:
         answer, right, explanation = self.judge(action.text)
@@ -55,8 +52,8 @@ class Gsm8kEnvironment(TurnEnvironment):
         if found is None:
             return None, False, "no `#### number`"
         answer = found[1].replace(",", "")
-        right = answer in self._truths
-        return answer, right, "right" if right else f"expected {self._truths[-1]}"
+        right = answer in self._answers
+        return answer, right, "right" if right else f"expected {self._answers[0]}"
 
 
 class Gsm8kMultiTurnEnvironment(Gsm8kEnvironment):

@@ -27,18 +27,17 @@ from array import array
 from collections import Counter, defaultdict, deque
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
 
-from treetune.builtin.code import MAIN, require_sandbox, run_python
+from treetune.builtin.code import MAIN, run_python
 from treetune.builtin.gsm8k import Gsm8kEnvironment
-from treetune.builtin.turns import TurnEnvironment, find_tagged
+from treetune.builtin.turns import TurnEnvironment, find_tagged, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.errors import EnvironmentFault
 from treetune.sandbox import Ended, Result, SandboxLimits
-from treetune.task import Message, Task
+from treetune.task import Task
 from treetune.threads import call
 
 URL_VARIABLE = "TREETUNE_SEARCH_URL"
@@ -73,16 +72,11 @@ class SearchEnvironment(TurnEnvironment):
         max_turns=2,
     )
 
-    @classmethod
-    def gold(cls, task: Task) -> str | None:
-        try:
-            return f"<answer>{read_accepted(task.ground_truth)[0]}</answer>"
-        except EnvironmentFault:
-            return None
+    GOLD = "<answer>{}</answer>"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._accepted = {normalise(answer) for answer in read_accepted(task.ground_truth)}
+        self._accepted = {normalise(answer) for answer in list_answers(task.ground_truth)}
         self._said: list[str] = []
         self._search = SearchTool(task)
 
@@ -115,20 +109,13 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
         sandbox=True,
     )
 
-    @classmethod
-    def gold(cls, task: Task) -> str | None:
-        number = super().gold(task)
-        return number and f"<solution>{number}</solution>"
+    GOLD = "<solution>#### {}</solution>"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._said: list[str] = []
         self._search = SearchTool(task)
         self._programs = self._failures = 0
-
-    async def start(self) -> list[Message]:
-        await require_sandbox()
-        return self.task.messages
 
     async def step(self, action: Action) -> Step:
         last = self.next_turn()
@@ -188,17 +175,6 @@ class SearchTool:
             raise EnvironmentFault("there is nothing to search", remedy=remedy)
         documents: list[str] = await call(lambda: load_index(Path(str(corpus))).search(query, DOCUMENTS))
         return documents
-
-
-def read_accepted(truth: Any) -> list[str]:
-    """A text, a list of texts, or either as `{"target": ...}`."""
-    if isinstance(truth, dict):
-        truth = truth.get("target")
-    answers = [truth] if isinstance(truth, str) else truth
-    if not isinstance(answers, list | tuple) or not answers or not all(isinstance(answer, str) for answer in answers):
-        why = f"search: the ground truth holds no texts but {truth!r:.100}"
-        raise EnvironmentFault(why, remedy='write "Paris", ["Paris", "paris"] or {"target": ["Paris"]}')
-    return list(answers)
 
 
 def normalise(answer: str) -> str:

@@ -67,11 +67,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         max_turns=5,
     )
 
-    @classmethod
-    def gold(cls, task: Task) -> str | None:
-        if cls.CONTRACT.problem(task.ground_truth):
-            return None
-        return f"<think>This query answers it.</think><solution>{task.ground_truth}</solution>"
+    GOLD = "<think>This query answers it.</think><solution>{}</solution>"
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from treetune.environment import Environment, Step
+from treetune.environment import Contract, Environment, Step
 from treetune.errors import EnvironmentFault
 from treetune.task import Task
 
@@ -31,19 +31,32 @@ class TurnEnvironment(Environment):
 
     MAX_TURNS: ClassVar[int] = 1
     """The most turns where neither a contract nor the row says it."""
+    GOLD: ClassVar[str] = ""
+    """The right answer, where a contract asks for a ground truth; `{}` stands for that."""
+
+    @classmethod
+    def gold(cls, task: Task) -> str | list[str] | None:
+        if cls.CONTRACT is None or not cls.GOLD:
+            return None
+        try:
+            return cls.GOLD.format(list_answers(require_truth(task, cls.CONTRACT))[0])
+        except EnvironmentFault:
+            return None
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        most, contract = self.MAX_TURNS, self.CONTRACT
-        if contract is not None:
-            most, problem = contract.max_turns, contract.problem(task.ground_truth)
-            if problem is not None:
-                remedy = f"set reward_spec.ground_truth to {' or '.join(contract.takes)}"
-                raise EnvironmentFault(f"{task.env_class}: the ground truth {problem}", remedy=remedy)
+        most = self.MAX_TURNS
+        if self.CONTRACT is not None:
+            most = self.CONTRACT.max_turns
+            require_truth(task, self.CONTRACT)
         self.turns = 0
         self.max_turns = 1 if most == 1 else max_turns_of(task, most)
 
     async def start(self) -> Any:
+        if self.CONTRACT is not None and self.CONTRACT.sandbox:
+            from treetune.builtin.code import require_sandbox  # here, for only those that run code need it
+
+            await require_sandbox()
         return self.task.messages
 
     def next_turn(self) -> bool:
@@ -71,6 +84,27 @@ class TurnEnvironment(Environment):
         return None
 
 
+def require_truth(task: Task, contract: Contract) -> Any:
+    """The ground truth, of a kind that the contract takes."""
+    problem = contract.problem(task.ground_truth)
+    if problem is not None:
+        remedy = f"set reward_spec.ground_truth to {' or '.join(contract.takes)}"
+        raise EnvironmentFault(f"{task.env_class}: the ground truth {problem}", remedy=remedy)
+    return task.ground_truth
+
+
+def list_answers(truth: Any) -> list[str]:
+    """The texts that a ground truth may be answered with, the usual one first: 42.0 is `42` and `42.0`."""
+    if isinstance(truth, int | float):
+        return [str(int(truth)), str(truth)] if float(truth).is_integer() else [str(truth)]
+    answers = truth.get("target") if isinstance(truth, dict) else truth
+    answers = [answers] if isinstance(answers, str) else answers
+    if not isinstance(answers, list | tuple) or not answers or not all(isinstance(answer, str) for answer in answers):
+        remedy = 'write "Paris", ["Paris", "paris"] or {"target": ["Paris"]}'
+        raise EnvironmentFault(f"the ground truth holds no texts but {answers!r:.100}", remedy=remedy)
+    return list(answers)
+
+
 def max_turns_of(task: Task, default: int) -> int:
     """`extra_info.max_turns` where the row has it."""
     given = task.extra_info.get("max_turns")
@@ -88,13 +122,6 @@ def find_tagged(text: str, tag: str) -> Iterator[str]:
     while begin >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
         yield text[begin + len(opening) : end]
         begin = text.find(opening, end + len(closing))
-
-
-def spell_truth(truth: Any) -> tuple[str, ...]:
-    """The texts that a ground truth, text or number, may be answered with: 42.0 is `42.0` and `42`."""
-    if isinstance(truth, float) and truth.is_integer():
-        return str(truth), str(int(truth))
-    return (str(truth),)
 
 
 def hash_number(text: str) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from treetune.builtin.code import MAIN, require_sandbox, run_python
+from treetune.builtin.code import MAIN, run_python
 from treetune.builtin.turns import TurnEnvironment
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.sandbox import Ended, Result, SandboxLimits
@@ -124,10 +124,6 @@ class LcbEnvironment(TurnEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._problem = CodingProblem.of(task.ground_truth, task.messages)
-
-    async def start(self) -> list[Message]:
-        await require_sandbox()
-        return self.task.messages
 
     async def step(self, action: Action) -> Step:
         code = find_code(action.text)
