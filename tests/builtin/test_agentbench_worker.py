@@ -29,19 +29,19 @@ def test_a_task_that_calls_for_actions_is_given_them_one_by_one(side):
         {"role": "system", "content": "Answer with a number."},
         {"role": "user", "content": "Twice 3?"},
     ]
-    assert said["second"] == [{"role": "user", "content": "No."}]
-    assert said["end"] == [True, 1.0, "completed", {"right": True}, {"score": 0.5}]
+    assert said["second"] == [[{"role": "user", "content": "No."}], 0.0, False]
+    info = {"status": "completed", "metrics": {"score": 0.5}, "result": {"right": True}, "success": True}
+    assert said["end"] == [True, 1.0, info]
     assert said["lost"] == [True, 0.0, True]
     assert said["tools"][0]["function"]["name"] == "say"
-    assert "over" in said["over"]
     assert "assistant" in said["bad"]
     assert said["still"] == 1.0
-    assert (said["live"], said["open"]) == (0, True)
+    assert said["open"] is True
 
 
 def test_no_more_episodes_run_than_the_task_allows_and_no_place_is_lost(side):
     said = side("concurrency")
-    assert said == {"waits": True, "live": 2, "index": 1, "cancelled": True}
+    assert said == {"waits": True, "full": True, "index": 1, "cancelled": True}
 
 
 def test_a_task_without_async_is_played_and_cancelled(side):
@@ -56,7 +56,6 @@ def test_a_task_that_fails_is_an_error_not_a_reward(side):
     said = side("failing")
     assert [("no database" in said["errors"][0]), ("database lost" in said["errors"][1])] == [True, True]
     assert said["reward"] == 1.0
-    assert said["live"] == 0
 
 
 def test_it_is_served_like_any_taskset(side):

@@ -13,7 +13,7 @@ from agentrl.worker.task import Session, Task
 from agentrl.worker.typings import RewardHistoryItem, SampleStatus, TaskSampleExecutionResult
 
 from treetune import Action, load_taskset
-from treetune.builtin.shell.agentbench import TaskServerAdapter
+from treetune.builtin.shell.agentbench import AgentBenchTask, EpisodeState, TaskServerAdapter
 from treetune.errors import TreetuneError
 from treetune.host import LocalHost
 from treetune.streams import Streams
@@ -80,95 +80,88 @@ class Failing(Task):
         return {"succeed": True}
 
 
-def said(text: str) -> list[dict[str, Any]]:
-    return [{"role": "assistant", "content": text}]
+def episode(adapter: TaskServerAdapter, index: int | str) -> EpisodeState:
+    return EpisodeState(AgentBenchTask(index=index), adapter)
+
+
+async def start(adapter: TaskServerAdapter, index: int | str) -> EpisodeState:
+    started = episode(adapter, index)
+    await started.start()
+    return started
 
 
 async def adapter() -> dict[str, Any]:
-    task = Doubling()
-    adapter = TaskServerAdapter(task)
-    episode = await adapter.start(3)
-    first = list(episode.observation)
-    await adapter.step(episode, said("5"))
-    second = list(episode.observation)
-    await adapter.step(episode, said("6"))
-    lost = await adapter.start(1)
-    for _ in range(3):
-        await adapter.step(lost, said("no"))
+    adapter = TaskServerAdapter(Doubling())
+    played = episode(adapter, 3)
+    first = await played.start()
+    second = await played.step(Action.of("5"))
+    third = await played.step(Action.of("6"))
+    lost = await start(adapter, 1)
+    steps = [await lost.step(Action.of("no")) for _ in range(3)]
     out = {
         "indices": adapter.indices,
         "first": first,
-        "second": second,
-        "end": [episode.done, episode.reward, episode.status, episode.result, episode.metrics],
-        "lost": [lost.done, lost.reward, lost.truncated],
-        "tools": episode.session.tools,
+        "second": [second.observation.content, second.reward, second.done],
+        "end": [third.done, third.reward, third.info],
+        "lost": [steps[-1].done, steps[-1].reward, steps[-1].truncated],
+        "tools": played._session.tools,
     }
+    bad = await start(adapter, 1)
     try:
-        await adapter.step(episode, said("6"))
-    except TreetuneError as error:
-        out["over"] = str(error)
-    bad = await adapter.start(1)
-    try:
-        await adapter.step(bad, [{"role": "user", "content": "x"}])
+        await bad.step(Action.of({"role": "user", "content": "x"}))
     except TreetuneError as error:
         out["bad"] = str(error)
-    out["still"] = (await adapter.step(bad, said("2"))).reward
-    open_one = await adapter.start(1)
-    await adapter.cancel(open_one)
-    return {**out, "live": adapter.live, "open": open_one.running.done()}
+    out["still"] = (await bad.step(Action.of("2"))).reward
+    open_one = await start(adapter, 1)
+    await open_one.close()
+    return {**out, "open": open_one._running.done()}
 
 
 async def concurrency() -> dict[str, Any]:
     adapter = TaskServerAdapter(Doubling(concurrency=2))
-    live = [await adapter.start(1), await adapter.start(2)]
-    third = asyncio.create_task(adapter.start(3))
+    live = [await start(adapter, 1), await start(adapter, 2)]
+    third = asyncio.create_task(start(adapter, 3))
     await asyncio.sleep(0.05)
     waits = not third.done()
-    await adapter.cancel(live[0])
+    await live[0].close()
     started = await asyncio.wait_for(third, 5)
-    count = adapter.live
+    full = adapter.places.locked()
     for _ in range(20):  # a slot that leaks would end this
-        episode = await asyncio.wait_for(_after_cancel(adapter, started), 5)
-        started = episode
-    return {"waits": waits, "live": count, "index": started.index, "cancelled": live[0].running.done()}
-
-
-async def _after_cancel(adapter: TaskServerAdapter, episode: Any) -> Any:
-    await adapter.cancel(episode)
-    return await adapter.start(1)
+        await started.close()
+        started = await asyncio.wait_for(start(adapter, 1), 5)
+    return {"waits": waits, "full": full, "index": started.task.index, "cancelled": live[0]._running.done()}
 
 
 async def blocking() -> dict[str, Any]:
     adapter = TaskServerAdapter(Blocking())
-    episode = await adapter.start("a")
-    shown = episode.observation
-    await adapter.step(episode, said("a"))
-    cancelled = await asyncio.wait_for(adapter.start("b"), 5)
-    await adapter.cancel(cancelled)
-    again = await asyncio.wait_for(adapter.start("b"), 5)
-    await adapter.step(again, said("no"))
+    played = episode(adapter, "a")
+    shown = await played.start()
+    first = await played.step(Action.of("a"))
+    cancelled = await asyncio.wait_for(start(adapter, "b"), 5)
+    await cancelled.close()
+    again = await asyncio.wait_for(start(adapter, "b"), 5)
+    second = await again.step(Action.of("no"))
     return {
         "shown": shown,
-        "rewards": [episode.reward, again.reward],
+        "rewards": [first.reward, second.reward],
         "ended": Blocking.ended,
-        "live": adapter.live,
-        "abandoned": cancelled.running.done(),
+        "abandoned": cancelled._running.done(),
     }
 
 
 async def failing() -> dict[str, Any]:
-    adapter = TaskServerAdapter(Failing(name="failing"))
+    adapter = TaskServerAdapter(Failing(name="failing", concurrency=1))
     errors = []
     for index in (0, 1):
+        failed = episode(adapter, index)
         try:
-            episode = await adapter.start(index)
-            await adapter.step(episode, said("x"))
+            await failed.start()
+            await failed.step(Action.of("x"))
         except TreetuneError as error:
             errors.append(str(error))
-    fine = await adapter.start(2)
-    await adapter.step(fine, said("x"))
-    await asyncio.sleep(0.05)
-    return {"errors": errors, "reward": fine.reward, "live": adapter.live}
+        await failed.close()
+    fine = await asyncio.wait_for(start(adapter, 2), 5)
+    return {"errors": errors, "reward": (await fine.step(Action.of("x"))).reward}
 
 
 async def host() -> dict[str, Any]:

@@ -5,7 +5,7 @@
     treetune eval agentbench:os-std --taskset.root AgentBench -m MODEL
 
 `os-dev` and `os-std` run as `os-interaction` on the data of an AgentBench checkout. The others are tasks of
-`agentrl.worker`, which call for actions: `TaskServerAdapter` gives them one by one, without worker, redis and Docker.
+`agentrl.worker`, which call for actions: `EpisodeState` gives them one by one, without worker, redis and Docker.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         return AgentBenchTask(index=self.adapter.indices[index], data_source=task.name, extra_info=extra)
 
     def environment(self, task: AgentBenchTask) -> Environment:
-        return AgentBenchEnvironment(task, self.adapter)
+        return EpisodeState(task, self.adapter)
 
     def _find_class(self) -> tuple[str, dict[str, Any]]:
         """The class of the task, and what it is made with."""
@@ -122,37 +122,21 @@ def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
     return module, {**(default.get("parameters") or {}), **(entry.get("parameters") or {})}
 
 
-class AgentBenchEnvironment(Environment):
-    task: AgentBenchTask
+class TaskServerAdapter:
+    """A task of agentrl.worker, and what its episodes share."""
 
-    def __init__(self, task: AgentBenchTask, adapter: TaskServerAdapter) -> None:
-        super().__init__(task)
-        self._adapter = adapter
-        self._state: EpisodeState | None = None
+    def __init__(self, task: Any) -> None:
+        self.worker, self.typings = require_worker()
+        if not isinstance(task, self.worker.Task):
+            raise UsageError(f"{type(task).__name__} is no task of agentrl.worker", remedy="subclass its Task")
+        self.task = task
+        self.places = asyncio.Semaphore(task.concurrency)
+        self.ids = itertools.count(1)
 
-    async def start(self) -> list[Message]:
-        self._state = await self._adapter.start(self.task.index)
-        return self._state.observation
-
-    async def step(self, action: Action) -> Step:
-        state = self._state
-        assert state is not None
-        if not state.done:  # it may have ended before it asked for anything
-            content = action.content
-            if isinstance(content, str):
-                content = {"role": "assistant", "content": content}
-            elif isinstance(content, dict) and "tool_calls" in content:
-                content = {"role": "assistant", **content}
-            await self._adapter.step(state, content if isinstance(content, list) else [content])
-        info: dict[str, Any] = {"status": state.status, "metrics": state.metrics}
-        if not state.done:
-            return Step(state.observation, info=info)
-        info |= {"result": state.result, "success": state.reward > 0}
-        return Step(state.observation, state.reward, True, info, state.truncated)
-
-    async def close(self) -> None:
-        if self._state is not None:
-            await self._adapter.cancel(self._state)
+    @cached_property
+    def indices(self) -> list[int | str]:
+        """Without -1, which stands for samples that a client brings."""
+        return [index for index in self.task.get_indices() if index != -1]
 
 
 def require_worker() -> tuple[Any, Any]:
@@ -163,126 +147,103 @@ def require_worker() -> tuple[Any, Any]:
         raise MissingExtraError.of("agentrl-worker", "agentbench") from error
 
 
-class EpisodeState:
-    """One live episode: what was shown last, and how it ended."""
+class EpisodeState(Environment):
+    """One episode: the task's own code runs beside it, and calls for actions."""
 
-    def __init__(self, index: int | str, session: Any) -> None:
-        self.index, self.session = index, session
-        self.observation: list[Message] = []
-        """The messages that are new since the last action."""
-        self.status = RUNNING
-        self.result: Any = None
-        self.rewards: list[float] = []
-        self.metrics: dict[str, float] = {}
-        self.running: asyncio.Task[None] | None = None
+    task: AgentBenchTask
 
-    @property
-    def done(self) -> bool:
-        return self.status != RUNNING
+    def __init__(self, task: AgentBenchTask, adapter: TaskServerAdapter) -> None:
+        super().__init__(task)
+        self._served, self._typings, self._places = adapter.task, adapter.typings, adapter.places
+        self._session = adapter.worker.Session(next(adapter.ids))
+        self._session.set_tools(adapter.task.tools)
+        self._running: asyncio.Task[None] | None = None
+        self._status = RUNNING
+        self._result: Any = None
+        self._rewards: list[float] = []
+        self._metrics: dict[str, float] = {}
 
-    @property
-    def truncated(self) -> bool:
-        return self.status == LIMIT
-
-    @property
-    def reward(self) -> float:
-        """The last reward that the task gave; where it gave none, what its result says."""
-        named = self.result if isinstance(self.result, dict) else {"result": self.result}
-        found = [*self.rewards[-1:], *(named.get(key) for key in RESULT_KEYS)]
-        return next((float(value) for value in found if isinstance(value, int | float)), 0.0)
-
-
-class TaskServerAdapter:
-    def __init__(self, task: Any) -> None:
-        self._worker, self._typings = require_worker()
-        if not isinstance(task, self._worker.Task):
-            raise UsageError(f"{type(task).__name__} is no task of agentrl.worker", remedy="subclass its Task")
-        self.task = task
-        self._places = asyncio.Semaphore(task.concurrency)
-        self._ids = itertools.count(1)
-        self.live = 0
-        """Episodes whose code has not ended yet."""
-
-    @cached_property
-    def indices(self) -> list[int | str]:
-        """Without -1, which stands for samples that a client brings."""
-        return [index for index in self.task.get_indices() if index != -1]
-
-    async def start(self, index: int | str) -> EpisodeState:
+    async def start(self) -> list[Message]:
         """Waits where as many episodes run as the task allows."""
         await self._places.acquire()
-        self.live += 1
-        session = self._worker.Session(next(self._ids))
-        session.set_tools(self.task.tools)
-        state = EpisodeState(index, session)
-        state.running = asyncio.create_task(self._run(state))
-        state.running.add_done_callback(self._free_place)
-        try:
-            self._update(state, await session.controller.agent_pull())
-        except BaseException:
-            await asyncio.shield(self.cancel(state))
-            raise
-        return state
+        self._running = asyncio.create_task(self._run())
+        # Code that does not end when it is cancelled keeps its place until it does.
+        self._running.add_done_callback(lambda _: self._places.release())
+        return await self._pull()
 
-    async def step(self, state: EpisodeState, messages: list[Message]) -> EpisodeState:
-        if state.done:
-            raise UsageError("this episode is over", remedy="start another")
+    async def step(self, action: Action) -> Step:
+        shown: list[Message] = []
+        if self._status == RUNNING:  # it may have ended before it asked for anything
+            shown = await self._pull(self._read_action(action.content))
+        info: dict[str, Any] = {"status": self._status, "metrics": self._metrics}
+        if self._status == RUNNING:
+            return Step(shown, info=info)
+        # The last reward that the task gave; where it gave none, what its result says.
+        named = self._result if isinstance(self._result, dict) else {"result": self._result}
+        found = [*self._rewards[-1:], *(named.get(key) for key in RESULT_KEYS)]
+        reward = next((float(value) for value in found if isinstance(value, int | float)), 0.0)
+        info |= {"result": self._result, "success": reward > 0}
+        return Step(shown, reward, True, info, truncated=self._status == LIMIT)
+
+    async def close(self) -> None:
+        if self._running is None or self._running.done():
+            return
+        if self._served.full_async:
+            self._running.cancel()
+        else:
+            controller = self._session.controller
+            controller.env_input = self._typings.AgentOutput(status=self._typings.AgentOutputStatus.CANCELLED)
+            controller.env_signal.release()
+        await asyncio.wait([self._running], timeout=END_SECONDS)
+        if not self._running.done():
+            logger.warning("an episode of %s was cancelled and has not ended yet", self._served.name)
+
+    def _read_action(self, content: Any) -> Any:
+        """As the worker takes it: messages of an assistant."""
+        if isinstance(content, str):
+            content = {"role": "assistant", "content": content}
+        elif isinstance(content, dict) and "tool_calls" in content:
+            content = {"role": "assistant", **content}
         try:
-            given = self._typings.AgentOutput(messages=messages)
+            return self._typings.AgentOutput(messages=content if isinstance(content, list) else [content])
         except ValueError as error:
             why = f"no messages of an assistant: {str(error).splitlines()[0]}"
             raise UsageError(why, remedy="send text, or a chat message with the role assistant") from error
-        self._update(state, await state.session.controller.agent_pull(given))
-        return state
 
-    async def cancel(self, state: EpisodeState) -> None:
-        """Ends an episode. Code that does not end now keeps its place until it does."""
-        assert state.running is not None
-        if state.running.done():
-            return
-        if self.task.full_async:
-            state.running.cancel()
-        else:
-            controller = state.session.controller
-            controller.env_input = self._typings.AgentOutput(status=self._typings.AgentOutputStatus.CANCELLED)
-            controller.env_signal.release()
-        await asyncio.wait([state.running], timeout=END_SECONDS)
-        if not state.running.done():
-            logger.warning("an episode of %s was cancelled and has not ended yet", self.task.name)
-
-    async def _run(self, state: EpisodeState) -> None:
+    async def _run(self) -> None:
         status, result = TASK_ERROR, None
         try:
-            ended = await self.task.start_sample(state.index, state.session)
+            ended = await self._served.start_sample(self.task.index, self._session)
             # Some give a plain result.
             status = getattr(ended, "status", COMPLETED)
             result = getattr(ended, "result", ended)
         except (self._typings.AgentCancelledException, asyncio.CancelledError):
             status = CANCELLED
         except Exception as error:
-            logger.exception("an episode of %s failed", self.task.name)
+            logger.exception("an episode of %s failed", self._served.name)
             result = f"{type(error).__name__}: {error}"
         if result is not None and not isinstance(result, bool | int | float | str | list | dict):
             result = str(result)
-        output = self._typings.TaskOutput(index=state.index, status=status, result=result)
-        output.history = state.session.history.copy()
-        await state.session.controller.env_finish(output)
+        output = self._typings.TaskOutput(index=self.task.index, status=status, result=result)
+        output.history = self._session.history.copy()
+        await self._session.controller.env_finish(output)
 
-    def _free_place(self, running: asyncio.Task[None]) -> None:
-        self.live -= 1
-        self._places.release()
-
-    def _update(self, state: EpisodeState, output: Any) -> None:
-        state.status = str(getattr(output.status, "value", output.status))
-        state.result = output.result
-        state.observation = []
+    async def _pull(self, given: Any = None) -> list[Message]:
+        """The messages that are new when the task calls for an action again, or has ended."""
+        output = await self._session.controller.agent_pull(given)
+        self._status = str(getattr(output.status, "value", output.status))
+        self._result = output.result
+        shown: list[Message] = []
         for item in output.history[output.history_ptr :]:
             item = getattr(item, "root", item)
             if isinstance(item, self._typings.RewardHistoryItem):
-                state.rewards.append(float(item.reward))
+                self._rewards.append(float(item.reward))
                 metrics = item.metrics.items()
-                state.metrics |= {name: float(value) for name, value in metrics if isinstance(value, int | float)}
+                self._metrics |= {name: float(value) for name, value in metrics if isinstance(value, int | float)}
             else:
-                state.observation.append(dict(item))
-        if state.status == TASK_ERROR:
-            raise EnvironmentFault(f"the task {self.task.name} failed: {output.result}", remedy="look at its own log")
+                shown.append(dict(item))
+        if self._status == TASK_ERROR:
+            raise EnvironmentFault(
+                f"the task {self._served.name} failed: {output.result}", remedy="look at its own log"
+            )
+        return shown
