@@ -53,10 +53,16 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 _is_async_method = lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
 _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_core_limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 def _limit() -> asyncio.Semaphore:
     return _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MOST_CALLS))
+
+
+def limit_to_cores() -> asyncio.Semaphore:
+    """No more at a time than this process has cores: what waits for a core would lose against its clock."""
+    return _core_limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(len(os.sched_getaffinity(0))))
 
 
 def _run_in_thread(

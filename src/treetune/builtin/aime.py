@@ -18,7 +18,7 @@ from treetune.builtin.math_verifier import compare, require_math_verify
 from treetune.builtin.turns import TurnEnvironment, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.task import Task
-from treetune.threads import call
+from treetune.threads import call, limit_to_cores
 
 TAIL = 300
 """How many characters at the end are searched for the answer."""
@@ -70,7 +70,8 @@ class AimeEnvironment(TurnEnvironment):
         answer = normalise(found[-1])
         right = answer in self._normal
         if not right and self._by_meaning:
-            right = await call(compare, self._answers[0], found[-1].strip())
+            async with limit_to_cores():
+                right = await call(compare, self._answers[0], found[-1].strip())
         return self.end(1.0 if right else -1.0, "right" if right else f"expected {self._normal[0]}", answer=answer)
 
 

@@ -3,13 +3,14 @@ r"""Are two mathematical expressions the same? math-verify says it, in a process
     require_math_verify()
     await call(compare, r"\frac{1}{2}", "0.5")   # True
 
-`compare` waits, so it belongs in a thread. Workers are started as they are needed, at most one a core, and kept. One is
-this file run as a program, which ends with ours, or after so many seconds; then the two expressions count as different.
+`compare` waits, so it belongs in a thread. Workers are started as they are needed, and kept. One is this file run as a
+program, which ends with ours, or after so many seconds; then the two expressions count as different.
 math-verify's own timeout is off: it is an exception that math-verify may catch itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -18,7 +19,6 @@ import signal
 import subprocess
 import sys
 from importlib.util import find_spec
-from queue import LifoQueue
 from typing import Any
 
 SECONDS, CLOCK_SECONDS = 5.0, 30
@@ -37,20 +37,15 @@ def require_math_verify() -> None:
 
 def compare(truth: str, answer: str) -> bool:
     """Whether the answer means what the ground truth says."""
-    idle = _idle
-    worker, kept = idle.get(), None
-    try:
-        for _ in range(2):  # the machine may have ended an idle one; an answer that ends two is wrong
-            worker = worker or _start_worker()
-            if reply := _ask(worker, truth, answer):
-                kept = worker
-                return reply == "true\n"
-            if worker.wait() in _LATE:
-                return False
-            worker = None
-        return False
-    finally:
-        idle.put(kept)
+    idle = _idle.setdefault(os.getpid(), [])
+    for waiting in (idle, []):  # the machine may have ended an idle one; an answer that ends two is wrong
+        worker = waiting.pop() if waiting else _start_worker()
+        if reply := _ask(worker, truth, answer):
+            idle.append(worker)
+            return reply == "true\n"
+        if worker.wait() in _LATE:
+            break
+    return False
 
 
 def _start_worker() -> subprocess.Popen[str]:
@@ -77,15 +72,15 @@ def _ask(worker: subprocess.Popen[str], truth: str, answer: str) -> str:
     return worker.stdout.readline()
 
 
-_idle: LifoQueue[subprocess.Popen[str] | None]
-"""A place for each core: the worker that was started for it, or None."""
+_idle: dict[int, list[subprocess.Popen[str]]] = {}
+"""By process: a forked child must not talk to its parent's workers."""
 
 
-def _forget_workers() -> None:
-    global _idle
-    _idle = LifoQueue()
-    for _ in range(len(os.sched_getaffinity(0))):
-        _idle.put(None)
+@atexit.register
+def _end_workers() -> None:
+    for worker in _idle.pop(os.getpid(), []):
+        with worker:
+            worker.kill()
 
 
 def _serve() -> None:
@@ -117,6 +112,3 @@ def _serve() -> None:
 
 if __name__ == "__main__":
     _serve()
-else:
-    _forget_workers()
-    os.register_at_fork(after_in_child=_forget_workers)  # a forked child must not talk to its parent's workers
