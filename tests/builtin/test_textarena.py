@@ -73,8 +73,9 @@ def test_random_access_equals_iteration_and_nothing_else_is_built(monkeypatch):
     from treetune.builtin.textarena import taskset as module
 
     built = []
-    original = module.first_observation
-    monkeypatch.setattr(module, "first_observation", lambda task: built.append(task.seed) or original(task))
+    environment = module.TextArenaEnvironment
+    original = environment.start
+    monkeypatch.setattr(environment, "start", lambda self: built.append(self.task.seed) or original(self))
     drawn = taskset("FrozenLake-v0", num_tasks=1000).select_tasks(5)
     assert len(built) == 5
     everything = list(taskset("FrozenLake-v0", num_tasks=40))

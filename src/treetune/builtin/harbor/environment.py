@@ -27,7 +27,7 @@ from treetune.sandbox.machines import Machine
 from treetune.task import Message, Task
 
 COMMAND_SECONDS = 60.0
-DISK_MB, MEMORY_MB, PROCESSES = 256, 2048, 256
+DISK_MB, MEMORY_MB, PROCESSES, OUTPUT_KB = 256, 2048, 256, 16
 TESTS_MB = 64
 """Room for the tests beside the files of the policy."""
 LEAST_MB, LEAST_FILES = 16, 100
@@ -78,7 +78,7 @@ class HarborEnvironment(ShellEnvironment):
             memory_mb=folder.toml.environment.memory_mb or MEMORY_MB,
             processes=PROCESSES,
             disk_mb=disk_mb + TESTS_MB,
-            output_kb=16,
+            output_kb=OUTPUT_KB,
         )
         self._env = {**folder.recipe.env, **fill_variables(folder.toml.environment.env)}
         self._seconds_left = folder.toml.agent.timeout_sec
@@ -105,7 +105,7 @@ class HarborEnvironment(ShellEnvironment):
             self._seconds_left -= result.seconds
             if result.ended is Ended.MEMORY:
                 return self._end(0.0, OUT_OF_MEMORY)
-            said = show(result, seconds)
+            said = self.describe(result, seconds, OUTPUT_KB << 10, f"exit code {result.exit_code}")
         else:
             said = "" if done else "Nothing was run: answer with one block that begins with ```bash, or with DONE."
         if done or last or self._seconds_left <= 0:
@@ -182,18 +182,6 @@ def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -
         "done, answer DONE."
     )
     return [{"role": "system", "content": rules}, {"role": "user", "content": folder.instruction}]
-
-
-def show(result: Result, seconds: float) -> str:
-    """A result as the policy sees it."""
-    text = result.text
-    if result.omitted:
-        half = len(result.stdout) // 2
-        first, last = (part.decode(errors="replace") for part in (result.stdout[:half], result.stdout[half:]))
-        text = f"{first}\n... {result.omitted} bytes left out ...\n{last}"
-    stopped = result.ended is Ended.TIMEOUT
-    ended = f"stopped after {seconds:.3g} seconds" if stopped else f"exit code {result.exit_code}"
-    return f"{text.rstrip()}\n({ended})".lstrip()
 
 
 def parse_rewards(path: str, content: bytes) -> dict[str, float]:

@@ -34,10 +34,22 @@ class ShellEnvironment(TurnEnvironment):
 
     async def run(self, command: Sequence[str], *, seconds: float = SETUP_SECONDS, **settings: Any) -> Result:
         """A program beside the shell."""
-        return require_machine(await self.shell.run(command, seconds=seconds, **settings))
+        return _require_machine(await self.shell.run(command, seconds=seconds, **settings))
+
+    def describe(self, result: Result, seconds: float, chars: int, *notes: str) -> str:
+        """A result as the policy sees it: at most so many characters, and what there is to say about its end."""
+        text = _require_machine(result).text.strip("\r\n")
+        if len(text) > chars or result.omitted:
+            half = min(chars, len(text)) // 2
+            omitted = len(text) + result.omitted - 2 * half
+            text = f"{text[:half]}\n[... {omitted} characters left out ...]\n{text[-half:]}"
+        said = [f"stopped after {round(seconds, 2):g} seconds"] if result.ended is Ended.TIMEOUT else list(notes)
+        said += ["the shell was started anew"] if result.restarted else []
+        said += ["no output"] if not text and not said else []
+        return f"{text}\n({'; '.join(said)})".lstrip("\n") if said else text
 
 
-def require_machine(result: Result) -> Result:
+def _require_machine(result: Result) -> Result:
     """The result, unless the machine was ended from outside, which says nothing of the policy."""
     if result.ended is Ended.KILLED:
         raise EnvironmentFault("the sandbox was ended by something outside", remedy="run the episode again")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from treetune.builtin.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironment, list_blocks, require_machine
+from treetune.builtin.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironment, list_blocks
 from treetune.builtin.shell.sample import Sample, Script, matches, problem_with_reference
 from treetune.environment import Action, Step, show
 from treetune.errors import EnvironmentFault
@@ -106,7 +106,7 @@ class OSInteractionEnvironment(ShellEnvironment):
             result = await self.shell.execute(move.text, watch=lambda chunk: show(decoder.decode(chunk)))
             if result.ended is Ended.MEMORY:
                 return self._end(0.0, OUT_OF_MEMORY)
-            said = format_result(require_machine(result), self._limits.seconds, self._output_chars)
+            said = self.describe(result, self._limits.seconds, self._output_chars)
         if last:
             return self._end(0.0, "no answer within the turns there are", truncated=True, observation=said)
         return Step(said, info={"metrics": {"turns": self.turns}})
@@ -179,18 +179,6 @@ def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list
         f"{command_seconds:g} seconds. You have {max_turns} turns."
     )
     return [{"role": "system", "content": rules}, {"role": "user", "content": sample.description}]
-
-
-def format_result(result: Result, seconds: float, chars: int) -> str:
-    """A result as the policy sees it."""
-    text = result.text.strip("\r\n")
-    if len(text) > chars:
-        half = chars // 2
-        text = f"{text[:half]}\n[... {len(text) + result.omitted - 2 * half} characters left out ...]\n{text[-half:]}"
-    notes = [f"stopped after {seconds:g} seconds"] if result.ended is Ended.TIMEOUT else []
-    notes += ["the shell was started anew"] if result.restarted else []
-    notes += ["no output"] if not text and not notes else []
-    return text + (("\n" if text else "") + f"({'; '.join(notes)})" if notes else "")
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -57,6 +57,7 @@ class TextArenaEnvironment(TurnEnvironment):
         return _make_game(task).find_gold() if isinstance(task, TextArenaTask) else None
 
     def start(self) -> Any:  # neither it nor step is async: they run in a thread
+        """A function of the task's fields."""
         self._game = _make_game(self.task)
         self._opponent = Opponent(self._game, self.task)
         self._opponent.play()
@@ -133,17 +134,10 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
             opponent=config.opponent,
             params=config.params,
         )
-        return msgspec.structs.replace(task, prompt=first_observation(task))
+        return msgspec.structs.replace(task, prompt=TextArenaEnvironment(task).start())
 
     def source(self) -> str:
         return f"textarena {version('textarena')}"
-
-
-def first_observation(task: TextArenaTask) -> str:
-    """What the policy sees first: a function of the task's fields."""
-    game = _make_game(task)
-    Opponent(game, task).play()
-    return game.read(POLICY)
 
 
 def _make_game(task: TextArenaTask) -> TextArenaGame:
