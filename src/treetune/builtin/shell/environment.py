@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from treetune.builtin.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironment, list_blocks
-from treetune.builtin.shell.sample import Sample, Script, matches, problem_with_reference
+from treetune.builtin.shell.sample import MATCHERS, Sample, Script, matches
 from treetune.environment import Action, Step, show
 from treetune.errors import EnvironmentFault
 from treetune.sandbox.bubblewrap import is_passable
@@ -123,8 +123,8 @@ class OSInteractionEnvironment(ShellEnvironment):
         result = await self.run_example()
         problem = None if result.ok else f"is not to be had: its script ended with {result.exit_code}"
         for check in self.task.sample.evaluation.check:
-            if isinstance(check, str):
-                problem = problem or problem_with_reference(check, result.text)
+            if isinstance(check, str) and MATCHERS[check](result.text.strip()) is None:
+                problem = problem or f"is no {check.removesuffix('-match')}"
         if problem is not None:
             why = f"the reference answer {problem} ({result.text[-200:]!r} {result.error_text[-200:]!r})"
             raise EnvironmentFault(why, remedy="leave it out; `treetune validate` tells which do not work here")

@@ -158,9 +158,3 @@ def matches(matcher: str, answer: str, reference: str) -> bool:
     if given is None or right is None:
         return False
     return abs(given - right) <= SIZE_TOLERANCE * right if isinstance(right, float) else bool(given == right)
-
-
-def problem_with_reference(matcher: str, reference: str) -> str | None:
-    """Why no answer could match it, or None."""
-    kind = matcher.removesuffix("-match")
-    return f"is no {kind}" if MATCHERS[matcher](reference.strip()) is None else None
