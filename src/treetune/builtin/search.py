@@ -31,7 +31,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from treetune.builtin.code import MAIN, run_python
+from treetune.builtin.code import run_python
 from treetune.builtin.gsm8k import Gsm8kEnvironment
 from treetune.builtin.turns import TurnEnvironment, find_tagged, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
@@ -138,8 +138,8 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
             return await self._search.use(content)
         if tool == "python":
             self._programs += 1
-            files = {MAIN: content.encode("utf-8", "surrogatepass")}
-            result = await run_python(files, limits=SandboxLimits(seconds=SECONDS))
+            program = content.encode("utf-8", "surrogatepass")
+            result = await run_python(program, limits=SandboxLimits(seconds=SECONDS))
             self._failures += not result.ok
             return describe(result)
         if tool is None:

@@ -1,19 +1,18 @@
 """Python code of a policy, in a sandbox or not at all.
 
-await require_sandbox()
-result = await run_python({"main.py": b"print(6 * 7)"})
-result.text   # "42\\n"
+    await require_sandbox()
+    result = await run_python(b"print(6 * 7)")
+    result.text   # "42\\n"
+
+It runs without the user's packages and settings, no more of it at a time than this process has cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from treetune.errors import EnvironmentFault
 from treetune.sandbox import Bubblewrap, Ended, Result, SandboxLimits, require
+from treetune.sandbox.limits import DEFAULT_LIMITS
 from treetune.threads import call, limit_to_cores
-
-MAIN = "main.py"
 
 
 async def require_sandbox() -> None:
@@ -22,12 +21,12 @@ async def require_sandbox() -> None:
         await call(require)
 
 
-async def run_python(files: Mapping[str, bytes], *, stdin: bytes = b"", limits: SandboxLimits | None = None) -> Result:
-    """Run `main.py` in a fresh sandbox, without the user's packages and settings; its streams are UTF-8."""
+async def run_python(code: bytes, *, stdin: bytes = b"", limits: SandboxLimits = DEFAULT_LIMITS) -> Result:
+    """Run a program in a fresh sandbox; its streams are UTF-8."""
     sandbox = Bubblewrap()
-    command = [sandbox.python, "-I", "-X", "utf8", MAIN]
+    command = [sandbox.python, "-I", "-X", "utf8", "main.py"]
     async with limit_to_cores():
-        result = await sandbox.run(command, stdin=stdin, files=files, limits=limits or SandboxLimits())
+        result = await sandbox.run(command, stdin=stdin, files={"main.py": code}, limits=limits)
     if result.ended is Ended.KILLED:
         raise EnvironmentFault("a sandbox was ended from outside", remedy="run the episode again")
     return result

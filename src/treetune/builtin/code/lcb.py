@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from treetune.builtin.code import MAIN, run_python
+from treetune.builtin.code import run_python
 from treetune.builtin.turns import TurnEnvironment
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.sandbox import Ended, Result, SandboxLimits
@@ -131,7 +131,7 @@ class LcbEnvironment(TurnEnvironment):
             return Step(done=True, info={"explanation": "no code block", "success": False})
         function, total = self._problem.choose_function(code), len(self._problem.cases)
         request = await call(make_request, self._problem, code, function)
-        result = await run_python({MAIN: CASE_RUNNER}, stdin=request, limits=limits_of(self._problem))
+        result = await run_python(CASE_RUNNER, stdin=request, limits=limits_of(self._problem))
         passed, explanation = await call(judge, self._problem, result, function is not None)
         return self.end(float(passed == total), explanation, answer=code, metrics={"cases": total, "passed": passed})
 
