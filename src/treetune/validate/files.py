@@ -186,11 +186,11 @@ class _Run(msgspec.Struct):
         positions = every = np.arange(len(chunk.numbers))
         keys = None
         if chunk.table is not None:
-            from treetune.validate.prefilter import Columns, prefilter
+            from treetune.validate.prefilter import columns_of, prefilter
 
-            columns = Columns(chunk.table, check)
-            positions = np.flatnonzero(prefilter(columns))
-            keys = keys_of(columns) if check.contents else None
+            if (columns := columns_of(chunk.table)) is not None:
+                positions = np.flatnonzero(prefilter(columns, check))
+                keys = keys_of(columns)
         rows = chunk.rows_at(positions)
         for position, row in zip(positions.tolist(), rows, strict=True):
             number = chunk.numbers[position]

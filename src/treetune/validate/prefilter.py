@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,19 +25,57 @@ Keys = np.ndarray[Any, np.dtype[np.uint64]]
 Numbers = np.ndarray[Any, Any]
 
 
-def prefilter(columns: Columns) -> Mask:
-    """Which rows need a look: all of a format other than SkyRL's, or where columns are of other types than usual."""
-    every = np.ones(len(columns.rows), np.bool_)
-    if not columns.check.format.has_environments:
-        return every
-    try:
-        return _may_have_odd_prompts(columns) | _may_break_contracts(columns)
-    except UnsureError:
-        return every
+class Codes(NamedTuple):
+    """A column as places in the list of its different values; null is -1."""
+
+    numbers: Numbers
+    names: list[Any]
+
+    def where(self, holds: Callable[[Any], bool]) -> Mask:
+        """The rows whose value passes a test, which null never does. Asked once for each different value."""
+        return np.array([*map(holds, self.names), False], np.bool_)[self.numbers]
 
 
-def _may_have_odd_prompts(columns: Columns) -> Mask:
-    roles, check = _encode(_values_at(columns.prompts.values, "role")), columns.check
+class Columns(NamedTuple):
+    """A batch of rows whose prompts are messages with text; the messages of all of them are one array."""
+
+    rows: pa.StructArray
+    starts: Numbers
+    """Where the messages of each prompt begin, and where those of the last end."""
+    roles: Codes
+    contents: pa.Array | None
+    """None where they were not read, or are not there."""
+
+    def any_message(self, mask: Mask) -> Mask:
+        """The rows of which some message is in a mask of messages."""
+        total = np.concatenate(([0], np.cumsum(mask)))
+        return np.asarray(total[self.starts[1:]] > total[self.starts[:-1]])
+
+
+def columns_of(batch: pa.RecordBatch) -> Columns | None:
+    """None where columns are of other types than those of sound rows usually: then every row needs a look."""
+    rows = batch.to_struct_array()
+    prompts = _values_at(rows, "prompt")
+    if prompts is None or not _is_list(prompts) or prompts.null_count or prompts.values.null_count:
+        return None
+    roles, contents = _values_at(prompts.values, "role"), _values_at(prompts.values, "content")
+    if not _is_text(roles) or (contents is not None and (not _is_text(contents) or contents.null_count)):
+        return None
+    return Columns(rows, offsets_of(prompts).astype(np.int64), _encode(roles), contents)
+
+
+def prefilter(columns: Columns, check: RowCheck) -> Mask:
+    """Which rows need a look: all of a format other than SkyRL's, or where a column is not as usual."""
+    environments, extra = _values_at(columns.rows, "env_class"), _values_at(columns.rows, "extra_info")
+    truths = _values_at(columns.rows, "reward_spec", "ground_truth")
+    usual = _is_text(environments) and _is_text(truths) and (extra is None or pa.types.is_struct(extra.type))
+    if not usual or not check.format.has_environments or (check.contents and columns.contents is None):
+        return np.ones(len(columns.rows), np.bool_)
+    return _may_have_odd_prompts(columns, check) | _may_break_contracts(_encode(environments), truths, check)
+
+
+def _may_have_odd_prompts(columns: Columns, check: RowCheck) -> Mask:
+    roles = columns.roles
     odd = ~roles.where(ROLES.__contains__)
     if check.contents:
         odd = odd | _is_blank(columns.contents) | _may_be_special(columns.contents, check.special)
@@ -57,11 +94,7 @@ def _may_be_special(texts: pa.Array, special: re.Pattern[str]) -> Mask:
     return _mask_of(pc.match_substring_regex(texts, special.pattern))
 
 
-def _may_break_contracts(columns: Columns) -> Mask:
-    environments, check = _encode(columns.at("env_class")), columns.check
-    truths, extra = columns.at("reward_spec", "ground_truth"), columns.at("extra_info")
-    if truths is None or not is_text(truths) or not (extra is None or pa.types.is_struct(extra.type)):
-        raise UnsureError
+def _may_break_contracts(environments: Codes, truths: pa.Array, check: RowCheck) -> Mask:
     missing, blank = _mask_of(truths.is_null()), _is_blank(truths)
     look = ~environments.where(check.known.__contains__) | missing
     for name in environments.names:
@@ -85,63 +118,10 @@ def _reads_one_text(contract: Contract) -> bool:
     return plain or contract.stored is Stored.TEXT
 
 
-class UnsureError(Exception):
-    """A column is of another type than that of sound rows usually: every row needs a look."""
-
-
-class Codes(NamedTuple):
-    """A column as places in the list of its different values; null is -1."""
-
-    numbers: Numbers
-    names: list[Any]
-
-    def where(self, holds: Callable[[Any], bool]) -> Mask:
-        """The rows whose value passes a test, which null never does. Asked once for each different value."""
-        return np.array([*map(holds, self.names), False], np.bool_)[self.numbers]
-
-
-class Columns:
-    """The columns of a batch of rows; those of the messages of all prompts are one array."""
-
-    def __init__(self, batch: pa.RecordBatch, check: RowCheck) -> None:
-        self.check = check
-        self.rows = batch.to_struct_array()
-
-    def at(self, *path: str) -> pa.Array | None:
-        """The values of a column, or of a field inside it; None where there is none."""
-        return _values_at(self.rows, *path)
-
-    @cached_property
-    def prompts(self) -> pa.Array:
-        prompts = self.at("prompt")
-        if prompts is None or not _is_list(prompts) or prompts.null_count or prompts.values.null_count:
-            raise UnsureError
-        return prompts
-
-    @cached_property
-    def starts(self) -> Numbers:
-        """Where the messages of each prompt begin, and where those of the last end."""
-        return offsets_of(self.prompts).astype(np.int64)
-
-    @cached_property
-    def contents(self) -> pa.Array:
-        contents = _values_at(self.prompts.values, "content")
-        if contents is None or not is_text(contents) or contents.null_count:
-            raise UnsureError
-        return contents
-
-    def any_message(self, mask: Mask) -> Mask:
-        """The rows of which some message is in a mask of messages."""
-        total = np.concatenate(([0], np.cumsum(mask)))
-        return np.asarray(total[self.starts[1:]] > total[self.starts[:-1]])
-
-
 # Arrow arrays as numpy arrays, without a copy where that is possible
 
 
-def _encode(array: pa.Array | None) -> Codes:
-    if array is None or not is_text(array):
-        raise UnsureError
+def _encode(array: pa.Array) -> Codes:
     encoded = array.dictionary_encode()
     return Codes(np.from_dlpack(encoded.indices.fill_null(-1)), encoded.dictionary.to_pylist())
 
@@ -160,8 +140,8 @@ def bytes_of(text: pa.Array) -> memoryview:
     return memoryview(buffer) if buffer is not None else memoryview(b"")
 
 
-def is_text(array: pa.Array) -> bool:
-    return bool(pa.types.is_string(array.type) or pa.types.is_large_string(array.type))
+def _is_text(array: pa.Array | None) -> bool:
+    return array is not None and bool(pa.types.is_string(array.type) or pa.types.is_large_string(array.type))
 
 
 def _is_list(array: pa.Array) -> bool:

@@ -140,15 +140,14 @@ def _encode(content: Any) -> bytes:
 
 
 def keys_of(columns: Columns) -> Keys | None:
-    """The keys of all prompts of a batch; None where its columns are not those of messages with text."""
+    """The keys of all prompts of a batch; None where contents are not there."""
     from xxhash import xxh3_64_intdigest
 
-    from treetune.validate.prefilter import UnsureError, bytes_of, offsets_of
+    from treetune.validate.prefilter import bytes_of, offsets_of
 
-    try:
-        starts, offsets, data = columns.starts, offsets_of(columns.contents), bytes_of(columns.contents)
-    except UnsureError:
+    if columns.contents is None:
         return None
+    starts, offsets, data = columns.starts, offsets_of(columns.contents), bytes_of(columns.contents)
     texts = (data[begin:end] for begin, end in pairwise(offsets[starts].tolist()))
     hashes = np.fromiter(map(xxh3_64_intdigest, texts), np.uint64, len(starts) - 1)
     counts = np.diff(starts)
