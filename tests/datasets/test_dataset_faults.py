@@ -174,10 +174,15 @@ def test_what_is_wrong_with_loading_params_is_told_by_its_key():
 @pytest.mark.parametrize("num_proc", [1, 2])
 def test_a_template_that_does_not_fit_a_row_says_which(rows, num_proc):
     mixed = [{"question": {"a": "x"}}, {"question": {"a": "y", "b": "z"}}]
-    assert "row 0: {question:.2f}" in fault_of(rows(prompt_template="{question:.2f}", num_proc=num_proc)).message
+    assert (
+        "row 0: prompt_template '{question:.2f}'"
+        in fault_of(rows(prompt_template="{question:.2f}", num_proc=num_proc)).message
+    )
     if num_proc == 1:
-        assert "row 0: {question[c]}" in fault_of(rows(mixed, prompt_template="{question[c]}")).message
-        assert "row 0: {level:%Y}" in fault_of(rows(prompt_template="{level:%Y}")).message
+        assert (
+            "row 0: prompt_template '{question[c]}'" in fault_of(rows(mixed, prompt_template="{question[c]}")).message
+        )
+        assert "row 0: prompt_template '{level:%Y}'" in fault_of(rows(prompt_template="{level:%Y}")).message
 
 
 def test_a_whole_number_above_64_bits_is_told_by_row_and_column(table):

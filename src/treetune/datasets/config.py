@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -73,6 +74,15 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
 def no_column(name: str, columns: Sequence[str]) -> str:
     """What is wrong with a name that is no column."""
     return f"no column {name!r}{did_you_mean(name, columns)}; there are: {', '.join(columns)}"
+
+
+def explain_misfit(key: str, text: str, columns: Sequence[str], row: Mapping[str, Any], error: Exception) -> str:
+    """Why the text of a key, which uses some columns, does not fit a row."""
+    if missing := [name for name in columns if name not in row]:
+        return f"the row has no {missing[0]!r}, which {key} {text!r} uses"
+    shown = ", ".join(f"{name} = {reprlib.repr(row[name])}" for name in columns)
+    problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return f"{key} {text!r} does not fit a row: {problem} ({shown})"
 
 
 def plain_values(value: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.datasets.config import DatasetConfig, no_column
+from treetune.datasets.config import DatasetConfig, explain_misfit, no_column
 from treetune.errors import ConfigError, TasksetError, did_you_mean
 from treetune.plugins import file_of, load_object
 
@@ -111,22 +111,17 @@ class Filter:
         """Whether the row passes; a `ValueError` with the values where the expression does not fit them."""
         try:
             values = {column: row[column] for column in self.columns}
-        except KeyError as error:
-            raise ValueError(f"the row has no {error}, which {KEY} {self.text!r} uses") from None
-        try:
             return bool(eval(self._code, _NAMES, values))  # noqa: S307 - only checked nodes, and no builtins
         except Exception as error:
-            raise ValueError(self._explain(values, error)) from error
+            problem = explain_misfit(KEY, self.text, self.columns, row, error)
+            raise ValueError(problem + self._advise(row, error)) from error
 
-    def _explain(self, values: Mapping[str, Any], error: Exception) -> str:
-        shown = ", ".join(f"{column} = {reprlib.repr(value)}" for column, value in values.items())
-        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
-        advice = ""
-        if empty := [column for column, value in values.items() if value is None]:
-            advice = f"; guard it: {' and '.join(f'{name} is not None' for name in empty)} and ({self.text.strip()})"
-        elif isinstance(error, TypeError) and any(isinstance(value, str) for value in values.values()):
-            advice = "; turn text into a number with int(...) or float(...)"
-        return f"{KEY} {self.text!r} does not fit a row: {problem} ({shown}){advice}"
+    def _advise(self, row: Mapping[str, Any], error: Exception) -> str:
+        if empty := [name for name in self.columns if row.get(name, "") is None]:
+            return f"; guard it: {' and '.join(f'{name} is not None' for name in empty)} and ({self.text.strip()})"
+        if isinstance(error, TypeError) and any(isinstance(row.get(name), str) for name in self.columns):
+            return "; turn text into a number with int(...) or float(...)"
+        return ""
 
 
 def _text(value: Any) -> str:

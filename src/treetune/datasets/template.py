@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
-from treetune.datasets.config import no_column
+from treetune.datasets.config import explain_misfit, no_column
 from treetune.errors import ConfigError, closest
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _BRACES = "; braces that are meant literally are doubled: \\boxed{{}}"
 class Field:
     """One replacement field, such as `{question}` or `{score:.{digits}f}`."""
 
-    source: str
     name: str
     """The column, with its items: `meta[level]`."""
     columns: tuple[str, ...]
@@ -56,7 +55,7 @@ class Template:
         self.text = text
         if text == "{}":
             column = _only_column(text_columns or columns)
-            pieces: list[str | Field] = [Field("{}", column, (column,), plain=True)]
+            pieces: list[str | Field] = [Field(column, (column,), plain=True)]
         else:
             pieces, faults = _parse(text, columns)
             if faults:
@@ -70,13 +69,11 @@ class Template:
         self._by_position = "".join(literals)
 
     def format(self, row: Mapping[str, Any]) -> str:
-        """Exactly `text.format(**row)`; a `ValueError` that names the field where a value does not fit it."""
+        """Exactly `text.format(**row)`; a `ValueError` with the values where it does not fit them."""
         try:
             return format(row[self.columns[0]]) if self.text == "{}" else self.text.format_map(row)
-        except Exception:
-            for field in self._fields:
-                self._explain_fault(field, row)
-            raise
+        except Exception as error:
+            raise ValueError(explain_misfit(KEY, self.text, self.columns, row, error)) from error
 
     def lacks(self, row: Mapping[str, Any]) -> bool:
         """Whether a row has nothing to make a prompt of: a value that is shown is null, or all of them are blank."""
@@ -101,20 +98,6 @@ class Template:
             if None in values:
                 prompts = [None if value is None else prompt for value, prompt in zip(values, prompts, strict=True)]
         return prompts
-
-    def _explain_fault(self, field: Field, row: Mapping[str, Any]) -> None:
-        """Raises what is wrong where a field cannot be filled in."""
-        if missing := [column for column in field.columns if column not in row]:
-            raise ValueError(f"the row has no {missing[0]!r}, which {KEY} {self.text!r} uses") from None
-        try:
-            if not field.plain:
-                field.source.format_map(row)
-        except Exception as error:
-            types = {name: "None" if row[name] is None else f"a {type(row[name]).__name__}" for name in field.columns}
-            kinds = ", ".join(f"{column} is {kind}" for column, kind in types.items())
-            problem = f"no {error}" if isinstance(error, KeyError) else str(error)
-            fault = f"{field.source} of {KEY} {self.text!r} does not fit a row: {problem} ({kinds})"
-            raise ValueError(fault) from error
 
 
 def _is_blank(value: Any) -> bool:
@@ -142,9 +125,8 @@ def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[s
             if name is not None:
                 names = list(_names(name, spec or "", conversion))
                 faults |= {fault: None for used in names if (fault := _name_fault(used, columns))}
-                source = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
                 plain = not spec and not conversion and "[" not in name
-                pieces.append(Field(source, name, tuple(_column(used) for used in names), plain))
+                pieces.append(Field(name, tuple(_column(used) for used in names), plain))
     except ValueError as error:
         faults[f"{text!r} is no format string: {error}{_BRACES}"] = None
     return pieces, list(faults)
