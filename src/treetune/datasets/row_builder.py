@@ -13,10 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from treetune.datasets.config import no_column
 from treetune.datasets.map_function import (
@@ -46,16 +45,11 @@ from treetune.task import uid_of, uids_of_texts
 
 RESERVED = frozenset(("index", "scorer", "env_class", ROW, MARK))
 """Keys of `extra_info` that Treetune itself fills in."""
+REPLACED = frozenset(("uid", *ADDED))
+"""Keys of `extra_info` that are filled in where a row has none, or that a trainer fills in: such rows are made one by
+one."""
 _SEEN = ("data_source", "extra_info", "env_class")
 """Columns that verl hands to reward functions."""
-
-
-class _Built(NamedTuple):
-    table: pa.Table
-    numbers: list[int]
-    """Which rows of the batch these are."""
-    uids: list[str]
-    """Of their tasks. A row may carry one of the user's own."""
 
 
 class RowBuilder:
@@ -70,7 +64,8 @@ class RowBuilder:
         self.columns = dict(columns)
         self._made = made
         config, names = taskset.config, list(self.columns)
-        self._by_column = not made and not taskset.overrides_rows and config.prompt_format == "template"
+        own_rows = made or taskset.overrides_rows or not REPLACED.isdisjoint(config.extra_fields)
+        self._by_column = config.prompt_format == "template" and not own_rows
         self._truth: GroundTruth | None = None
         self._pass_rates: dict[str, float] = {}
         faults: Faults = []
@@ -86,7 +81,7 @@ class RowBuilder:
             with gather_faults(faults, "pass_rates"):
                 self._pass_rates = read_pass_rates(config.pass_rates)
         if not made and not taskset.overrides_rows:  # a function of the user's own may make columns of its own
-            if self._by_column:
+            if config.prompt_format == "template":
                 texts = [name for name, kind in self.columns.items() if str(kind) in ("string", "large_string")]
                 with gather_faults(faults, "prompt_template"):
                     self._template = Template(config.prompt_template, names, texts)
@@ -136,14 +131,8 @@ class RowBuilder:
             return None, dropped
         with pause_gc():
             if self._by_column and not isinstance(batch, list):
-                built = self._build_columns(batch, indices, dropped)
-            else:
-                built = self._build_rows(_to_rows(batch), indices, dropped)
-        if built is None:
-            return None, dropped
-        if self._filter is not None and self._filter_late:
-            return self._filter_by_rate(batch, indices, built, dropped), dropped
-        return built.table, dropped
+                return self._build_columns(batch, indices, dropped), dropped
+            return self._build_rows(_to_rows(batch), indices, dropped), dropped
 
     def _keeps(self, row: Row, index: int) -> bool:
         assert self._filter is not None
@@ -155,21 +144,21 @@ class RowBuilder:
             raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 
     def _filter_by_rate(
-        self, batch: SourceBatch, indices: list[int], built: _Built, dropped: Counter[str]
-    ) -> pa.Table | None:
-        """By pass rate, which is known by uid and so only once a row is made."""
+        self, table: pa.Table, source: SourceBatch, indices: list[int], uids: list[str], dropped: Counter[str]
+    ) -> pa.Table:
+        """The rows that pass, made of those of `source`: a pass rate is known by the uid of a task, and so only once a
+        row is made."""
+        if self._filter is None or not self._filter_late:
+            return table
         mask = []
-        rows = _to_rows(_take(batch, built.numbers))
-        for row, number, uid in zip(rows, built.numbers, built.uids, strict=True):
+        for row, index, uid in zip(_to_rows(source), indices, uids, strict=True):
             rate = self._pass_rates.get(uid)
-            keep = rate is not None and self._keeps({**row, "pass_rate": rate}, indices[number])
-            mask.append(keep)
-            if not keep:
+            mask.append(rate is not None and self._keeps({**row, "pass_rate": rate}, index))
+            if not mask[-1]:
                 dropped["no pass rate" if rate is None else "filter"] += 1
-        table = built.table.filter(pa.array(mask, pa.bool_()))
-        return table if table.num_rows else None
+        return table.filter(pa.array(mask, pa.bool_()))
 
-    def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> _Built | None:
+    def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> pa.Table | None:
         config, scorer = self.taskset.config, self._scorer
         texts: list[Any] = self._template.fill(table)
         truths = None if self._truth is None else [*map(self._truth.find, table[self._truth.column].to_pylist())]
@@ -201,14 +190,10 @@ class RowBuilder:
         if scorer not in (None, RULE):
             reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
             around = {"ability": config.ability, "reward_model": reward}
-            prompts = columns["prompt"].to_pylist()
-            if replaced := [field for field in config.extra_fields if field in ADDED]:
-                rows = zip(prompts, table.select(replaced).to_pylist(), strict=True)
-                row_json = [encode_unseen({"prompt": prompt, **around, "extra_info": info}) for prompt, info in rows]
-            else:
-                row_json = encode_unseen_prompts(prompts, around)
+            row_json = encode_unseen_prompts(columns["prompt"].to_pylist(), around)
+        indices = _take(indices, kept)
         extra = {
-            "index": pa.array(_take(indices, kept), pa.int64()),
+            "index": pa.array(indices, pa.int64()),
             "uid": pa.array(uids, pa.string()),
             "scorer": parquet.constant_column(scorer, len(kept)),
         }
@@ -218,12 +203,10 @@ class RowBuilder:
             extra[ROW] = pa.array(row_json, pa.string())
         for field in config.extra_fields:
             extra[field] = _store_field(table[field], field)
-            if field == "uid" and extra[field].null_count:  # a uid of the user's own stays
-                extra[field] = pc.coalesce(extra[field].cast(pa.string()), pa.array(uids, pa.string()))
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
-        return _Built(pa.table(columns), kept, uids)
+        return self._filter_by_rate(pa.table(columns), table, indices, uids, dropped)
 
-    def _build_rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> _Built | None:
+    def _build_rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> pa.Table | None:
         rows: list[Row] = []
         uids: list[str] = []
         kept: list[int] = []
@@ -256,7 +239,9 @@ class RowBuilder:
             uids.append(uid)
             kept.append(number)
         self._leave_out(left_out, indices, dropped)
-        return _Built(_table_of(rows), kept, uids) if rows else None
+        if not rows:
+            return None
+        return self._filter_by_rate(_table_of(rows), _take(source, kept), _take(indices, kept), uids, dropped)
 
     def _complete_row(self, made: Row, index: int) -> tuple[str, Row]:
         """The uid of a made row's task, and the row with everything that a canonical one has."""
