@@ -9,7 +9,6 @@ A key whose values are of mixed types becomes JSON, and the table says which.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
@@ -301,17 +300,8 @@ class RowBuilder:
             except Exception as fault:
                 number, error = candidate, fault
                 break
-        problem, remedy = f": {error}", None
-        if isinstance(error, TypeError) and re.search("expected bytes|str keys", str(error)):
-            problem, remedy = " has a key that is no text", "name the keys of a row, and of mappings in it, by text"
-        elif isinstance(error, UnicodeEncodeError):
-            problem = f": text that is no Unicode: {error.object[error.start : error.end]!r} is half of a character"
-        elif isinstance(error, UnicodeDecodeError):
-            problem = f": text that is no UTF-8: {error.reason} ({error.object[error.start : error.end]!r})"
-            remedy = "convert the file, as by `iconv -f latin1 -t utf-8`"
-        elif "not in range" in str(error):
-            remedy = "whole numbers have 64 bits: leave the column out of extra_fields, or make it text first"
-        return TasksetError(f"row {first + number}{problem}", remedy=remedy)
+        remedy = "correct the row: text is UTF-8, keys are text, and whole numbers of extra_fields have 64 bits"
+        return TasksetError(f"row {first + number}: {error}", remedy=remedy)
 
 
 def _to_rows(batch: SourceBatch) -> list[Row]:
