@@ -130,7 +130,7 @@ def test_chats_with_tool_calls_beside_plain_ones_are_joined_where_the_task_says_
     )
     with pytest.raises(TasksetError, match="prompt") as caught:
         get_dataset_paths([tools, source()])
-    assert "set join: true in task 1 (rows): its messages get the keys" in caught.value.remedy
+    assert "set join: true in task 1 (rows), which then gets the types of the others: prompt" in caught.value.remedy
     rows = read_joined(get_dataset_paths([tools, source(join=True)]))
     assert [row["prompt"] for row in rows[:2]] == [asks, [{"role": "user", "content": "0 + 1?"}]]
 
@@ -164,7 +164,7 @@ def test_agent_name_in_one_file_only_is_refused(source, tmp_path):
     (tmp_path / "agent.py").write_text(WITH_AGENT)
     agent = source(name="agents.jsonl", custom_cls={"path": str(tmp_path / "agent.py"), "name": "Agent"})
     assert len(get_dataset_paths([agent, agent])) == 2
-    with pytest.raises(TasksetError, match=r"tasks 0 \(agents\) and 1 \(rows\).*\(rows\) has no column agent_name"):
+    with pytest.raises(TasksetError, match=r"rows of task 1 \(rows\) would name no agent"):
         get_dataset_paths([agent, source()])
 
 

@@ -42,7 +42,11 @@ def join_files(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> lis
     """The files that a trainer can join: those that were built, or converted copies. What cannot be joined is refused
     now, not when the model is loaded."""
     names = [f"{number} ({taskset.name})" for number, taskset in enumerate(tasksets)]
-    _refuse_lone_agents(names, built)
+    with_agents = [AGENT in sidecar.schema for sidecar, _, _ in built]
+    if any(with_agents) and not all(with_agents):
+        without = ", ".join(name for name, having in zip(names, with_agents, strict=True) if not having)
+        remedy = f"give all tasks of the list the column {AGENT}, or none"
+        raise TasksetError(f"rows of task {without} would name no agent: others have the column {AGENT}", remedy=remedy)
     clashes = next(_find_clashes(names, built), None)
     if clashes is None:
         return list(built)
@@ -52,7 +56,7 @@ def join_files(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> lis
     for name, taskset, file, convert in zip(names, tasksets, built, converters, strict=True):
         changed = find_clashes(file[0].schema, schema_tree(schema))
         if changed and not taskset.config.join:
-            remedy = f"set join: true in task {name}: {'; '.join(map(_describe_change, changed))}"
+            remedy = f"set join: true in task {name}, which then gets the types of the others: {'; '.join(changed)}"
             raise TasksetError(clashes, remedy=remedy)
         files.append(_convert_file(taskset, file, convert, schema, json_fields) if changed else file)
     return files
@@ -62,28 +66,6 @@ def _find_clashes(names: Sequence[str], built: Sequence[File]) -> Iterator[str]:
     for (one, first), (other, second) in combinations(zip(names, built, strict=True), 2):
         if found := find_clashes(first[0].schema, second[0].schema):
             yield f"tasks {one} and {other} cannot be used in one list: {'; '.join(found)}"
-
-
-def _refuse_lone_agents(names: Sequence[str], built: Sequence[File]) -> None:
-    having = [AGENT in sidecar.schema for sidecar, _, _ in built]
-    if any(having) and not all(having):
-        with_one, without = names[having.index(True)], names[having.index(False)]
-        raise TasksetError(
-            f"tasks {with_one} and {without} cannot be used in one list: task {without} has no column {AGENT}, so its "
-            "rows would name no agent",
-            remedy=f"give all of them the column {AGENT}, or none",
-        )
-
-
-def _describe_change(clash: str) -> str:
-    path = clash.partition(" ")[0]
-    if "(null and" in clash:
-        return f"{path}, which is empty there, gets the type of the others"
-    if path.endswith("ground_truth"):
-        return f"each text of {path} becomes a list of one, and an answer that is any of a list is right"
-    if path.startswith("extra_info."):
-        return f"{path} becomes JSON text, which Treetune reads as it was"
-    return "its messages get the keys, or the parts, of the others"
 
 
 def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> list[Converter]:
