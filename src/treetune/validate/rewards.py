@@ -113,7 +113,7 @@ def _check_truth(
     if read is not None and (fault := find_fault(contract, read)) is not None:
         rule, expected = fault
         yield rule, f"{env_class} reads {expected}, this is {show(read)}"
-    elif truth is not None and read not in (truth, contract.encode(truth)):
+    elif truth is not None and read != truth and read != contract.encode(truth):
         yield "ground-truth-value", f"{contract.column} says {show(read)}, reward_spec {show(truth)}"
 
 
