@@ -53,7 +53,8 @@ def read_declared(
     lists: dict[str, list[DatasetTaskset]] = {}
     for name, nodes in _read_nodes(data, overrides, path).items():
         entries = [{**node, **(further or {})} if isinstance(node, dict) else node for node in nodes]
-        lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name, faults=faults)
+        with gather_faults(faults):
+            lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name)
     if faults:
         raise ConfigError(faults, source=path)
     return DeclaredTasks(data, lists)
@@ -97,32 +98,26 @@ def read_list_node(
 
 
 def load_tasks(
-    nodes: Iterable[Any], cache_dir: str | Path | None = None, *, path: str = "tasks", faults: Faults | None = None
+    nodes: Iterable[Any], cache_dir: str | Path | None = None, *, path: str = "tasks"
 ) -> list[DatasetTaskset]:
-    """The tasksets of a list of configs. All faults of all of them are added to `faults`, or raised as one error."""
-    found: Faults = []
-    loaded: list[DatasetTaskset] = []
+    """The tasksets of a list of configs. All faults of all of them are raised as one error."""
     try:
         entries = plain_values(nodes)
-        if isinstance(entries, str | Mapping) or not isinstance(entries, Iterable):
-            raise ConfigError([("", f"expected a list of tasks, got {entries!r:.60}")])
     except ConfigError as error:
-        found += [(path, problem) for _, problem in error.faults]
-        entries = []
-    for number, node in enumerate(entries):
-        here = f"{path}[{number}]"
-        try:
-            taskset = load_task(node, cache_dir)
-            found += [(f"{here}.{key}", problem) for key, problem in _further_faults(taskset.config)]
-            loaded.append(taskset)
-        except ConfigError as error:
-            found += [(f"{here}.{key}" if key else here, problem) for key, problem in error.faults]
-        except TreetuneError as error:
-            found.append((here, str(error)))
-    if found and faults is None:
-        raise ConfigError(found)
-    if faults is not None:
-        faults += found
+        raise ConfigError([(path, problem) for _, problem in error.faults]) from None
+    if isinstance(entries, str | Mapping) or not isinstance(entries, Iterable):
+        raise ConfigError([(path, f"expected a list of tasks, got {entries!r:.60}")])
+    loaded: list[DatasetTaskset] = []
+
+    def load(node: Any) -> None:
+        faults: Faults = []
+        with gather_faults(faults, ""):
+            loaded.append(load_task(node, cache_dir))
+            faults += _further_faults(loaded[-1].config)
+        if faults:
+            raise ConfigError(faults)
+
+    check_all((f"{path}[{number}]", partial(load, node)) for number, node in enumerate(entries))
     return loaded
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from treetune.datasets.declared import LISTS, load_tasks
 from treetune.datasets.taskset import DatasetTaskset
-from treetune.errors import Faults
+from treetune.errors import Faults, gather_faults
 from treetune.target import missing_values
 
 
@@ -58,5 +58,6 @@ def load_lists(config: Any, cache_dir: str | Path | None, faults: Faults) -> dic
         if (nodes := get_value(config, name)) == "???":
             faults += missing_values(nodes, name)
         elif nodes:
-            lists[name.removesuffix("_tasks")] = load_tasks(nodes, cache_dir, path=name, faults=faults)
+            with gather_faults(faults):
+                lists[name.removesuffix("_tasks")] = load_tasks(nodes, cache_dir, path=name)
     return lists
