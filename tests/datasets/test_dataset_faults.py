@@ -271,7 +271,7 @@ def test_a_class_that_fails_is_told_by_its_method(rows, custom, body, said):
         ("{'reward_model': {'ground_truth': 'x', 1: 2}}", "row 0: "),
         ("{'prompt': [{'role': 'user', 'content': '\\ud800'}]}", "surrogates not allowed"),
         ("{'reward_model': {'ground_truth': [2**70]}}", "does not fit in 64 bits"),
-        ("{'prompt': [{'role': 5, 'content': 'x'}]}", "row 0 has a message whose role is a int"),
+        ("{'prompt': [{'role': 5, 'content': 'x'}]}", "row 0 has a message without a role"),
         ("{'prompt': [{'role': None, 'content': 'x'}]}", "row 0 has a message without a role"),
         ("{'prompt': [{'role': 'user', 'content': b'x'}]}", "row 0 has a message whose content is a bytes"),
         ("{'env_class': 5}", "row 0 has the env_class 5, which is no name"),

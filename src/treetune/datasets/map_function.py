@@ -101,13 +101,9 @@ def find_fault(made: Any) -> str | None:
     if type(prompt) is not list or not prompt:
         return "has no prompt (a list of messages)"
     for message in prompt:
-        if type(message) is dict and type(message.get("role")) is type(message.get("content")) is str:
-            continue  # what nearly every message is
-        if type(message) is not dict or (role := message.get("role")) is None:
+        if type(message) is not dict or type(message.get("role")) is not str:
             return "has a message without a role"
-        if type(role) is not str:
-            return f"has a message whose role is a {type(role).__name__}"
-        if isinstance(content := message.get("content"), bytes | bool | int | float):
+        if type(content := message.get("content")) in (bytes, bool, int, float):
             return f"has a message whose content is a {type(content).__name__}"
     for key in ("reward_model", "extra_info"):
         if type(value := made.get(key)) is not dict and value is not None:

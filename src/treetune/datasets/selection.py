@@ -49,18 +49,18 @@ def row_filter(
     return parsed.keeps, with_pass_rate and "pass_rate" in parsed.columns
 
 
+class _PassRate(msgspec.Struct):
+    uid: str
+    pass_rate: float
+
+
 def read_pass_rates(path: str) -> dict[str, float]:
     """What `treetune eval --write-pass-rate` wrote: a line of JSON per uid."""
     try:
-        lines = Path(path).expanduser().read_bytes().splitlines()
-        return {entry["uid"]: float(entry["pass_rate"]) for entry in map(msgspec.json.decode, lines)}
-    except OSError as error:
-        problem = f"cannot read {path}: {error.strerror}"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        problem = f"{path} is no pass-rate file: {error}"
-    except (KeyError, TypeError, ValueError):
-        problem = f'{path} is no pass-rate file: a line is not {{"uid": ..., "pass_rate": ...}}'
-    raise ConfigError([("pass_rates", problem)])
+        entries = msgspec.json.Decoder(_PassRate).decode_lines(Path(path).expanduser().read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([("pass_rates", f"{path} is no pass-rate file: {error}")]) from None
+    return {entry.uid: entry.pass_rate for entry in entries}
 
 
 def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Counter[str]], pa.Table] | None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
-from treetune.datasets.config import explain_misfit, no_column
-from treetune.errors import ConfigError, closest
+from treetune.datasets.config import explain_misfit
+from treetune.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,11 +108,9 @@ def _is_blank(value: Any) -> bool:
 def _only_column(candidates: Sequence[str]) -> str:
     if len(candidates) == 1:
         return candidates[0]
-    problem = 'the default "{}" takes the only text column, but '
-    if not candidates:
-        raise ConfigError([(KEY, f"{problem}the dataset has no columns")])
-    problem += f"there are {len(candidates)} candidates: {', '.join(candidates)}"
-    raise ConfigError([(KEY, f'{problem}; set {KEY}, for example to "{{{candidates[0]}}}"')])
+    there_are = f"there are {len(candidates)}: {', '.join(candidates)}"
+    problem = f'the default "{{}}" takes the only text column, but {there_are}; set {KEY}, such as "{{question}}"'
+    raise ConfigError([(KEY, problem)])
 
 
 def _parse(text: str, columns: Sequence[str]) -> tuple[list[str | Field], list[str]]:
@@ -153,12 +151,8 @@ def _name_fault(name: str, columns: Sequence[str]) -> str | None:
     column = _column(name)
     if name != column and name in columns:
         return f"a template cannot name the column {name!r} because of its dot or bracket; rename the column"
-    if column == "" or column.isdecimal():
-        return f"{{{name}}} names no column; there are: {', '.join(columns)}{_BRACES}"
-    if column not in columns:
-        return no_column(column, columns) + ("" if closest(column, columns) else _BRACES)
-    items = name[len(column) :]
-    if re.fullmatch(r"(\[[^\]]+\])*", items):
+    if column not in columns or not column or column.isdecimal():  # the last two are positions
+        return f"{{{name}}} names no column{did_you_mean(column, columns)}; there are: {', '.join(columns)}{_BRACES}"
+    if re.fullmatch(r"(\[[^\]]+\])*", name[len(column) :]):
         return None
-    problem = "asks for an attribute, which a template may not" if "." in items else "is malformed"
-    return f"{{{name}}} {problem}; an item is written {{{column}[key]}}"
+    return f"{{{name}}} is no column and no item of one, which is written {{{column}[key]}}; attributes are not read"
