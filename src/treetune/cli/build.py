@@ -98,16 +98,15 @@ def _build_lists(
 ) -> list[dict[str, Any]]:
     """Builds lists of dataset tasks for one trainer; each file is an entry of the report. `config` is the trainer's, as
     far as there is one: it may say who scores the rows."""
-    from treetune.datasets.declared import check_columns, check_environments, check_single_turns
+    from treetune.datasets.declared import check_columns, check_environments
     from treetune.datasets.join import join_files
-    from treetune.trainers.verl import Scoring, scoring_of, warn_of_unscored
+    from treetune.trainers.verl import leaves_scoring, warn_of_unscored
 
     rows_format = format_named(format)
     # The trainer's own environments need not be known here.
-    check_environments(lists, known=not rows_format.has_environments, source=source)
+    one_turn = rows_format.one_answer and not leaves_scoring(config)
+    check_environments(lists, known=not rows_format.has_environments, one_turn=one_turn, source=source)
     if rows_format.one_answer:
-        if scoring_of(config) is not Scoring.OTHER:
-            check_single_turns(lists, source=source)
         warn_of_unscored(config, lists)
     check_columns(lists, format, force=how["force"], source=source)
     entries: list[dict[str, Any]] = []

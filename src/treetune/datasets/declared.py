@@ -167,36 +167,25 @@ def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, so
     check_all(checks, source=source)
 
 
-def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
-    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
-    faults = [
-        (f"{place}.env_class", fault)
-        for place, taskset in _places(lists)
-        if (fault := unknown_environment(taskset, taskset.config.env_class)) is not None
-    ]
-    if faults and known:
-        raise ConfigError(faults, source=source)
-    for key, problem in faults:
-        warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
-
-
-def check_single_turns(lists: Lists, source: str = "config") -> None:
-    """verl's reward functions are given one answer."""
+def check_environments(lists: Lists, *, known: bool = True, one_turn: bool = False, source: str = "config") -> None:
+    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning.
+    With `one_turn` none may have several: verl's reward functions are given one answer."""
     from treetune.rows.scorer import SEVERAL_TURNS, has_several_turns
 
-    faults = []
+    faults: Faults = []
     for place, taskset in _places(lists):
-        config = taskset.config
-        # Rows may each say that they have one turn.
-        if config.env_class is None or "max_turns" in config.extra_fields or taskset.overrides_rows:
+        config, key = taskset.config, f"{place}.env_class"
+        if config.env_class is None:
             continue
-        try:
-            cls = environments.resolve(taskset.environment_spec(config.env_class))
-        except TreetuneError:
-            continue  # reported as one that is not known
-        if has_several_turns(cls):
-            problem = f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"
-            faults.append((f"{place}.env_class", problem))
+        spec = taskset.environment_spec(config.env_class)
+        rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows
+        if (problem := unknown_environment(taskset, config.env_class)) is not None:
+            if known:
+                faults.append((key, problem))
+            else:
+                warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
+        elif one_turn and not rows_decide and has_several_turns(environments.resolve(spec)):
+            faults.append((key, f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"))
     if faults:
         raise ConfigError(faults, source=source)
 

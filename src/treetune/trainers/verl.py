@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.datasets.declared import check_columns, check_environments, check_single_turns, load_tasks
+from treetune.datasets.declared import check_columns, check_environments, load_tasks
 from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, Faults, MissingExtraError, TasksetError, UsageError
@@ -119,9 +119,7 @@ def load_tasksets(config: Any, cache_dir: str | Path | None = None) -> dict[str,
     lists = load_lists(config, cache_dir, faults)
     if faults:
         raise ConfigError(faults)
-    check_environments(lists)
-    if not leaves_scoring(config):
-        check_single_turns(lists)
+    check_environments(lists, one_turn=not leaves_scoring(config))
     check_columns(lists)
     return lists
 
