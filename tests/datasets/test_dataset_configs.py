@@ -287,7 +287,7 @@ def test_a_source_that_cannot_be_read_is_told_beside_the_column_faults(source, t
 def test_an_override_of_a_text_key_is_text(source, recipe, text):
     file = recipe(train_tasks=[source()])
     declared = read_declared(file, {"train_tasks[0].prompt_template": text, "train_tasks[0].system_prompt": "Note: x"})
-    config = declared.lists["train"][0].config
+    config = declared["train"][0].config
     assert (config.prompt_template, config.system_prompt) == (text, "Note: x")
 
 
@@ -299,7 +299,7 @@ def test_an_override_stays_yaml_where_the_key_takes_it(source, recipe):
         "train_tasks[0].ground_truth.pattern": "[0-9]",
         "train_tasks[0].loading_params.kwargs.split": "train[:2]",
     }
-    config = read_declared(recipe(train_tasks=[source(system_prompt="S")]), overrides).lists["train"][0].config
+    config = read_declared(recipe(train_tasks=[source(system_prompt="S")]), overrides)["train"][0].config
     assert (config.max_rows, config.system_prompt) == (3, None)
     assert (config.ground_truth.column, config.ground_truth.pattern) == ("answer", "[0-9]")
     assert config.loading_params.kwargs["split"] == "train[:2]"
@@ -309,7 +309,7 @@ def test_an_override_of_a_class_s_own_text_is_text(source, recipe, tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
     node = source(custom_cls={"path": str(tmp_path / "mine.py"), "name": "My"}, hint="none", sizes={"a": 1})
     overrides = {"train_tasks[0].hint": "Note: {x}", "train_tasks[0].sizes": "{b: 2}"}
-    extra = read_declared(recipe(train_tasks=[node]), overrides).lists["train"][0].config.extra
+    extra = read_declared(recipe(train_tasks=[node]), overrides)["train"][0].config.extra
     assert extra == {"hint": "Note: {x}", "sizes": {"a": 1, "b": 2}}
 
 
@@ -356,7 +356,7 @@ def test_files_that_a_recipe_names_are_found_beside_it_by_build_and_by_show(sour
     (folder / "mytask.py").write_text(OWN)
     (folder / "keep.py").write_text("def keep(row):\n    return row['level'] < 2\n")
     (folder / "rates.json").write_text("{}")
-    for taskset in (read_declared(file, {}).lists["train"][0], load_taskset(file, split="train")):
+    for taskset in (read_declared(file, {})["train"][0], load_taskset(file, split="train")):
         assert type(taskset).__name__ == "My"
         assert taskset.config.filter == f"{folder / 'keep.py'}:keep"
         assert taskset.config.pass_rates == str(folder / "rates.json")
@@ -364,7 +364,7 @@ def test_files_that_a_recipe_names_are_found_beside_it_by_build_and_by_show(sour
     (folder / "keep.py").rename(tmp_path / "keep.py")
     (tmp_path / "rates.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    config = read_declared(file, {"train_tasks[0].pass_rates": "rates.json"}).lists["train"][0].config
+    config = read_declared(file, {"train_tasks[0].pass_rates": "rates.json"})["train"][0].config
     assert (config.filter, config.pass_rates) == ("keep.py:keep", "rates.json")
 
 
@@ -431,7 +431,7 @@ def test_a_custom_cls_that_names_no_class_is_told_beside_all_other_faults(source
 
 def test_a_custom_cls_that_is_spelled_out_as_empty_is_none(source, recipe):
     file = recipe(train_tasks=[source(custom_cls={"path": None, "name": None})])
-    for taskset in (read_declared(file, {}).lists["train"][0], load_taskset(file, split="train")):
+    for taskset in (read_declared(file, {})["train"][0], load_taskset(file, split="train")):
         assert type(taskset).__name__ == "DatasetTaskset"
 
 
@@ -444,7 +444,7 @@ def test_values_that_are_still_missing_are_faults(source, recipe):
     assert list(faults_of(resolve_tasks_into_config, OmegaConf.create({"train_tasks": "???"}))) == ["train_tasks"]
     assert "taskset.data_source" in faults_of(load_taskset, file, split="train")
     given = {"train_tasks[0].data_source": "sums", "train_tasks[0].extra_fields": "[level]"}
-    assert read_declared(file, given).lists["train"][0].config.data_source == "sums"
+    assert read_declared(file, given)["train"][0].config.data_source == "sums"
 
 
 def test_faults_that_no_single_key_shows_are_found_with_the_others(source, tmp_path):

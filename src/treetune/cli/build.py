@@ -57,8 +57,8 @@ def build_command(
         if num_tasks is not None:
             raise UsageError("-n is for a single taskset", remedy="set --train_tasks[0].max_rows instead")
         overrides = read_overrides(context, ("train_tasks", "val_tasks"))
-        declared = read_declared(target, overrides, cache_dir=cache_dir, further=further)
-        entries = build_lists(declared.lists, declared.config)
+        lists = read_declared(target, overrides, cache_dir=cache_dir, further=further)
+        entries = build_lists(lists, load_yaml(target))
     elif further or engine != "local":
         problem = "--max-prompt-length, --tokenizer and --engine are for dataset tasks"
         raise UsageError(problem, remedy="declare train_tasks in YAML")

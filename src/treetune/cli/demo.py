@@ -118,7 +118,7 @@ def _build(screen: Screen, output: Path, tasks: list[Task]) -> tuple[Path, str]:
     rows.write_bytes(msgspec.json.Encoder().encode_lines(questions))
     yaml.write_text(read_template("demo/tasks.yaml", yaml=str(yaml), rows=msgspec.json.encode(str(rows)).decode()))
     for what in ("built", "asked again"):
-        (taskset,) = read_declared(str(yaml), {}, cache_dir=output / "cache").lists["train"]
+        (taskset,) = read_declared(str(yaml), {}, cache_dir=output / "cache")["train"]
         began = time.perf_counter()
         sidecar, path, hit = taskset.build()
         spent = 1000 * (time.perf_counter() - began)

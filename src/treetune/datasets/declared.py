@@ -1,6 +1,6 @@
 """Tasks that a config declares: lists of nodes, or `train_tasks` and `val_tasks` in YAML (a trainer's own recipe too).
 
-    lists = read_declared("recipe.yaml", {"train_tasks[0].max_rows": "100"}).lists      # {"train": [taskset]}
+    lists = read_declared("recipe.yaml", {"train_tasks[0].max_rows": "100"})      # {"train": [taskset]}
     check_environments(lists); check_columns(lists, "verl")
 
 Only the two lists are resolved and checked. What else a recipe holds (hydra's `defaults`, a trainer's keys and
@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from treetune.config import CodeName, convert_node, declared_values, load_yaml, to_plain, with_overrides
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.taskset import DatasetTaskset, unknown_environment
@@ -32,32 +30,24 @@ Lists = Mapping[str, Sequence[DatasetTaskset]]
 """Tasksets by the name of their list: `train`, `train_tasks`, `tasks`, or `taskset` for the only one of a config."""
 
 
-class DeclaredTasks(msgspec.Struct):
-    config: dict[str, Any]
-    """The whole file, as it is written."""
-    lists: dict[str, list[DatasetTaskset]]
-    """The tasksets of `train` and `val`."""
-
-
 def read_declared(
     path: str,
     overrides: Mapping[str, str],
     *,
     cache_dir: str | Path | None = None,
     further: Mapping[str, Any] | None = None,
-) -> DeclaredTasks:
-    """The tasks that a YAML file declares, with `further` keys in each; every fault of all of them is reported at
-    once."""
-    data = load_yaml(path)
+) -> dict[str, list[DatasetTaskset]]:
+    """The tasksets of `train` and `val` that a YAML file declares, with `further` keys in each; every fault of all of
+    them is reported at once."""
     faults: Faults = []
     lists: dict[str, list[DatasetTaskset]] = {}
-    for name, nodes in _read_nodes(data, overrides, path).items():
+    for name, nodes in _read_nodes(load_yaml(path), overrides, path).items():
         entries = [{**node, **(further or {})} if isinstance(node, dict) else node for node in nodes]
         with gather_faults(faults):
             lists[name.removesuffix("_tasks")] = load_tasks(entries, cache_dir, path=name)
     if faults:
         raise ConfigError(faults, source=path)
-    return DeclaredTasks(data, lists)
+    return lists
 
 
 def declares_tasks(data: Mapping[str, Any]) -> bool:

@@ -188,7 +188,7 @@ def _resolve(
     folders: list[Path] = []
     if isinstance(tasks, str | Path):
         folders = [Path(tasks).expanduser().resolve().parent]
-        lists = read_declared(str(tasks), {}, cache_dir=cache_dir).lists
+        lists = read_declared(str(tasks), {}, cache_dir=cache_dir)
     else:
         faults: Faults = []
         lists = load_lists(config if tasks is None else tasks, cache_dir, faults)
