@@ -25,24 +25,13 @@ Keys = np.ndarray[Any, np.dtype[np.uint64]]
 Numbers = np.ndarray[Any, Any]
 
 
-class Codes(NamedTuple):
-    """A column as places in the list of its different values; null is -1."""
-
-    numbers: Numbers
-    names: list[Any]
-
-    def where(self, holds: Callable[[Any], bool]) -> Mask:
-        """The rows whose value passes a test, which null never does. Asked once for each different value."""
-        return np.array([*map(holds, self.names), False], np.bool_)[self.numbers]
-
-
 class Columns(NamedTuple):
     """A batch of rows whose prompts are messages with text; the messages of all of them are one array."""
 
     rows: pa.StructArray
     starts: Numbers
     """Where the messages of each prompt begin, and where those of the last end."""
-    roles: Codes
+    roles: pa.DictionaryArray
     contents: pa.Array | None
     """None where they were not read, or are not there."""
 
@@ -61,7 +50,7 @@ def columns_of(batch: pa.RecordBatch) -> Columns | None:
     roles, contents = _values_at(prompts.values, "role"), _values_at(prompts.values, "content")
     if not _is_text(roles) or (contents is not None and (not _is_text(contents) or contents.null_count)):
         return None
-    return Columns(rows, offsets_of(prompts).astype(np.int64), _encode(roles), contents)
+    return Columns(rows, offsets_of(prompts).astype(np.int64), roles.dictionary_encode(), contents)
 
 
 def prefilter(columns: Columns, check: RowCheck) -> Mask:
@@ -71,18 +60,18 @@ def prefilter(columns: Columns, check: RowCheck) -> Mask:
     usual = _is_text(environments) and _is_text(truths) and (extra is None or pa.types.is_struct(extra.type))
     if not usual or not check.format.has_environments or (check.contents and columns.contents is None):
         return np.ones(len(columns.rows), np.bool_)
-    return _may_have_odd_prompts(columns, check) | _may_break_contracts(_encode(environments), truths, check)
+    return _may_have_odd_prompts(columns, check) | _may_break_contracts(environments.dictionary_encode(), truths, check)
 
 
 def _may_have_odd_prompts(columns: Columns, check: RowCheck) -> Mask:
     roles = columns.roles
-    odd = ~roles.where(ROLES.__contains__)
+    odd = ~_where(roles, ROLES.__contains__)
     if check.contents:
         odd = odd | _is_blank(columns.contents) | _may_be_special(columns.contents, check.special)
     # One more in front, for a first prompt without messages.
-    assistant = np.concatenate(([False], roles.where("assistant".__eq__)))
+    assistant = np.concatenate(([False], _where(roles, "assistant".__eq__)))
     ends_with_assistant: Mask = assistant[columns.starts[1:]]
-    return columns.any_message(odd) | ~columns.any_message(roles.where("user".__eq__)) | ends_with_assistant
+    return columns.any_message(odd) | ~columns.any_message(_where(roles, "user".__eq__)) | ends_with_assistant
 
 
 def _may_be_special(texts: pa.Array, special: re.Pattern[str]) -> Mask:
@@ -94,13 +83,13 @@ def _may_be_special(texts: pa.Array, special: re.Pattern[str]) -> Mask:
     return _mask_of(pc.match_substring_regex(texts, special.pattern))
 
 
-def _may_break_contracts(environments: Codes, truths: pa.Array, check: RowCheck) -> Mask:
+def _may_break_contracts(environments: pa.DictionaryArray, truths: pa.Array, check: RowCheck) -> Mask:
     missing, blank = _mask_of(truths.is_null()), _is_blank(truths)
-    look = ~environments.where(check.known.__contains__) | missing
-    for name in environments.names:
+    look = ~_where(environments, check.known.__contains__) | missing
+    for name in environments.dictionary.to_pylist():
         if (contract := check.contract(name)) is None:
             continue
-        rows = environments.where(name.__eq__)
+        rows = _where(environments, name.__eq__)
         if not _reads_one_text(contract):
             look |= rows
         elif contract.pattern is None:
@@ -121,9 +110,10 @@ def _reads_one_text(contract: Contract) -> bool:
 # Arrow arrays as numpy arrays, without a copy where that is possible
 
 
-def _encode(array: pa.Array) -> Codes:
-    encoded = array.dictionary_encode()
-    return Codes(np.from_dlpack(encoded.indices.fill_null(-1)), encoded.dictionary.to_pylist())
+def _where(array: pa.DictionaryArray, holds: Callable[[Any], bool]) -> Mask:
+    """Which values pass a test, which null never does. Asked once for each different value."""
+    known = np.array([*map(holds, array.dictionary.to_pylist()), False], np.bool_)
+    return np.asarray(known[np.from_dlpack(array.indices.fill_null(-1))])
 
 
 def offsets_of(array: pa.Array) -> Numbers:
@@ -148,7 +138,7 @@ def _is_list(array: pa.Array) -> bool:
     return bool(pa.types.is_list(array.type) or pa.types.is_large_list(array.type))
 
 
-def _values_at(values: pa.Array, *path: str) -> pa.Array | None:
+def _values_at(values: pa.Array, *path: str) -> Any:
     """The values of a field, not as a dictionary; None where there is none."""
     for name in path:
         if not pa.types.is_struct(values.type) or values.type.get_field_index(name) < 0:
