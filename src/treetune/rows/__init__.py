@@ -12,25 +12,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.rows.formats import FORMATS as FORMATS
-    from treetune.rows.formats import detect as detect
     from treetune.rows.reading import read_rows as read_rows
     from treetune.rows.reading import read_tables as read_tables
     from treetune.rows.reading import read_tasks as read_tasks
 
-_HOMES = {
-    "FORMATS": "formats",
-    "detect": "formats",
-    "read_rows": "reading",
-    "read_tables": "reading",
-    "read_tasks": "reading",
-}
-"""Each is imported when it is first asked for: a hit of the cache imports as little as it can."""
-
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name not in _HOMES:
+    if name not in ("read_rows", "read_tables", "read_tasks"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    # Only when it is asked for: a hit of the cache imports as little as it can.
+    from treetune.rows import reading
+
+    return getattr(reading, name)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,11 +40,10 @@ OnFault = Callable[[int, str], None]
 """Called with the number of a faulty row and what is wrong with it."""
 
 
-def read_rows(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """The rows as they stand in the files, without keys that are null; of `columns` only, where given."""
-    for source in find(sources):
-        for batch in batches_of(source, columns):
-            yield from batch.rows
+def read_rows(sources: Sources) -> Iterator[Row]:
+    """The rows as they stand in the files, without keys that are null."""
+    for batch in chain.from_iterable(map(batches_of, find(sources))):
+        yield from batch.rows
 
 
 def read_tasks(sources: Sources, format: str | None = None) -> RowTasks:
@@ -65,7 +64,7 @@ def _read_tasks(sources: Sources, format: Format | None) -> Iterator[Task]:
                 raise type(error)(f"{batch.place(position)}: {error.message}", remedy=error.remedy) from None
 
 
-def read_tables(sources: Sources, *, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def read_tables(sources: Sources) -> Iterator[pa.Table]:
     """The rows as Arrow tables. Fields that are JSON text, because no Arrow type holds their values, are listed in the
     metadata of the schema."""
     import pyarrow as pa
@@ -74,63 +73,57 @@ def read_tables(sources: Sources, *, columns: Sequence[str] | None = None) -> It
 
     for source in find(sources):
         if isinstance(source, File) and source.kind is FileKind.PARQUET:
-            for batch in _parquet_batches(source.path, columns):
+            for batch in _parquet_batches(source.path):
                 yield pa.Table.from_batches([batch])
         else:
-            for rows in batches_of(source, columns):
+            for rows in batches_of(source):
                 yield table_of(rows.rows, truths="text")
 
 
-def batches_of(source: File | HubName, columns: Sequence[str] | None = None) -> Iterator[Batch]:
+def batches_of(source: File | HubName) -> Iterator[Batch]:
     """The rows in batches that know their places."""
-    if isinstance(source, File) and source.kind is FileKind.PARQUET:
-        yield from _read_parquet(source.path, columns)
-        return
-    for batch in hub_batches(source) if isinstance(source, HubName) else text_batches(source):
-        rows = batch.rows
-        if columns is not None:
-            rows = [{name: row[name] for name in columns if name in row} for row in rows]
-        yield batch._replace(rows=rows)
+    if isinstance(source, HubName):
+        return hub_batches(source)
+    return _read_parquet(source.path) if source.kind is FileKind.PARQUET else text_batches(source)
 
 
 # Parquet and the hub
 
 
-def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Batch]:
-    first = 0
-    for batch in _parquet_batches(path, columns):
-        rows = _arrow_rows(batch)
-        places = Batch(str(path), "row", range(first, first + len(rows)), rows)
-        json_fields = json_fields_of(batch.schema.metadata)
-        for position, row in enumerate(rows if json_fields else ()):
-            try:
-                parse_json_fields(row, json_fields)
-            except msgspec.DecodeError as error:
-                raise ReadError(f"{places.place(position)}: {', '.join(json_fields)} should be JSON: {error}") from None
-        yield places
-        first += len(rows)
+def _read_parquet(path: Path) -> Iterator[Batch]:
+    try:
+        yield from _number_rows(str(path), map(arrow_rows, _parquet_batches(path)))
+    except msgspec.DecodeError as error:
+        raise ReadError(f"{path} has text that should be JSON: {error}") from None
 
 
-def _parquet_batches(path: Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         # Buffering ahead keeps what was read until the end; threads cost more than they give beside Python.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
-            names = file.schema_arrow.names
-            _refuse_several(names, path)
-            wanted = None if columns is None else [name for name in columns if name in names]
-            metadata = file.metadata.metadata
-            for batch in file.iter_batches(BATCH, columns=wanted, use_threads=False):
-                yield batch.replace_schema_metadata(metadata)
+            _refuse_several(file.schema_arrow.names, path)
+            for batch in file.iter_batches(BATCH, use_threads=False):
+                yield batch.replace_schema_metadata(file.metadata.metadata)
     except (pa.ArrowException, OSError) as error:
         raise ReadError(f"{path} cannot be read as parquet: {error}") from None
 
 
-def _arrow_rows(batch: pa.RecordBatch) -> list[Row]:
+def arrow_rows(batch: pa.RecordBatch) -> list[Row]:
+    """Rows without nulls; what the metadata of their schema lists is parsed, for it is JSON text."""
     with pause_gc():
-        return to_rows(batch.schema.names, batch.columns, batch.num_rows)
+        rows = to_rows(batch.schema.names, batch.columns, batch.num_rows)
+    json_fields = json_fields_of(batch.schema.metadata)
+    return [parse_json_fields(row, json_fields) for row in rows] if json_fields else rows
+
+
+def _number_rows(name: str, batches: Iterable[list[Row]]) -> Iterator[Batch]:
+    first = 0
+    for rows in batches:
+        yield Batch(name, "row", range(first, first + len(rows)), rows)
+        first += len(rows)
 
 
 def hub_batches(source: HubName) -> Iterator[Batch]:
@@ -145,11 +138,11 @@ def hub_batches(source: HubName) -> Iterator[Batch]:
             f"{source.name!r} is no file here, and no dataset of the hub: {error.message}",
             remedy="a dataset is named name[@config][:split], and its split is train unless said otherwise",
         ) from error
-    first = 0
-    for batch in opened.batches():
-        for rows in [drop_nulls(batch)] if isinstance(batch, list) else map(_arrow_rows, batch.to_batches(BATCH)):
-            yield Batch(source.name, "row", range(first, first + len(rows)), rows)
-            first += len(rows)
+    tables = opened.batches()
+    lists = (
+        [drop_nulls(some)] if isinstance(some, list) else map(arrow_rows, some.to_batches(BATCH)) for some in tables
+    )
+    yield from _number_rows(source.name, chain.from_iterable(lists))
 
 
 # JSON and CSV

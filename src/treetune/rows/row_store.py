@@ -29,12 +29,11 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from treetune.errors import StorageError, TasksetError
-from treetune.rows.arrow_values import json_fields_of, pause_gc, to_rows
+from treetune.rows.arrow_values import pause_gc
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash
 from treetune.rows.formats import row_uid
 from treetune.rows.loading import open_source
-from treetune.rows.reading import BUFFER, batches_of
-from treetune.rows.round_trip import parse_json_fields
+from treetune.rows.reading import BUFFER, arrow_rows, batches_of
 from treetune.rows.sources import File, HubName, ReadError, Row
 
 if TYPE_CHECKING:
@@ -234,22 +233,16 @@ class ParquetRows:
         sizes = [self._file.metadata.row_group(number).num_rows for number in range(self._file.num_row_groups)]
         return list(accumulate(sizes)) or [0]
 
-    @cached_property
-    def _json_fields(self) -> list[str]:
-        return json_fields_of(self._file.metadata.metadata)
-
     def _make(self, number: int, count: int) -> list[Row]:
         group = bisect_right(self._ends, number)
         first = self._ends[group - 1] if group else 0
         with self._name_damage():
-            some = self._group(group).slice(number - first, count)
-            rows = to_rows(some.schema.names, some.columns, some.num_rows)
-            return [parse_json_fields(row, self._json_fields) for row in rows] if self._json_fields else rows
+            return arrow_rows(self._group(group).slice(number - first, count))
 
     def _group(self, number: int) -> pa.RecordBatch:
         if number not in self._groups:
             table = self._file.read_row_group(number, use_threads=False).combine_chunks()
-            self._groups[number] = table.to_batches()[0]
+            self._groups[number] = table.replace_schema_metadata(self._file.metadata.metadata).to_batches()[0]
         self._groups.move_to_end(number)
         while len(self._groups) > 1 and sum(group.nbytes for group in self._groups.values()) > KEPT:
             self._groups.popitem(last=False)
