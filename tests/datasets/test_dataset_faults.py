@@ -92,8 +92,8 @@ def fault_of(config, kind=TreetuneError):
         ("b.json", "json", b"5", "b.json, row 0: Expected `object`"),
         ("b.jsonl.gz", "json", b"nothing packed", "b.jsonl.gz cannot be read: Not a gzipped file"),
         ("b.csv", "csv", b"question,answer\na,b\nc,d,e,f\n", "Expected 2 fields in line 3, saw 4 (data_files: b.csv)"),
-        ("b.csv", "csv", "question\nok\ncaf\xe9\n".encode("latin-1"), "b.csv, line 3: no UTF-8 text"),
-        ("b.txt", "text", "caf\xe9\n".encode("latin-1"), "b.txt, line 1: no UTF-8 text"),
+        ("b.csv", "csv", "question\nok\ncaf\xe9\n".encode("latin-1"), "b.csv is no UTF-8 text: "),
+        ("b.txt", "text", "caf\xe9\n".encode("latin-1"), "b.txt is no UTF-8 text: "),
         ("b.parquet", "parquet", b"PAR1 and no more PAR1", "b.parquet cannot be read as parquet"),
     ],
 )
@@ -138,7 +138,8 @@ def test_names_that_mean_no_file_say_what_to_write(rows, tmp_path):
     (tmp_path / "folder").mkdir()
     assert "no file is called 'absent.jsonl'" in fault_of(node("absent.jsonl"), UsageError).message
     assert "no file is called '*.nothing'" in fault_of(node("*.nothing"), UsageError).message
-    assert "names the folder folder" in fault_of(node("folder"), UsageError).message
+    fault = fault_of(node("folder"), UsageError)
+    assert ("no file is called 'folder'" in fault.message, "write folder/*" in fault.remedy) == (True, True)
     fault = fault_of({"loading_params": {"args": ["rows.jsonl"]}, "prompt_template": "{question}"}, UsageError)
     assert "args: [json], kwargs: {data_files: rows.jsonl}" in fault.remedy
 

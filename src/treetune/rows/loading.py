@@ -313,29 +313,18 @@ def _fault_of_file(file: Path, kind: str) -> TreetuneError | None:
         shape = FileKind(kind)
     try:
         if shape is FileKind.CSV or kind in ("csv", "text"):
-            rows = _count_lines(file) - (kind != "text")
+            with open_plain(file) as opened:
+                rows = sum(not line.decode().isspace() for line in opened) - (kind != "text")
         elif shape is not None:
             rows = sum(len(batch.rows) for batch in batches_of(File(file, shape)))
         else:
             return None
     except TreetuneError as error:
         return error
+    except UnicodeDecodeError as error:
+        remedy = "convert it (`iconv -f latin1 -t utf-8`), or set loading_params.kwargs.encoding"
+        return TasksetError(f"{file} is no UTF-8 text: {error}", remedy=remedy)
     except OSError as error:
         return StorageError(f"{file} cannot be read: {error.strerror or error}")
     remedy = "give it rows, or leave it out of data_files"
     return EmptyTasksetError(f"{file} has no rows", remedy=remedy) if rows <= 0 else None
-
-
-def _count_lines(file: Path) -> int:
-    """Lines that are not blank. Raises where bytes are no text."""
-    count = 0
-    with open_plain(file) as opened:
-        for number, line in enumerate(opened, 1):
-            try:
-                count += not line.decode().isspace()
-            except UnicodeDecodeError as error:
-                raise TasksetError(
-                    f"{file}, line {number}: no UTF-8 text: {error.reason}, byte {error.start + 1} of the line",
-                    remedy="convert it (`iconv -f latin1 -t utf-8`), or set loading_params.kwargs.encoding",
-                ) from None
-    return count

@@ -297,13 +297,9 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
 def find_misnamed(params: LoadingParams) -> UsageError | None:
     """What is wrong with a name in `data_files` that should mean files here."""
     for pattern in params.patterns if not params.is_of_hub else ():
-        found = params.match_files(pattern)
-        if not found and "://" not in pattern:
-            return UsageError(f"no file is called {pattern!r}", remedy=f"paths are taken from {Path.cwd()}")
-        if folders := [path for path in found if path.is_dir()]:
-            return UsageError(
-                f"data_files names the folder {folders[0]}", remedy=f"write {pattern.rstrip('/')}/*, or use data_dir"
-            )
+        if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
+            remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
+            return UsageError(f"no file is called {pattern!r}", remedy=remedy)
     return None
 
 
