@@ -90,7 +90,7 @@ def fault_of(config, kind=TreetuneError):
         ("b.jsonl", "json", '{"question": "a"}\n'.encode("utf-16"), "b.jsonl, line 1: "),
         ("b.json", "json", b'[{"question": "a"},\n{"question":', "b.json"),
         ("b.json", "json", b"5", "b.json, row 0: Expected `object`"),
-        ("b.jsonl.gz", "json", b"nothing packed", "b.jsonl.gz cannot be read: Not a gzipped file"),
+        ("b.jsonl.gz", "json", b"nothing packed", "b.jsonl.gz cannot be read: zlib"),
         ("b.csv", "csv", b"question,answer\na,b\nc,d,e,f\n", "Expected 2 fields in line 3, saw 4 (data_files: b.csv)"),
         ("b.csv", "csv", "question\nok\ncaf\xe9\n".encode("latin-1"), "b.csv is no UTF-8 text: "),
         ("b.txt", "text", "caf\xe9\n".encode("latin-1"), "b.txt is no UTF-8 text: "),

@@ -9,13 +9,10 @@ A file may be compressed as a whole, as in `rows.jsonl.gz` and `rows.json.zst`: 
 from __future__ import annotations
 
 import glob
-import gzip
 import io
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -156,22 +153,14 @@ def without_compression(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
 
 
-@contextmanager
-def open_plain(path: Path) -> Iterator[io.BufferedIOBase]:
+def open_plain(path: Path) -> io.BufferedIOBase:
     """The content of a file; damage to its compression is an OSError too."""
-    ending, file = path.suffix.lower(), path.open("rb")
-    try:
-        with file:
-            if ending == ".gz":
-                yield gzip.GzipFile(fileobj=file)
-            elif ending == ".zst":
-                import pyarrow as pa
+    if path == without_compression(path):
+        return path.open("rb")
+    import pyarrow as pa
 
-                yield io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file), "zstd"), 1 << 20)
-            else:
-                yield file
-    except (EOFError, zlib.error) as error:
-        raise OSError(0, str(error)) from error
+    compression = {".gz": "gzip", ".zst": "zstd"}[path.suffix.lower()]
+    return io.BufferedReader(pa.input_stream(str(path), compression), 1 << 20)
 
 
 Row = dict[str, Any]
