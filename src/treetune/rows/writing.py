@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
 from treetune.rows.arrow_values import encode_json
@@ -27,9 +27,6 @@ from treetune.rows.scorer import refuse_groups, scorer_for, scorer_of_environmen
 from treetune.rows.sources import FileKind, kind_of, refuse_unwritable
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
-
-if TYPE_CHECKING:
-    from treetune.rows.parquet import GrowingParquet
 
 BATCH = 10_000
 """Tasks of one batch."""
@@ -120,64 +117,50 @@ Opening = Callable[[Task], list[Message]]
 """What the environment of a task without a prompt shows first."""
 
 
-def write_parquet(tasks: Iterator[Scored], path: Path, format: Format, opening: Opening | None = None) -> int:
-    """Rows of any values as parquet; gives their number."""
-    from treetune.rows.parquet import GrowingParquet, MixedTruths
+def write_parquet(
+    tasks: Iterator[Scored], path: Path, format: Format, opening: Opening | None = None, *, mixed: bool = False
+) -> int:
+    """Rows of any values as parquet; gives their number. `mixed`: their ground truths are of several types.
 
-    batches = _batches(tasks)
+    Environments need each its own type, so the column is JSON then; elsewhere text among the ground truths stays text,
+    and the others become text, their original noted.
+    """
+    from treetune.rows.parquet import GrowingParquet, MixedTruths, table_of
+
+    as_json = mixed and format.has_environments
     with GrowingParquet(path, exact=True) as writer:
-        for batch in batches:
+        while batch := list(islice(tasks, BATCH)):
+            rows = []
+            for number, (task, scorer) in enumerate(batch, writer.rows):
+                try:
+                    row = format.row_of(task, scorer=scorer, text_truth=mixed and not as_json)
+                    rows.append(with_opening(row, opening(task)) if opening is not None and not task.messages else row)
+                except TasksetError as error:
+                    raise _name_task(error, number) from None
             try:
-                _put(writer, batch, format, opening)
+                writer.write(table_of(rows, truths="json" if as_json else "refused"))
             except MixedTruths:
+                if mixed:
+                    raise
                 break
         else:
-            return _finish(writer, format)
-    # From the beginning. Environments need each its own type, so the column is JSON; elsewhere text among the ground
-    # truths stays text, and the others become text, their original noted.
-    earlier = path.with_name(f"{path.name}.earlier.parquet")
-    done: Iterable[Scored] = ()
-    if writer.rows:
-        path.rename(earlier)
-        done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))
+            if "prompt" in writer.json_fields:
+                warnings.warn(
+                    "no parquet column holds these prompts, whose messages differ in type: they are JSON text, which "
+                    f"only Treetune reads; for {format.name} write .jsonl",
+                    stacklevel=4,
+                )
+            return writer.rows
     if not format.has_environments:
         warnings.warn(
             "ground truths of several types: in parquet all of them become text; Treetune reads them as they were",
             stacklevel=4,
         )
-    with GrowingParquet(path, exact=True) as writer:
-        for some in _batches(chain(done, batch, chain.from_iterable(batches))):
-            _put(writer, some, format, opening, mixed=True)
+    earlier = path.with_name(f"{path.name}.earlier.parquet")
+    done: Iterable[Scored] = ()
+    if writer.rows:
+        path.rename(earlier)
+        done = ((format.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in read_rows(earlier))
+    count = write_parquet(chain(done, batch, tasks), path, format, opening, mixed=True)
     earlier.unlink(missing_ok=True)
-    return _finish(writer, format)
-
-
-def _batches(tasks: Iterator[Scored]) -> Iterator[list[Scored]]:
-    while batch := list(islice(tasks, BATCH)):
-        yield batch
-
-
-def _put(
-    writer: GrowingParquet, tasks: list[Scored], format: Format, opening: Opening | None, mixed: bool = False
-) -> None:
-    """`mixed`: their ground truths are of several types."""
-    from treetune.rows.parquet import table_of
-
-    rows, as_json = [], mixed and format.has_environments
-    for number, (task, scorer) in enumerate(tasks, writer.rows):
-        try:
-            row = format.row_of(task, scorer=scorer, text_truth=mixed and not as_json)
-            rows.append(with_opening(row, opening(task)) if opening is not None and not task.messages else row)
-        except TasksetError as error:
-            raise _name_task(error, number) from None
-    writer.write(table_of(rows, truths="json" if as_json else "refused"))
-
-
-def _finish(writer: GrowingParquet, format: Format) -> int:
-    if "prompt" in writer.json_fields:
-        warnings.warn(
-            "no parquet column holds these prompts, whose messages differ in type: they are JSON text, which only "
-            f"Treetune reads; for {format.name} write .jsonl",
-            stacklevel=5,
-        )
-    return writer.rows
+    return count
