@@ -296,7 +296,7 @@ def applied(tokenizer: Any, prompt: Any, tokenize: bool, **arguments: Any) -> An
 
 
 def check(name: str, seed: int) -> dict[str, Any]:
-    from treetune.rows.prompt_lengths import PromptTokens, _describe, _TokenCounter
+    from treetune.rows.prompt_lengths import PromptTokens, _describe
 
     tokenizer = TOKENIZERS[name]()
     growth, cutting = _describe(tokenizer) if name != "mistral" else (None, [])
@@ -306,9 +306,11 @@ def check(name: str, seed: int) -> dict[str, Any]:
 
     if name != "mistral":
         some = [texts.text() for _ in range(1500)]
-        counter = _TokenCounter(tokenizer)
+        counter = PromptTokens(tokenizer, {"chat_template": "x"})
         # Before the tokenizer is used otherwise, which would take off a truncation.
-        above = {limit: counter.above(limit, some) for limit in (0, 3, 5, 7, 10, 20, 40, 100, 10_000)}
+        above = {
+            limit: counter._texts_above(limit, dict(enumerate(some))) for limit in (0, 3, 5, 7, 10, 20, 40, 100, 10_000)
+        }
         exact = [len(ids) for ids in tokenizer(some, add_special_tokens=False)["input_ids"]]
         for limit, found in above.items():
             expected = {at: count for at, count in enumerate(exact) if count > limit}

@@ -43,20 +43,24 @@ class PromptTokens:
         self._tokenizer, self._arguments = tokenizer, dict(arguments or {})
         if fixed := sorted(_FIXED & self._arguments.keys()):
             raise UsageError(f"chat_template_kwargs cannot set {', '.join(fixed)}: they are for the template")
-        self._counter = _TokenCounter(tokenizer) if _is_of_transformers(tokenizer) else None
-        """For a tokenizer of transformers, which applies a template by rendering it and tokenising the text."""
-        self.has_threads = self._counter is not None and bool(tokenizer.is_fast)
+        self._renders = _is_of_transformers(tokenizer)
+        """Whether applying the template is rendering it and tokenising the text."""
+        self.has_threads = self._renders and bool(tokenizer.is_fast)
         """Whether the tokenizer uses all cores by itself."""
-        if self._counter is not None:
+        self._growth, special = _describe(tokenizer) if self._renders else (None, [])
+        longest_first = sorted(map(re.escape, special), key=len, reverse=True)
+        self._special = re.compile("|".join(longest_first) or r"[^\s\S]")
+        self._counts: dict[str, int] = {}
+        """The tokens of pieces of text."""
+        if self._renders:
             _require_template(tokenizer, self._arguments)
 
     def above(self, limit: int, prompts: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
         """The tokens of the prompts that have more than `limit`, and what is wrong with those that cannot be used."""
         applied, faults = self._apply(prompts)
-        if self._counter is None:
-            return {position: len(ids) for position, ids in applied.items() if len(ids) > limit}, faults
-        longer, positions = self._counter.above(limit, list(applied.values())), list(applied)
-        return {positions[number]: count for number, count in longer.items()}, faults
+        if self._renders:
+            return self._texts_above(limit, applied), faults
+        return {position: len(ids) for position, ids in applied.items() if len(ids) > limit}, faults
 
     def ids(self, prompts: Sequence[Any]) -> list[list[int]]:
         applied, faults = self._apply(prompts)
@@ -64,7 +68,7 @@ class PromptTokens:
             position, fault = min(faults.items())
             raise TasksetError(f"prompt {position} of {len(prompts)}: {fault}")
         found = list(applied.values())
-        return found if self._counter is None else self._counter.tokenise(found)
+        return self._tokenise(found) if self._renders else found
 
     def identity(self) -> str | None:
         """A hash of everything that decides about the tokens of a prompt; None where that cannot be known."""
@@ -98,10 +102,10 @@ class PromptTokens:
                 good[position] = messages_of(prompt)
             except ValueError as error:
                 faults[position] = str(error)
-        options = {"tokenize": False} if self._counter is not None else {"tokenize": True, "return_dict": False}
+        options = {"tokenize": False} if self._renders else {"tokenize": True, "return_dict": False}
         options |= {"add_generation_prompt": True, **self._arguments}
         apply = self._tokenizer.apply_chat_template
-        if self._counter is not None and good:
+        if self._renders and good:
             try:  # all at once, which is faster
                 return dict(zip(good, apply(list(good.values()), **options), strict=True)), faults
             except Exception:
@@ -114,44 +118,17 @@ class PromptTokens:
                 faults[position] = TEMPLATE_FAILS + described(error)
         return applied, faults
 
-
-def messages_of(prompt: Any) -> list[Message]:
-    """A prompt as chat messages: a text is one of the user's. Raises ValueError with what is wrong."""
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    if not isinstance(prompt, list) or not prompt:
-        raise ValueError("has no prompt" if prompt is None else f"the prompt is no list of messages: {prompt!r:.80}")
-    for number, message in enumerate(prompt):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {number} has no role: {message!r:.80}")
-        # Tool calls may stand alone; anything else must say something.
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise ValueError(f"message {number} ({message['role']}) has no content")
-    return prompt
-
-
-class _TokenCounter:
-    """Counts the tokens of texts, and tokenises only those that may have more than a limit."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._growth, special = _describe(tokenizer)
-        longest_first = sorted(map(re.escape, special), key=len, reverse=True)
-        self._special = re.compile("|".join(longest_first) or r"[^\s\S]")
-        self._counts: dict[str, int] = {}
-        """The tokens of pieces."""
-
-    def above(self, limit: int, texts: Sequence[str]) -> dict[int, int]:
-        """The tokens of each text that has more than `limit`, by its position."""
-        long = {at: self._special.split(text) for at, text in enumerate(texts) if self._bound(text) > limit}
+    def _texts_above(self, limit: int, texts: Mapping[int, str]) -> dict[int, int]:
+        """The tokens of each text that has more than `limit`. Only those that may have more are tokenised."""
+        long = {at: self._special.split(text) for at, text in texts.items() if self._bound(text) > limit}
         long = {at: pieces for at, pieces in long.items() if self._total(pieces) > limit}
         if len(self._counts) > PIECES:
             self._counts.clear()
         unknown = list({piece for pieces in long.values() for piece in pieces} - self._counts.keys())
-        self._counts.update(zip(unknown, map(len, self.tokenise(unknown)), strict=True))
+        self._counts.update(zip(unknown, map(len, self._tokenise(unknown)), strict=True))
         return {at: int(count) for at, pieces in long.items() if (count := self._total(pieces)) > limit}
 
-    def tokenise(self, texts: list[str]) -> list[list[int]]:
+    def _tokenise(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
         encoded = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
@@ -170,6 +147,21 @@ class _TokenCounter:
             return len(text)
         ascii = len(text.encode("ascii", "ignore"))
         return ascii + self._growth * (len(text.encode("utf-8", "surrogatepass")) - ascii)
+
+
+def messages_of(prompt: Any) -> list[Message]:
+    """A prompt as chat messages: a text is one of the user's. Raises ValueError with what is wrong."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError("has no prompt" if prompt is None else f"the prompt is no list of messages: {prompt!r:.80}")
+    for number, message in enumerate(prompt):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"message {number} has no role: {message!r:.80}")
+        # Tool calls may stand alone; anything else must say something.
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise ValueError(f"message {number} ({message['role']}) has no content")
+    return prompt
 
 
 def _describe(tokenizer: Any) -> tuple[int | None, list[str]]:
