@@ -43,11 +43,11 @@ from treetune.rows.round_trip import (
     RowParts,
     build_task,
     encode_unseen,
+    get_typed,
     parse_json_fields,
     parts_of,
     restore_json,
     scorer_of,
-    spec_of,
     truth_text,
 )
 from treetune.rows.rule import RULE
@@ -95,7 +95,10 @@ class Format:
         parts = parts_of(task, scorer)
         spec = {key: value for key, value in task.reward_spec.items() if value is not None}
         if (truth := spec.get("ground_truth")) is not None:
-            spec["ground_truth"] = parts.truth(truth, self._store_truth(truth, task), text_truth)
+            stored = self._store_truth(truth, task)
+            spec["ground_truth"] = stored = truth_text(stored) if text_truth else stored
+            if stored is not truth:
+                parts.note["ground_truth"] = truth
         columns = self._write_reward(spec)
         usual = len(spec) == 2 and spec.get("method") == "rule" and "ground_truth" in spec
         if not usual and self.read_reward(columns) != spec:
@@ -115,7 +118,7 @@ class Format:
         """The reward specification that the columns of a row say."""
         if self.reward is None:
             return {**_USUAL, "ground_truth": row["ground_truth"]} if row.get("ground_truth") is not None else {}
-        return _rename(spec_of(row, self.reward), self.method, "method")
+        return _rename(get_typed(row, self.reward, dict) or {}, self.method, "method")
 
     def convert(self, table: pa.Table) -> pa.Table:
         """A table in verl's format, in which tables are built, as one in this."""

@@ -309,14 +309,10 @@ class GrowingParquet:
             writer.close()
 
 
-def widen(known: pa.Schema, new: pa.Schema, json_fields: set[str], *, exact: bool = False) -> pa.Schema:
+def widen(
+    known: Iterable[pa.Field], new: Iterable[pa.Field], json_fields: set[str], *, exact: bool = False, under: str = ""
+) -> pa.Schema:
     """The schema that holds rows of both; `json_fields` gets the paths that become JSON text."""
-    return pa.schema(_widen(known, new, json_fields, exact))
-
-
-def _widen(
-    known: Iterable[pa.Field], new: Iterable[pa.Field], json_fields: set[str], exact: bool, under: str = ""
-) -> list[tuple[str, pa.DataType]]:
     fields = {field.name: field.type for field in known}
     for field in new:
         path, one, other = f"{under}{field.name}", fields.get(field.name), field.type
@@ -325,7 +321,7 @@ def _widen(
         elif path in json_fields:
             both = pa.string()
         elif path in MAPPINGS and types.is_struct(one) and types.is_struct(other):
-            both = pa.struct(_widen(one, other, json_fields, exact, f"{path}."))
+            both = pa.struct(list(widen(one, other, json_fields, exact=exact, under=f"{path}.")))
         elif (both := unify_types(one, other, exact=exact)) is None:
             if path in TRUTHS:
                 raise _refuse_truths(path)
@@ -337,7 +333,7 @@ def _widen(
             json_fields.add(path)
             both = pa.string()
         fields[field.name] = both
-    return list(fields.items())
+    return pa.schema(fields.items())
 
 
 def _encode_fields(table: pa.Table, paths: set[str]) -> pa.Table:

@@ -71,13 +71,6 @@ class RowParts(msgspec.Struct):
         row = {name: value for name, value in row.items() if value is not None}
         return {**row, "extra_info": extra, **self.columns}
 
-    def truth(self, truth: Any, stored: Any, as_text: bool) -> Any:
-        """The ground truth as it is stored; the original is noted where that is another."""
-        stored = truth_text(stored) if as_text else stored
-        if stored is not truth:
-            self.note["ground_truth"] = truth
-        return stored
-
 
 def parts_of(task: Task, scorer: str | None = None) -> RowParts:
     """`scorer` says how the row is scored, unless the task says so itself; "" that nothing does. Without it, what
@@ -107,7 +100,7 @@ def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: 
     """The task of a row without nulls, whose format has found its reward specification. `own` are the columns of that
     format, `known` those of all formats. `whole`: with what only a trainer's file needs, so that writing it again loses
     nothing: a scorer of its own and, in `extra_info.treetune`, which keys were columns."""
-    extra = dict(_get_typed(row, "extra_info", dict) or {})
+    extra = dict(get_typed(row, "extra_info", dict) or {})
     note = _pop_note(extra)
     inner = extra.pop("env_class", None)
     env_class = inner if env_class is None else env_class
@@ -118,7 +111,7 @@ def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: 
         if whole and (names := [name for name in others if name and "." not in name and name not in known]):
             extra[KEY] = {"columns": names, "hidden": {name: extra[name] for name in names if name in extra}}
         extra.update(others)
-    prompt = _get_typed(row, "prompt", (list, str))
+    prompt = get_typed(row, "prompt", (list, str))
     if "prompt" in note:
         prompt = _read_prompt(prompt, note["prompt"])
     if "reward_spec" in note:
@@ -201,11 +194,6 @@ def truth_text(truth: Any) -> Any:
     return str(truth) if isinstance(truth, bool | int | float) else to_json_text(truth)
 
 
-def spec_of(row: Row, column: str) -> dict[str, Any]:
-    """A copy of a column that describes the reward."""
-    return dict(_get_typed(row, column, dict) or {})
-
-
 def _is_special(task: Task, scorer: Any) -> bool:
     return isinstance(scorer, str) and scorer != scorer_of(task)
 
@@ -241,7 +229,7 @@ def _read_prompt(prompt: Any, kind: str) -> Any:
     return prompt[0]["content"] if single else prompt
 
 
-def _get_typed(row: Row, column: str, kind: Any) -> Any:
+def get_typed(row: Row, column: str, kind: Any) -> Any:
     value = row.get(column)
     if value is not None and not isinstance(value, kind):
         expected = {"prompt": "a list of messages"}.get(column, "a mapping")
