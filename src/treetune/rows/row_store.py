@@ -90,26 +90,26 @@ class RowStore:
     def place(self, number: int) -> str:
         return f"{self.source}, {self._unit} {int(self._read(number)[-1])}"
 
-    def prompts(self, first: int = 0, step: int = 1) -> Iterator[list[Any]]:
-        """The prompts of every `step`th chunk, from the `first` on."""
-        for values in self._column("prompt", range(first, self.chunks, step)):
+    def prompts(self, first: int = 0) -> Iterator[list[Any]]:
+        """The prompts of each chunk, from the `first` on."""
+        for values in self._column("prompt", first):
             with pause_gc():
                 yield list(map(unpack, values))
 
     def uids(self) -> Iterator[bytes]:
-        for values in self._column("uid", range(self.chunks)):
+        for values in self._column("uid"):
             yield from values
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_file"}
 
-    def _column(self, name: str, chunks: range) -> Iterator[list[bytes]]:
+    def _column(self, name: str, chunk: int = 0) -> Iterator[list[bytes]]:
         import pyarrow as pa
 
         with pa.OSFile(str(self.path)) as file:
             options = pa.ipc.IpcReadOptions(included_fields=[COLUMNS.index(name)])
             reader = pa.ipc.open_file(file, options=options)
-            for first in (chunk * CHUNK for chunk in chunks):
+            for first in range(chunk * CHUNK, reader.num_record_batches, CHUNK):
                 batches = map(reader.get_batch, range(first, min(first + CHUNK, reader.num_record_batches)))
                 yield [value for batch in batches for value in batch.column(0).to_pylist()]
 
@@ -122,14 +122,8 @@ class RowStore:
 
     def _read(self, number: int) -> list[bytes]:
         """The values of a row."""
-        import pyarrow as pa
-
-        try:
+        with _name_damage(self.path):
             batch = self._file.get_batch(number // TOGETHER)
-        except (OSError, pa.ArrowException) as error:
-            raise StorageError(
-                f"{self.path} is gone or damaged: {error}", remedy="delete it and make the dataset again"
-            ) from None
         return [column[number % TOGETHER].as_py() for column in batch.columns]
 
 
@@ -149,9 +143,22 @@ def _write(path: Path, source: File | HubName, prompt_key: str, env_class_key: s
     """Writes the rows of a source; gives what a store knows of it."""
     import pyarrow as pa
 
-    found = {"rows": 0, "unit": "row", "without_env_class": 0}
-    packed = _pack_rows(source, prompt_key, env_class_key, found)
-    schema = pa.schema([(name, pa.binary()) for name in COLUMNS])
+    found: dict[str, Any] = {"rows": 0, "unit": "row", "without_env_class": 0}
+
+    def pack_rows() -> Iterator[tuple[bytes, ...]]:
+        for batch in batches_of(source):
+            found["unit"] = batch.unit
+            found["rows"] += len(batch.rows)
+            for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
+                found["without_env_class"] += row.get(env_class_key) is None
+                uid = row_uid(row, prompt_key, env_class_key).encode()
+                try:
+                    prompt = pack(row.pop(prompt_key, None))
+                    yield prompt, pack(row), uid, b"%d" % number
+                except TypeError as error:
+                    raise TasksetError(f"{batch.place(position)}: {error}", remedy="leave that column out") from None
+
+    packed, schema = pack_rows(), pa.schema([(name, pa.binary()) for name in COLUMNS])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         while some := _take(packed, CHUNK * TOGETHER):
             table = pa.record_batch(list(map(_make_array, zip(*some, strict=True))), schema=schema)
@@ -163,23 +170,6 @@ def _write(path: Path, source: File | HubName, prompt_key: str, env_class_key: s
 def _take(packed: Iterator[Any], count: int) -> list[Any]:
     with pause_gc():
         return list(islice(packed, count))
-
-
-def _pack_rows(
-    source: File | HubName, prompt_key: str, env_class_key: str, found: dict[str, Any]
-) -> Iterator[tuple[bytes, ...]]:
-    """The values of `COLUMNS` of each row; `found` is kept up to date."""
-    for batch in batches_of(source):
-        found["unit"] = batch.unit
-        found["rows"] += len(batch.rows)
-        for position, (row, number) in enumerate(zip(batch.rows, batch.numbers, strict=True)):
-            found["without_env_class"] += row.get(env_class_key) is None
-            uid = row_uid(row, prompt_key, env_class_key).encode()
-            try:
-                prompt = pack(row.pop(prompt_key, None))
-                yield prompt, pack(row), uid, b"%d" % number
-            except TypeError as error:
-                raise TasksetError(f"{batch.place(position)}: {error}", remedy="leave that column out") from None
 
 
 def _make_array(values: Sequence[bytes]) -> pa.Array:
@@ -224,7 +214,7 @@ class ParquetRows:
         """Processes that are forked may share it: rows are read at their place, whatever the file's position is."""
         import pyarrow.parquet as pq
 
-        with self._name_damage():
+        with _name_damage(self.path):
             return pq.ParquetFile(self.path, pre_buffer=False, buffer_size=BUFFER)
 
     @cached_property
@@ -236,7 +226,7 @@ class ParquetRows:
     def _make(self, number: int, count: int) -> list[Row]:
         group = bisect_right(self._ends, number)
         first = self._ends[group - 1] if group else 0
-        with self._name_damage():
+        with _name_damage(self.path):
             return arrow_rows(self._group(group).slice(number - first, count))
 
     def _group(self, number: int) -> pa.RecordBatch:
@@ -248,15 +238,16 @@ class ParquetRows:
             self._groups.popitem(last=False)
         return self._groups[number]
 
-    @contextmanager
-    def _name_damage(self) -> Iterator[None]:
-        import pyarrow as pa
 
-        try:
-            yield
-        except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
-            problem = f"{self.path} cannot be read as rows: {error}"
-            raise StorageError(problem, remedy="write or build the file again") from None
+@contextmanager
+def _name_damage(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
+        problem = f"{path} cannot be read as rows: {error}"
+        raise StorageError(problem, remedy="write or build the file, or make the dataset again") from None
 
 
 # Values as MessagePack and back, exactly. It has no integers over 64 bits and no decimals: these are marked texts.
