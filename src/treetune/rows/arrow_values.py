@@ -9,7 +9,7 @@ Values of mixed types are JSON text, and the schema's metadata says so.
 from __future__ import annotations
 
 import gc
-import math
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -42,10 +42,13 @@ def encode_json(value: Any) -> bytes:
         encoded = _encode(value)
         # A None, and a float that JSON cannot spell, both come out as null: only then is the slow walk needed.
         if b"null" in encoded:
-            _refuse_nan(value)
+            json.dumps(value, allow_nan=False, default=str)
             encoded = _encode(drop_nulls(value))
     except UnicodeEncodeError as error:
         raise TasksetError(f"text that is no Unicode: {error.object!r:.80}", remedy="remove lone surrogates") from None
+    except ValueError:
+        problem = f"JSON has no NaN and no Infinity: {value!r:.80}"
+        raise TasksetError(problem, remedy="leave the key out; parquet holds it among numbers") from None
     except TypeError as error:
         raise TasksetError(f"a value that JSON has no form for: {error}") from None
     return encoded
@@ -132,16 +135,6 @@ def pause_gc() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _refuse_nan(value: Any) -> None:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            _refuse_nan(item)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise TasksetError(f"JSON has no {value}", remedy="leave the key out; parquet holds it among numbers")
 
 
 JSON_FIELDS = b"treetune.json_fields"

@@ -251,15 +251,13 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
     if (of_files := fault_of_files(params)) is not None:
         return of_files
     root = causes[-1]
-    of_network = unreachable is not None or any(map(_is_of_network, causes))
-    if of_network and params.is_of_hub:
+    if unreachable is not None or any(map(_is_of_network, causes)):
+        whose = "the hub cannot be reached: " if params.is_of_hub else ""
         return NetworkError(
-            f"{named}: the hub cannot be reached: {unreachable or described(root)}",
-            remedy="check the network, a proxy (HTTPS_PROXY) and HF_ENDPOINT; or bring the files here and name them: "
-            "args: [json], kwargs: {data_files: ...}",
+            f"{named}: {whose}{unreachable or described(root)}",
+            remedy="check the network, a proxy (HTTPS_PROXY), HF_ENDPOINT or the address in data_files; or bring the "
+            "files here and name them: args: [json], kwargs: {data_files: ...}",
         )
-    if of_network:
-        return NetworkError(f"{named}: {described(root)}", remedy="check the network, and the address in data_files")
     files = ", ".join(params.patterns)
     return TreetuneError(
         f"{named}: {described(root).strip()}" + (f" (data_files: {files})" if files else ""),

@@ -110,14 +110,11 @@ def known_kind(path: Path) -> FileKind | None:
 
 def refuse_unwritable(path: Path) -> None:
     """Raises where a file that is to be written would be one that trainers cannot read."""
-    if known_kind(path) is FileKind.CSV:
+    plain = without_compression(path)
+    if known_kind(path) is FileKind.CSV or path != plain:
         raise UsageError(
-            f"{path}: trainers read no rows from CSV", remedy=f"write {path.with_suffix('.parquet').name} or .jsonl"
-        )
-    if path != without_compression(path):
-        raise UsageError(
-            f"{path} would be compressed as a whole, and trainers' loaders read no such file",
-            remedy=f"write {without_compression(path).with_suffix('.parquet').name}, which is compressed inside",
+            f"{path}: trainers read no rows from CSV, and none from a file that is compressed as a whole",
+            remedy=f"write {plain.with_suffix('.parquet').name}, which is compressed inside, or .jsonl",
         )
 
 
