@@ -321,9 +321,11 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
         # A finite generator would have to be built whole to know its count: it is asked for only where it is written.
-        count = self._size() if self.overrides("count") else None
+        # Where both are written, load_tasks() is what reads in order, and needs no count.
+        in_order = not self.random_access or self.overrides("load_tasks")
+        count = self._size() if self.overrides("count") and not (in_order and self.random_access) else None
         wanted = min((number for number in (count, num_tasks) if number is not None), default=None)
-        tasks = (self[position] for position in count_from()) if self.random_access else iter(self)
+        tasks = iter(self) if in_order else (self[position] for position in count_from())
         given = 0
         for task in islice(tasks, wanted):
             given += 1

@@ -9,7 +9,7 @@ Rows are read on demand. Each is scored as it says: by its `extra_info.scorer`, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
@@ -70,15 +70,6 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
 
     def type_of(self, task: Task) -> type[Task]:
         return ForeignTask if _is_scored_by_taskset(task) else Task
-
-    def _first(self, num_tasks: int | None) -> Iterator[Task]:
-        # Straight from the files: in their order nothing has to be counted, nor kept for random access.
-        empty = True
-        for task in islice(self, num_tasks):
-            empty = False
-            yield task
-        if empty:
-            raise self._empty()
 
     def _set_position(self, task: Task, position: int) -> Task:
         return msgspec.structs.replace(task, idx=position)  # it was read from a file, so it can be written to one
