@@ -157,16 +157,27 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
     With `on_fault` a faulty row is left out and the others follow, with their nulls. A key that comes twice in a
     mapping is such a fault then: trainers' loader refuses it.
     """
-    path = file.path
+    path, unit = file.path, "row"
+    decode: Callable[[Any], Row] = _decode if on_fault is None else _decode_written
+    records: Iterator[tuple[int, Any]]
     try:
         if file.kind is FileKind.CSV:
-            yield from _read_csv(path, on_fault)
-            return
-        lines = file.kind is FileKind.LINES or _holds_lines(path)
-        texts = _iter_lines(path) if lines else _iter_document(path)
-        while some := list(islice(texts, BATCH)):
+            records, decode = _iter_cells(path), _decode_cells
+        elif file.kind is FileKind.LINES or _holds_lines(path):
+            records, unit = _iter_lines(path), "line"
+        else:
+            records = _iter_document(path)
+        while some := list(islice(records, BATCH)):
+            rows: dict[int, Row] = {}
             with pause_gc():
-                yield _decode_batch(path, "line" if lines else "row", some, on_fault)
+                for number, record in some:
+                    try:
+                        rows[number] = decode(record)
+                    except ValueError as error:  # which a DecodeError and a UnicodeDecodeError are
+                        if on_fault is None:
+                            raise ReadError(f"{path}, {unit} {number}: {error}") from None
+                        on_fault(number, str(error))
+                yield Batch(str(path), unit, list(rows), list(rows.values()))
     except OSError as error:
         raise ReadError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -208,32 +219,21 @@ def _iter_document(path: Path) -> Iterator[tuple[int, bytes]]:
         raise ReadError(f"{path}{line}: {error}") from None
 
 
-def _decode_batch(path: Path, unit: str, texts: list[tuple[int, bytes]], on_fault: OnFault | None) -> Batch:
-    rows, numbers = [], []
-    for number, text in texts:
-        try:
-            row = _decode(text)
-            if on_fault is not None:
-                _read_pairs(text.decode())
-            elif b"null" in text:
-                row = drop_nulls(row)
-            rows.append(row)
-            numbers.append(number)
-        except ValueError as error:  # which a DecodeError and a UnicodeDecodeError are
-            if on_fault is None:
-                raise ReadError(f"{path}, {unit} {number}: {error}") from None
-            on_fault(number, str(error))
-    return Batch(str(path), unit, numbers, rows)
-
-
-def _decode(text: bytes) -> Row:
+def _decode(text: bytes, *, prune: bool = True) -> Row:
     try:
-        return _decode_object(text)
+        row = _decode_object(text)
     except msgspec.DecodeError:
         row = _decode_with_nan(text)
         if not isinstance(row, dict):
             raise
-        return row
+    return drop_nulls(row) if prune and b"null" in text else row
+
+
+def _decode_written(text: bytes) -> Row:
+    """With its nulls; refuses what trainers' loader would."""
+    row = _decode(text, prune=False)
+    _read_pairs(text.decode())
+    return row
 
 
 def _refuse_twice(items: list[tuple[str, Any]]) -> None:
@@ -264,30 +264,23 @@ def _decode_with_nan(text: bytes) -> Any:
         return None
 
 
-def _read_csv(path: Path, on_fault: OnFault | None) -> Iterator[Batch]:
+def _iter_cells(path: Path) -> Iterator[tuple[int, tuple[list[str], list[str]]]]:
+    """The names of the columns and the cells of each row."""
     with open_plain(path) as content:
         text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")  # type: ignore[type-var]
         lines = csv.reader(text, strict=True)
         try:
             names = next(lines, [])
             _refuse_several(names, path)
-            numbered = ((number, cells) for number, cells in enumerate(lines) if cells)
-            while some := list(islice(numbered, BATCH)):
-                rows: dict[int, Row] = {}
-                for number, cells in some:
-                    if len(cells) == len(names):
-                        rows[number] = _csv_row(names, cells)
-                        continue
-                    why = f"{len(cells)} cells, where {len(names)} columns have a name"
-                    if on_fault is None:
-                        raise ReadError(f"{path}, row {number}: {why}", remedy="put text with commas into quotes")
-                    on_fault(number, why)
-                yield Batch(str(path), "row", list(rows), list(rows.values()))
+            yield from ((number, (names, cells)) for number, cells in enumerate(lines) if cells)
         except (csv.Error, UnicodeDecodeError) as error:
             raise ReadError(f"{path} cannot be read as CSV: {error}") from None
 
 
-def _csv_row(names: list[str], cells: list[str]) -> Row:
+def _decode_cells(record: tuple[list[str], list[str]]) -> Row:
+    names, cells = record
+    if len(cells) != len(names):
+        raise ValueError(f"{len(cells)} cells, where {len(names)} columns have a name: text with commas needs quotes")
     row: Row = {}
     for name, cell in zip(names, cells, strict=True):
         head, dot, key = name.partition(".")
