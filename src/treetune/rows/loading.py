@@ -104,7 +104,9 @@ class Source:
         from datasets.features.features import require_decoding
 
         if any(map(require_decoding, (self._dataset.features or {}).values())):
-            return self._explain_faults(self._rows())
+            columns = self._dataset.iter(batch_size=ROWS)
+            rows = ([dict(zip(some, row, strict=True)) for row in zip(*some.values(), strict=True)] for some in columns)
+            return self._explain_faults(rows)
         return self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=ROWS))
 
     def _explain_faults(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -117,10 +119,6 @@ class Source:
             if self._params is None:
                 raise TasksetError(f"the dataset of build_dataset() cannot be read: {described(error)}") from error
             raise fault_of(self._params, error) from None
-
-    def _rows(self) -> Iterator[list[dict[str, Any]]]:
-        for batch in self._dataset.iter(batch_size=ROWS):
-            yield [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
 
 
 def wrap_dataset(dataset: Any, whose: str) -> Source:

@@ -212,8 +212,10 @@ def _iter_document(path: Path) -> Iterator[tuple[int, bytes]]:
     if not content.lstrip().startswith(b"["):
         return iter([(0, content)])
     try:
-        return enumerate(map(bytes, _split_array(content)))
+        return enumerate(map(bytes, msgspec.json.decode(content, type=list[msgspec.Raw])))
     except msgspec.DecodeError as error:
+        if (values := _decode_with_nan(content)) is not None:
+            return enumerate(json.dumps(value).encode() for value in values)
         _, _, byte = str(error).rstrip(")").rpartition("(byte ")
         line = f", line {content.count(bytes([10]), 0, int(byte)) + 1}" if byte.isdigit() else ""
         raise ReadError(f"{path}{line}: {error}") from None
@@ -244,16 +246,6 @@ def _refuse_twice(items: list[tuple[str, Any]]) -> None:
 
 
 _read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_twice).decode  # `json.loads` would make one for every row
-
-
-def _split_array(content: bytes) -> list[Any]:
-    """The text of each element of a JSON array."""
-    try:
-        return msgspec.json.decode(content, type=list[msgspec.Raw])
-    except msgspec.DecodeError:
-        if (values := _decode_with_nan(content)) is None:
-            raise
-        return [json.dumps(value).encode() for value in values]
 
 
 def _decode_with_nan(text: bytes) -> Any:

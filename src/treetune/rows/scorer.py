@@ -20,7 +20,6 @@ import hashlib
 import os
 import re
 import site
-import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +30,7 @@ import msgspec
 from treetune.config import to_plain
 from treetune.environment import Environment, SingleTurn
 from treetune.errors import PluginError, TasksetError, UsageError
-from treetune.files import with_imports
+from treetune.files import source_of, with_imports
 from treetune.mixture import owner_of
 from treetune.plugins import Registry, absolute_spec, environments, folders_of, tasksets
 from treetune.rows.cache import default_cache_dir, write_atomically
@@ -77,9 +76,9 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
-    place, _, name = spec_of(type(taskset), cache_dir).rpartition(":")
-    head: dict[str, Any] = {"custom_cls": {"path": place if place.endswith(".py") else f"pkg://{place}", "name": name}}
-    return msgspec.json.encode({**head, **keep_files(keys, cache_dir)}).decode()
+    cls = type(taskset)
+    named = {"path": _keep_class(cls, cache_dir), "name": cls.__qualname__}
+    return msgspec.json.encode({"custom_cls": named, **keep_files(keys, cache_dir)}).decode()
 
 
 def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -193,8 +192,8 @@ def pop_kept_files() -> list[Path]:
     return files
 
 
-def spec_of(cls: type, cache_dir: str | Path | None = None) -> str:
-    """`module:Name` of a class that other processes can import, else where its file is kept."""
+def _keep_class(cls: type, cache_dir: str | Path | None) -> str:
+    """`pkg://module` of a class that other processes can import, else where its file is kept."""
     module, installed = cls.__module__, _is_installed(cls.__module__)
     # A part of a package is no single file that could be kept.
     if installed or ("." in module and not module.startswith("treetune.files.")):
@@ -202,14 +201,13 @@ def spec_of(cls: type, cache_dir: str | Path | None = None) -> str:
             with contextlib.suppress(OSError):
                 (folder / "modules").mkdir(parents=True, exist_ok=True)
                 (folder / "modules" / module).touch()
-        return f"{module}:{cls.__qualname__}"
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None or not Path(file).is_file():
+        return f"pkg://{module}"
+    if (file := source_of(cls)) is None or not file.is_file():
         raise PluginError(
             f"{cls.__name__} has no source file, so no other process could score its rows",
             remedy="define the class in a .py file rather than in a notebook or a prompt",
         )
-    return f"{_keep(Path(file), cache_dir)}:{cls.__qualname__}"
+    return _keep(file, cache_dir)
 
 
 def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
