@@ -34,12 +34,12 @@ class MixtureConfig(TasksetConfig, frozen=True, kw_only=True):
     source without one (an infinite one: without `seed` too) is shuffled by a seed of its own, derived from it."""
 
 
-def _ask_source(method: str) -> Any:
-    """A method that the source of its task answers."""
+def ask_owner(method: str) -> Any:
+    """A method of a taskset that another one answers: the one to which `_owner` says that its task belongs."""
 
-    def ask(self: _Sources[Any], task: Task, *args: Any) -> Any:
-        source, inner = self._owner(task)
-        return getattr(source, method)(inner, *args)
+    def ask(self: Any, task: Task, *args: Any) -> Any:
+        owner, inner = self._owner(task)
+        return getattr(owner, method)(inner, *args)
 
     return ask
 
@@ -66,13 +66,13 @@ class _Sources(Taskset[Task, ConfigT]):
         source, position = self.place(task.idx)
         return self.sources[source], msgspec.structs.replace(task, idx=position)
 
-    type_of = _ask_source("type_of")
-    validate = _ask_source("validate")
-    reward = _ask_source("reward")
-    gold = _ask_source("gold")
-    environment = _ask_source("environment")
-    score_group = _ask_source("score_group")
-    scores_group_of = _ask_source("scores_group_of")
+    type_of = ask_owner("type_of")
+    validate = ask_owner("validate")
+    reward = ask_owner("reward")
+    gold = ask_owner("gold")
+    environment = ask_owner("environment")
+    score_group = ask_owner("score_group")
+    scores_group_of = ask_owner("scores_group_of")
 
     @property
     def scores_groups(self) -> bool:

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from treetune.config import FileName
-from treetune.environment import Environment
 from treetune.errors import TasksetError, TreetuneError
+from treetune.mixture import ask_owner
 from treetune.rows.cache import Cache, content_hash, default_cache_dir
 from treetune.rows.formats import detect, format_named
 from treetune.rows.reading import read_tasks
@@ -76,24 +76,16 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
 
     # How they are scored
 
-    def environment(self, task: Task) -> Environment:
-        scorer, inner = self._scorer_and_task(task)
-        return scorer.environment(inner)
-
-    def reward(self, task: Task, answer: str) -> Any:
-        scorer, inner = self._scorer_and_task(task)
-        return scorer.reward(inner, answer)
+    environment = ask_owner("environment")
+    reward = ask_owner("reward")
+    validate = ask_owner("validate")
 
     def gold(self, task: Task) -> Any:
         try:
-            scorer, inner = self._scorer_and_task(task)
+            scorer, inner = self._owner(task)
         except TreetuneError:
             return None  # what cannot be scored here, or may not be, can still be looked at
         return scorer.gold(inner)
-
-    def validate(self, task: Task) -> Any:
-        scorer, inner = self._scorer_and_task(task)
-        return scorer.validate(inner)
 
     def scorer_of(self, task: Task) -> str | None:
         """How its row says that it is scored; None where it does not."""
@@ -102,9 +94,9 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     def refuse_untrusted(self) -> None:
         """Raises where the first row names code that may not run, before anything is played."""
         for task in islice(self, 1):
-            self._scorer_and_task(task)
+            self._owner(task)
 
-    def _scorer_and_task(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
+    def _owner(self, task: Task) -> tuple[Taskset[Any, Any], Task]:
         """What scores a task, and the task as that knows it."""
         if (name := self.scorer_of(task)) is None:
             raise TasksetError(
