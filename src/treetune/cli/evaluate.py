@@ -18,7 +18,7 @@ from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, wi
 from treetune.cli.output import Screen, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
-from treetune.policies import load_policy
+from treetune.policies import check_policy, load_policy
 from treetune.target import is_server, read_target
 from treetune.task import Task
 
@@ -81,7 +81,7 @@ def eval_command(
         raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
     if dry_run:
         if not remote:
-            load_policy(evaluation.config.model, evaluation.taskset, evaluation.config.endpoint, only_check=True)
+            check_policy(evaluation.config.model, evaluation.taskset, evaluation.config.endpoint)
         task = first[0] if first else next(evaluation.taskset.draw(evaluation.config.num_tasks))
         return _show_plan(evaluation, task, json)
     if rescore and remote:

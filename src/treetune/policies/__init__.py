@@ -2,18 +2,17 @@
 
     policy = load_policy("scripted:gold", taskset)
 
-A new policy is a module here and a line in `POLICIES`.
+A new policy is a module here, a line in `SPELLINGS` and a case of `load_policy`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
 from treetune.errors import UsageError
-from treetune.plugins import load_object
 from treetune.policy import Policy
 from treetune.taskset import Taskset
 
@@ -48,58 +47,44 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return key
 
 
-class PolicyKind(NamedTuple):
-    """How a kind of policy is named, and what makes one."""
-
-    spellings: dict[str, str]
-    """What `-m` takes, each with what it is."""
-    load: str
-    """What makes one of the text after `KIND:`."""
-    takes: tuple[str, ...] = ()
-    """What else that is given: `taskset`, `endpoint`."""
-    check: str | None = None
-    """Where loading takes long: what refuses the same names without it."""
-
-
-POLICIES = {
-    "scripted": PolicyKind(
-        {
-            "scripted:gold": "answers with the taskset's gold answer",
-            "scripted:echo": "repeats the last message",
-            "scripted:p=P": "right with probability P",
-        },
-        load="treetune.policies.scripted:load_script",
-        takes=("taskset",),
-    ),
-    "local": PolicyKind(
-        {"local:PATH": "a transformers folder or .gguf file on this machine (extra `local`)"},
-        load="treetune.policies.local:LocalPolicy",
-        check="treetune.policies.local:find_model",
-    ),
+SPELLINGS = {
+    "scripted:gold": "answers with the taskset's gold answer",
+    "scripted:echo": "repeats the last message",
+    "scripted:p=P": "right with probability P",
+    "local:PATH": "a transformers folder or .gguf file on this machine (extra `local`)",
+    "NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)",
 }
-BEHIND_ENDPOINT = PolicyKind(
-    {"NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)"},
-    load="treetune.policies.openai:OpenAIPolicy",
-    takes=("endpoint",),
-)
-"""What any other name stands for."""
-SPELLINGS = {name: about for kind in (*POLICIES.values(), BEHIND_ENDPOINT) for name, about in kind.spellings.items()}
+"""What `-m` takes, each with what it is."""
 
 
 def is_behind_endpoint(model: str) -> bool:
     """Whether a name is that of a model at an address, not of a script or a local model."""
-    return model.partition(":")[0] not in POLICIES
+    return model.partition(":")[0] not in ("scripted", "local")
 
 
-def load_policy(
-    model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None, *, only_check: bool = False
-) -> Policy:
-    """The policy that `-m MODEL` names; with `only_check`, what it would refuse is refused, and no model is loaded."""
+def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> Policy:
+    """The policy that `-m MODEL` names. Its module is imported only then: torch and aiohttp take their time."""
     if not model:
         raise UsageError("no model given", remedy="pass -m: " + ", ".join(SPELLINGS))
-    name, _, rest = model.partition(":")
-    kind = POLICIES.get(name, BEHIND_ENDPOINT)
-    place = kind.check if only_check and kind.check else kind.load
-    given = {"taskset": taskset, "endpoint": endpoint or EndpointConfig()}
-    policy: Policy = load_object(place)(rest if name in POLICIES else model, *(given[part] for part in kind.takes))
-    return policy
+    if is_behind_endpoint(model):
+        from treetune.policies.openai import OpenAIPolicy
+
+        return OpenAIPolicy(model, endpoint or EndpointConfig())
+    kind, _, rest = model.partition(":")
+    if kind == "local":
+        from treetune.policies.local import LocalPolicy
+
+        return LocalPolicy(rest)
+    from treetune.policies.scripted import load_script
+
+    return load_script(rest, taskset)
+
+
+def check_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> None:
+    """Refuses what `load_policy` would refuse, and loads no model."""
+    if model.startswith("local:"):
+        from treetune.policies.local import find_model
+
+        find_model(model.removeprefix("local:"))
+    else:
+        load_policy(model, taskset, endpoint)
