@@ -33,16 +33,11 @@ async def call(function: Callable[..., Any], *args: Any, late: Late | None = Non
         if _is_async(function):
             return await function(*args)
         async with _limit():
-            result = await _run_in_thread(function, args, late)
+            result = await call_apart(function, *args, late=late)
         return await result if inspect.isawaitable(result) else result
     except SystemExit as error:
         # The exit of a scorer is its failure, not the end of the program.
         raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
-
-
-def call_apart(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-    """Like `call` for a plain function that never waits for others. No task: the end of the loop does not cancel it."""
-    return _run_in_thread(function, args)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -65,9 +60,8 @@ def limit_to_cores() -> asyncio.Semaphore:
     return _core_limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(len(os.sched_getaffinity(0))))
 
 
-def _run_in_thread(
-    function: Callable[..., Any], args: tuple[Any, ...], late: Late | None = None
-) -> asyncio.Future[Any]:
+def call_apart(function: Callable[..., Any], *args: Any, late: Late | None = None) -> asyncio.Future[Any]:
+    """Like `call` for a plain function that never waits for others. No task: the end of the loop does not cancel it."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
