@@ -14,7 +14,6 @@ import copy
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 from typing import Any, Protocol
 
@@ -291,31 +290,22 @@ class Reader:
         self._failure: Exception | None = None
 
     async def task(self, index: int) -> Task:
-        while index not in self._tasks:
-            await self._read(index)
-        if index + AHEAD // 2 not in self._tasks and not self._lock.locked():
-            # Kept, because an event loop does not hold its tasks.
-            self._reading = asyncio.create_task(self._read_ahead(index + AHEAD // 2))
-        return self._tasks[index]
-
-    async def _read_ahead(self, index: int) -> None:
-        with suppress(TasksetError):  # whoever asks for that task gets it
-            await self._read(index)
+        async with self._lock:
+            while index not in self._tasks:
+                await self._read(index)
+            return self._tasks[index]
 
     async def _read(self, index: int) -> None:
-        async with self._lock:
-            if index in self._tasks:
-                return
-            if not self._next <= index <= self._next + KEPT:
-                # A restored cursor: reading begins anew, a little before it, which is all a generator allows.
-                self._tasks, self._next, self._failure = {}, max(0, index - KEPT // 2), None
-            if self._failure is not None:
-                raise self._failure  # a generator that has failed gives nothing more
-            tasks, self._failure = await call_apart(_take, map(self._taskset.at, range(self._next, index + AHEAD)))
-            for task in tasks:
-                self._tasks[self._next] = task
-                self._tasks.pop(self._next - KEPT, None)
-                self._next += 1
+        if not self._next <= index <= self._next + KEPT:
+            # A restored cursor: reading begins anew, a little before it, which is all a generator allows.
+            self._tasks, self._next, self._failure = {}, max(0, index - KEPT // 2), None
+        if self._failure is not None:
+            raise self._failure  # a generator that has failed gives nothing more
+        tasks, self._failure = await call_apart(_take, map(self._taskset.at, range(self._next, index + AHEAD)))
+        for task in tasks:
+            self._tasks[self._next] = task
+            self._tasks.pop(self._next - KEPT, None)
+            self._next += 1
 
 
 class Curriculum(Protocol):
