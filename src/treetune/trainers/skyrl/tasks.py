@@ -244,8 +244,13 @@ def _environments_of(files: Iterable[File], given: Mapping[str, str], default: s
 
 def _list_environments(file: File) -> list[str | None]:
     """The ids that the rows of a file have; None where some have none."""
-    return list(dict.fromkeys(row.get("env_class") for row in _iter_rows(file, ["env_class"])))
+    if file.kind is not FileKind.PARQUET:
+        return list(dict.fromkeys(row.get("env_class") for row in _iter_rows(file)))
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file.path, columns=["env_class"])  # of a column that is not there, nothing
+    return table["env_class"].unique().to_pylist() if table.num_columns else [None]
 
 
-def _iter_rows(file: File, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    return chain.from_iterable(batch.rows for batch in batches_of(file, columns))
+def _iter_rows(file: File) -> Iterator[Row]:
+    return chain.from_iterable(batch.rows for batch in batches_of(file))
