@@ -348,6 +348,12 @@ def test_ctrl_c_leaves_a_usable_run_folder(treetune, tmp_path):
     assert treetune("eval", "--resume", "-o", "run", "--json").json["rollouts"] == 120
 
 
+def test_a_run_that_was_killed_as_it_began_can_begin_again(treetune, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "traces.jsonl").touch()
+    assert treetune("eval", "arithmetic", "-m", "scripted:gold", "-n", "2", "-o", "run", "--json").json["rollouts"] == 2
+
+
 def test_two_runs_cannot_write_to_one_folder(treetune, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     process = subprocess.Popen(
@@ -355,8 +361,8 @@ def test_two_runs_cannot_write_to_one_folder(treetune, tmp_path):
         cwd=tmp_path,
     )
     try:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not (tmp_path / "run" / "traces.jsonl").exists():
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (tmp_path / "run" / "config.yaml").exists():
             time.sleep(0.01)
         process.send_signal(signal.SIGSTOP)  # it must not end before the other asks, however slow that is
         result = treetune("eval", "slow.py:Slow", "-m", "scripted:echo", "-o", "run", "--resume")

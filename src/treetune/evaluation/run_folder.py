@@ -100,8 +100,8 @@ class RunFolder(Generic[R]):
 
     @classmethod
     def create(cls, path: Path, records: Records[R], what: Configured[Any]) -> Self:
-        """A new run folder; one that already holds a run is refused."""
-        if (path / CONFIG).exists() or (path / records.file).exists():
+        """A new run folder; one that already holds a run is refused. A kill just after the start leaves no run."""
+        if (path / CONFIG).exists() or next(records.lines(path), None) is not None:
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
         beginning = Beginning(what.resolved(), taskset_fingerprint(what.taskset))
         run = cls(path, records)
