@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -909,3 +911,16 @@ def test_the_docs_list_every_rule() -> None:
 def test_keys_of_many_prompts_are_spread() -> None:
     keys = {key_of([{"role": "user", "content": str(np.int64(number))}]) for number in range(10_000)}
     assert len(keys) == 10_000
+
+
+def test_a_sound_file_is_checked_without_pandas(tmp_path):
+    """Arrow imports it for many small calls: a fifth of a second, in a command that takes half of one."""
+    pytest.importorskip("pandas")
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    row = {"prompt": messages, "env_class": "gsm8k", "reward_spec": {"method": "rule", "ground_truth": "2"}}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    look = (
+        "import sys; from treetune.validate import validate; print(validate(sys.argv[1]).ok, 'pandas' in sys.modules)"
+    )
+    command = [sys.executable, "-c", look, str(tmp_path / "rows.parquet")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True False\n"
