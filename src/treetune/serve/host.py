@@ -12,24 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from treetune.episode import Limits
 from treetune.host import LocalHost
 from treetune.policies import EndpointConfig, is_behind_endpoint, load_policy
-from treetune.policy import Policy, Sampling
+from treetune.policy import Policy
 from treetune.serve.errors import BadRequest, Denied
-from treetune.serve.messages import (
-    RunGroupRequest,
-    RunGroupResponse,
-    RunRequest,
-    RunRolloutRequest,
-    RunRolloutResponse,
-    pack,
-    unpack,
-)
+from treetune.serve.messages import RunGroupRequest, RunRequest, RunRolloutRequest, pack_reply, unpack
 from treetune.serve.task_signer import TaskSigner
 from treetune.streams import Streams
 from treetune.taskset import Taskset
@@ -137,18 +129,20 @@ class ServerHost(LocalHost):
             warnings = []
             if group.n > self._spec.capacity:
                 warnings = [f"a group of {group.n} is larger than the server's capacity of {self._spec.capacity}"]
-            return pack(RunGroupResponse(traces=cast(list[msgspec.Raw], traces), warnings=warnings))
+            return pack_reply(traces=traces, warnings=warnings)
         request = unpack(payload, RunRolloutRequest)
         trace = await self.run_rollout(**self._options(request), rollout=request.rollout)
         self._report([trace])
-        return pack(RunRolloutResponse(trace=cast(msgspec.Raw, trace)))
+        return pack_reply(trace=trace)
 
     def _options(self, request: RunRequest) -> dict[str, Any]:
+        if taken := _RESERVED.intersection(request.sampling.extra):
+            raise BadRequest(f"sampling.extra must not set {', '.join(sorted(taken))}")
         return {
             "task": self._spec.signer.read_task(request.task, self.taskset),
             "model": request.model,
             "endpoint": request.endpoint,
-            "sampling": _check_sampling(request.sampling),
+            "sampling": request.sampling,
             "limits": request.limits,
             "occurrence": request.occurrence,
         }
@@ -162,10 +156,3 @@ class ServerHost(LocalHost):
     async def close(self) -> None:
         await super().close()
         await self.models.close()
-
-
-def _check_sampling(sampling: Sampling) -> Sampling:
-    """Sampling as it came from a client: its further fields must not replace ours."""
-    if taken := _RESERVED.intersection(sampling.extra):
-        raise BadRequest(f"sampling.extra must not set {', '.join(sorted(taken))}")
-    return sampling

@@ -208,7 +208,7 @@ def unpack(data: bytes | msgspec.Raw, type: type[T]) -> T:
 def unpack_plain(data: bytes | msgspec.Raw) -> Any:
     """`data` as dicts, lists, texts and numbers."""
     try:
-        return _plain_decoder.decode(data)
+        return _decoder(Any).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise BadRequest(f"not msgpack: {error}") from None
 
@@ -234,6 +234,3 @@ def _make_portable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_make_portable(key): _make_portable(item) for key, item in value.items()}
     return [_make_portable(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-_plain_decoder = msgspec.msgpack.Decoder(ext_hook=_read_extension)
