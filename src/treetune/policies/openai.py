@@ -27,7 +27,9 @@ class OpenAIPolicy:
         self.name = model
         self._endpoint = endpoint
         key = endpoint.api_key()
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(self, request: Request) -> Completion:
@@ -67,12 +69,16 @@ class OpenAIPolicy:
     async def _post(self, body: dict[str, Any]) -> Any:
         url = f"{self._endpoint.base_url.rstrip('/')}/chat/completions"
         payload = msgspec.json.encode(body)
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=self._endpoint.timeout),
+                connector=aiohttp.TCPConnector(limit=self._endpoint.max_connections),
+            )
         for attempt in range(self._endpoint.max_retries + 1):
             wait = min(_LONGEST_WAIT, 0.5 * 2**attempt) * random.uniform(0.5, 1.0)
             try:
-                async with self._connection().post(
-                    url, data=payload, headers={**self._headers, "Content-Type": "application/json"}
-                ) as response:
+                async with self._session.post(url, data=payload) as response:
                     content = await response.read()
                     if response.status == 200:
                         return msgspec.json.decode(content)
@@ -91,14 +97,6 @@ class OpenAIPolicy:
         remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
         raise PolicyError(f"gave up after {self._endpoint.max_retries + 1} attempts: {problem}", remedy=remedy)
 
-    def _connection(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self._endpoint.timeout),
-                connector=aiohttp.TCPConnector(limit=self._endpoint.max_connections),
-            )
-        return self._session
-
 
 def _retry_after(header: str | None) -> float | None:
     try:
@@ -114,13 +112,12 @@ def _completion(answer: Any, prefix: str = "") -> Completion:
         message["content"] = prefix + (text_of(message.get("content")) or "")
     usage = answer.get("usage") or {}
     logprobs = (choice.get("logprobs") or {}).get("content")
-    ids = choice.get("token_ids")
     return Completion(
         text=text_of(message.get("content")) or "",
         message={"role": "assistant", **{key: value for key, value in message.items() if value is not None}},
         finish_reason=choice.get("finish_reason") or "stop",
         usage=Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)),
         prompt_ids=answer.get("prompt_token_ids") or choice.get("prompt_token_ids"),
-        completion_ids=ids,
+        completion_ids=choice.get("token_ids"),
         logprobs=[float(entry["logprob"]) for entry in logprobs] if logprobs else None,
     )

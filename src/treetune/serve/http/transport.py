@@ -9,6 +9,7 @@ It follows no redirect (a token belongs to the address it was given for) and rea
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -65,18 +66,15 @@ class HttpReply(NamedTuple):
 
     def error(self) -> ServeError:
         """A reply that is not good, as an error."""
-        text, reason, remedy = self.body[:300].decode(errors="replace"), "", None
-        try:
+        body = _ErrorBody(self.body[:300].decode(errors="replace"))
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             body = msgspec.json.decode(self.body, type=_ErrorBody)
-            text, reason, remedy = body.error, body.kind, body.remedy
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass
-        message = f"{self.url} answered {self.status}: {text}"
+        message, remedy = f"{self.url} answered {self.status}: {body.error}", body.remedy
         if self.status in (401, 403):
             return Denied(message, remedy=remedy or "give the server's token")
         if 300 <= self.status < 400:
             remedy = "redirects are not followed: give the address that it leads to"
-        return Refusal(message, self, reason, remedy)
+        return Refusal(message, self, body.kind, remedy)
 
 
 class HttpTransport:
@@ -107,7 +105,14 @@ class HttpTransport:
         url = self.url + path
         data = None if body is None else encode(body, strict=True)
         seconds = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
-        asking = self._open_session().request(method, url, data=data, timeout=seconds, allow_redirects=False)
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                connector=aiohttp.TCPConnector(limit=_MOST_CONNECTIONS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            )
+        asking = self._session.request(method, url, data=data, timeout=seconds, allow_redirects=False)
         try:
             async with asking as response:
                 content = await _read_content(response)
@@ -122,18 +127,6 @@ class HttpTransport:
         except (aiohttp.ClientError, OSError) as error:
             remedy = "is a task server running there? `treetune serve TARGET --http :PORT` starts one"
             raise Unreachable(f"{url}: {described(error)}", remedy=remedy) from error
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        if self._session is None or self._session.closed:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=_MOST_CONNECTIONS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-            )
-        return self._session
 
 
 async def _read_content(response: aiohttp.ClientResponse) -> bytes:
