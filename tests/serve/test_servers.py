@@ -359,11 +359,11 @@ def test_the_register_takes_nothing_without_its_token_and_nothing_large(monkeypa
         with pytest.raises(Denied):
             await open_register(server.url).entries()
         with pytest.raises(TreetuneError, match="422"):
-            await good._ask("POST", "/api/servers", {"id": "x"})
+            await good._ask("POST", "/api/servers", dict, {"id": "x"})
         with pytest.raises(TreetuneError, match="413"):
-            await good._ask("POST", "/api/servers", {"id": "x", "name": "y" * 100_000})
+            await good._ask("POST", "/api/servers", dict, {"id": "x", "name": "y" * 100_000})
         with pytest.raises(TreetuneError, match="404"):
-            await good._ask("GET", "/../../etc/passwd")
+            await good._ask("GET", "/../../etc/passwd", dict)
         monkeypatch.setattr("treetune.serve.register.MOST_ENTRIES", 2)
         for id in ("a", "b", "a"):
             await good.announce(entry(id))

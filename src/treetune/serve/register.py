@@ -6,8 +6,7 @@
     for server in await register.entries():
         print(server.entry.name, server.entry.url, server.age)
 
-An entry holds no secret: tokens stay with those who serve and those who ask. A server that was killed leaves its
-entry behind, which is forgotten after an hour.
+An entry holds no secret. That of a server which was killed is forgotten after an hour.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from treetune.errors import StorageError, TreetuneError, UsageError
 from treetune.serve.access import Access, is_loopback
-from treetune.serve.http.transport import HttpReply, HttpTransport
+from treetune.serve.http.transport import HttpTransport
 from treetune.serve.http.wire import HealthAnswer, HttpError, encode, read_body
 from treetune.serve.zmq.client import EnvClient
 
@@ -53,6 +52,7 @@ _PART = ".treetune-register-"
 """How the names of unfinished files begin."""
 
 Text = Annotated[str, msgspec.Meta(max_length=300)]
+R = TypeVar("R")
 
 
 class ServerEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,20 +223,17 @@ class RemoteRegister:
         HttpTransport(url)  # says what is wrong with the address
 
     async def announce(self, entry: ServerEntry) -> None:
-        await self._ask("POST", "/api/servers", entry)
+        await self._ask("POST", "/api/servers", dict, entry)
 
     async def withdraw(self, id: str) -> None:
-        await self._ask("DELETE", f"/api/servers/{id}")
+        await self._ask("DELETE", f"/api/servers/{id}", dict)
 
     async def entries(self) -> list[RegisteredServer]:
-        return _sort((await self._ask("GET", "/api/servers")).read(_Listing).servers[:MOST_ENTRIES])
+        return _sort((await self._ask("GET", "/api/servers", _Listing)).servers[:MOST_ENTRIES])
 
-    async def _ask(self, method: str, path: str, body: object = None) -> HttpReply:
+    async def _ask(self, method: str, path: str, kind: type[R], body: object = None) -> R:
         async with HttpTransport(self.place, self._token) as transport:
-            reply = await transport.ask(method, path, body, timeout=_ASK_SECONDS)
-        if not reply.good:
-            raise reply.error()
-        return reply
+            return (await transport.ask(method, path, body, timeout=_ASK_SECONDS)).read(kind)
 
 
 Register = FolderRegister | RemoteRegister
@@ -244,12 +241,7 @@ Register = FolderRegister | RemoteRegister
 
 class RegisterServer:
     """A register for machines that share no folder. It is kept in memory: after a restart the servers announce
-    themselves again within seconds.
-
-    GET    /api/servers          {"servers": [{"entry": {...}, "age": 3.2}]}
-    POST   /api/servers          an entry, again every few seconds
-    DELETE /api/servers/ID
-    """
+    themselves again within seconds."""
 
     def __init__(self, address: str, access: Access) -> None:
         from treetune.serve.http.asgi import JsonApp, Listener, Route  # others who import this serve nothing
