@@ -4,10 +4,8 @@
         async with await client.start(task_index=3) as episode:
             step = await episode.step("42")          # observation, reward, done, info
 
-Several addresses share the work: an episode stays on its server, a server that does not answer is left out until it is
-back. A server tells what it offers in the `features` of `GET /api/task/info`. A step is repeated after a lost
-connection only where the server numbers its turns, and so plays no turn twice. A server that knows only start and step
-is fine too.
+Several addresses share the work; a server that does not answer is left out until it is back. A step is repeated after
+a lost connection only where the server numbers its turns. A server that knows only start and step is fine too.
 """
 
 from __future__ import annotations

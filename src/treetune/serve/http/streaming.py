@@ -1,18 +1,8 @@
 """Episodes on a connection that stays open: one over a WebSocket, and a step as server-sent events.
 
-    -> {"task_index": 3}            what `start` takes, at ws://HOST/api/episode/ws
-    <- {"episode_id": ..., "observation": ...}
-    -> {"action": "42"}             what `step` takes, without the episode's id
-    <- {"observation": ..., "reward": 1.0, "done": true, ...}
-
-    curl -N -H 'Accept: text/event-stream' http://127.0.0.1:5000/api/episode/step -d '{...}'
-    event: partial                  what the environment shows meanwhile
-    data: {"content":"Compiling..."}
-
-    event: step                     the answer; `event: error` where it fails after something was shown
-    data: {"observation":...,"reward":...,"done":...,"info":...}
-
-The server closes the WebSocket after the last step; where the client closes it, the episode ends.
+A WebSocket takes what `start` takes, then what `step` takes without the episode's id. The server closes it after the
+last step; where the client closes it, the episode ends. The events of a step are `partial` (what the environment shows
+meanwhile), then `step`; or `error`, where it fails after something was shown. `docs/task_server_api.md` shows both.
 """
 
 from __future__ import annotations
