@@ -120,7 +120,8 @@ class Worker:
             if self._ended_since_trim >= max(MANY_ENDED, len(self._episodes)):
                 self._ended_since_trim = 0
                 trim_memory()
-            if self._is_orphan():
+            abandoned = self._spec.parent is not None and os.getppid() != self._spec.parent
+            if abandoned or time.monotonic() - self._heard > ORPHANED_SECONDS:
                 break
         for task in self._tasks.values():
             task.cancel()
@@ -129,11 +130,6 @@ class Worker:
         await self._host.close()
         self._messages.send()
         self._socket.close()
-
-    def _is_orphan(self) -> bool:
-        if self._spec.parent is not None and os.getppid() != self._spec.parent:
-            return True
-        return time.monotonic() - self._heard > ORPHANED_SECONDS
 
     # What the broker says
 

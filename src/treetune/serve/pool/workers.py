@@ -5,8 +5,7 @@
     member, data = await workers.call("run_rollout", payload, size=1)      # the least busy worker
     data = await workers.ask(member, "step", payload)                       # this one, where the episode lives
 
-A worker that dies or hangs is replaced. Its calls are made again, once, to another; where that one dies of them too
-they fail.
+A worker that dies or hangs is replaced, and its calls go to others.
 """
 
 from __future__ import annotations
@@ -241,7 +240,7 @@ class Workers:
         try:
             while True:
                 if self._closing:
-                    raise _stopping_error()
+                    raise Stopping("the server has stopped", remedy="ask again when it is back")
                 free = [member for member in self._members.values() if member.ready and not member.leaving]
                 free.sort(key=lambda member: (member.load, len(member.calls)))
                 kept = 1 if self._suspects and company is None else 0  # the least busy one, for those that need room
@@ -383,7 +382,3 @@ class Workers:
                     call.future.set_exception(DeadlinePassed(response.error) if timed_out else error_of(response))
                 elif call.show is not None:
                     call.show(data.decode())
-
-
-def _stopping_error() -> ServeError:
-    return Stopping("the server has stopped", remedy="ask again when it is back")
