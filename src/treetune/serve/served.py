@@ -131,13 +131,11 @@ class ServedEpisodes(Served):
 
     async def first_tasks(self, count: int) -> list[Task]:
         """The prompt is what an episode of the task shows first."""
-        tasks = self.select_tasks(count)
-        return [msgspec.structs.replace(task, prompt=(await self._opening(task)).messages()) for task in tasks]
-
-    async def _opening(self, task: Task) -> Observation:
-        async with await self.client.start(task.reward_spec[INDEX]) as episode:
-            observation: Observation = episode.observation
-            return observation
+        tasks = []
+        for task in self.select_tasks(count):
+            async with await self.client.start(task.reward_spec[INDEX]) as episode:
+                tasks.append(msgspec.structs.replace(task, prompt=episode.observation.messages()))
+        return tasks
 
     async def stats(self) -> dict[str, Any]:
         async with HttpTransport(self.config.address, self.token) as transport:
