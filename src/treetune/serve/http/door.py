@@ -171,20 +171,10 @@ class HttpDoor(Door):
         return encode(wire.StepBatchAnswer(await _answer_each(self.step(body) for body in bodies)))
 
     async def _info(self, request: HttpRequest) -> bytes:
-        info, config = info_of(self.server.streams), self.config
-        return encode(
-            wire.InfoAnswer(
-                name=info.name,
-                num_tasks=info.num_tasks,
-                cursor=info.cursor,
-                by_index=info.by_index,
-                fingerprint=info.fingerprint,
-                max_episodes=config.max_episodes,
-                idle_seconds=config.idle_seconds,
-                deadline_seconds=config.deadline_seconds,
-                max_turns=self.server.config.limits.max_turns,
-            )
-        )
+        """Those fields of the server's info, its limits and the door's config that clients of an episode need."""
+        parts = info_of(self.server.streams), self.server.config.limits, self.config
+        known = {name: value for part in parts for name, value in msgspec.structs.asdict(part).items()}
+        return encode(msgspec.convert(known, wire.InfoAnswer))
 
     async def _health(self, request: HttpRequest) -> bytes:
         self.server.refuse_stopping()
@@ -227,14 +217,8 @@ class MetricsDoor(Door):
 
 async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]:
     """Every answer of a batch, an error in its place: one that fails does not fail the others."""
-
-    async def answer_one(answer: Awaitable[bytes]) -> msgspec.Raw:
-        try:
-            return msgspec.Raw(await answer)
-        except Exception as error:
-            return msgspec.Raw(to_http_error(error).body)
-
-    return list(await asyncio.gather(*map(answer_one, answers)))
+    found = await asyncio.gather(*answers, return_exceptions=True)
+    return [msgspec.Raw(one if isinstance(one, bytes) else to_http_error(one).body) for one in found]
 
 
 def _render(step: Step) -> bytes:

@@ -163,7 +163,7 @@ _STATUS = {
 }
 
 
-def to_http_error(error: Exception, path: str | None = None) -> HttpError:
+def to_http_error(error: BaseException, path: str | None = None) -> HttpError:
     """An error as an answer; `path` is the part of the body that a wrong request is wrong in."""
     if isinstance(error, HttpError):
         return error
