@@ -19,6 +19,7 @@ import os
 import pickle
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -36,7 +37,7 @@ from treetune.serve.errors import Cancelled
 from treetune.serve.host import HostSpec, Scored, ServerHost
 from treetune.serve.messages import failure, pack, pack_step, unpack
 from treetune.serve.task_signer import concrete_task
-from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket, socket_folder
+from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 from treetune.streams import Streams
 from treetune.taskset import Taskset
 from treetune.threads import call_apart
@@ -220,7 +221,9 @@ class ProcessEngine:
     """A worker that has not beaten for so long is taken for dead."""
 
     def __init__(self) -> None:
-        self._folder = socket_folder()
+        # Only its owner can reach it. A socket's path has at most 107 characters, which a long TMPDIR exceeds.
+        usual = tempfile.gettempdir()
+        self._folder = tempfile.mkdtemp(prefix="treetune-", dir=usual if len(usual) <= 64 else "/tmp")
 
     def address(self) -> str:
         """Where the broker listens for workers."""

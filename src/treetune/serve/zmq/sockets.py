@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import zmq
 
@@ -22,18 +20,10 @@ from treetune.errors import UsageError
 MOST_BYTES = 64 << 20
 """The largest frame that a server takes; a sender of more is cut off."""
 _BATCH = 256
-_LONGEST_FOLDER = 64
 _MORE = zmq.NOBLOCK | zmq.SNDMORE
 
 log = logging.getLogger(__name__)
 Frames = list[bytes]
-
-
-def socket_folder() -> Path:
-    """A new folder for sockets, which only its owner can reach. The path of a socket has at most 107 characters, which
-    a long TMPDIR exceeds."""
-    usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="treetune-", dir=usual if len(usual) <= _LONGEST_FOLDER else "/tmp"))
 
 
 class LoopSocket:
