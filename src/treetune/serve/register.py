@@ -321,7 +321,7 @@ async def _ask_health(entry: ServerEntry, timeout: float) -> ServerHealth:
             return ServerHealth("elsewhere", detail=f"only for {entry.host}")
         if entry.url is None:
             async with EnvClient(address, server_key=entry.server_key, deadline=timeout) as client:
-                await client.health(timeout)
+                await client.health()
             return ServerHealth("ok")
         async with HttpTransport(entry.url) as transport:
             reply = await transport.ask("GET", "/api/health", None, timeout)

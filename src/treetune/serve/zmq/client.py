@@ -39,10 +39,6 @@ from treetune.taskset import Taskset, parts_of
 from treetune.threads import run_in_background
 from treetune.trace import Trace
 
-DEADLINE = 120.0
-"""Seconds for what a server answers at once."""
-RUN_DEADLINE = 7200.0
-"""Seconds for rollouts, groups and steps."""
 _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
 _REMEMBERED = 200_000
 _ACKS = 64
@@ -60,11 +56,12 @@ class EnvClient:
         token: str | None = None,
         server_key: bytes | str | None = None,
         taskset: Taskset[Any, Any] | None = None,
-        deadline: float = DEADLINE,
-        run_deadline: float = RUN_DEADLINE,
+        deadline: float = 120.0,
+        run_deadline: float = 7200.0,
     ) -> None:
         """`server_key` is the public key of an encrypted server. A `taskset` tells the classes of tasks: those of
-        another class come as `WireTask`."""
+        another class come as `WireTask`. `deadline` has the seconds for what a server answers at once, `run_deadline`
+        those for rollouts, groups and steps."""
         self.address = address
         self._token = token
         self._server_key = server_key.encode() if isinstance(server_key, str) else server_key
@@ -109,8 +106,8 @@ class EnvClient:
             )
         return info
 
-    async def health(self, deadline: float | None = None) -> Health:
-        return await self._ask("health", messages.Request(), Health, deadline)
+    async def health(self) -> Health:
+        return await self._ask("health", messages.Request(), Health)
 
     async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
         """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets."""
@@ -174,8 +171,7 @@ class EnvClient:
     async def stats(self) -> dict[str, Any]:
         """The server in figures."""
         reply = await self._ask("stats", messages.Request(), dict[str, Any])
-        figures: dict[str, Any] = reply["stats"]
-        return figures
+        return dict(reply["stats"])
 
     def portable(self, task: Task) -> WireTask:
         """A sampled task with its seal in it, for another process to run with a client of its own."""
@@ -186,8 +182,8 @@ class EnvClient:
 
     # Requests
 
-    async def _ask(self, method: str, request: messages.Request, answer: type[R], deadline: float | None = None) -> R:
-        return await self._call(method, request, answer, deadline or self._deadline, self._new_id())
+    async def _ask(self, method: str, request: messages.Request, answer: type[R]) -> R:
+        return await self._call(method, request, answer, self._deadline, self._new_id())
 
     async def _run(self, method: str, request: messages.Request, answer: type[R], name: str | None = None) -> R:
         id = name.encode() if name is not None else self._new_id()
@@ -284,11 +280,7 @@ def _wait_for(
 
 
 class BlockingEnvClient:
-    """The client for programs without an event loop; calls may come from any thread.
-
-    with BlockingEnvClient("tcp://127.0.0.1:5555") as client:
-        trace = client.run_rollout(client.sample())
-    """
+    """The client for programs without an event loop; calls may come from any thread."""
 
     def __init__(self, address: str, **options: Any) -> None:
         """The options are those of `EnvClient`."""
