@@ -95,8 +95,7 @@ class Served(Taskset[Task, ServedConfig]):
 
     async def stats(self) -> dict[str, Any]:
         """The server's figures."""
-        figures: dict[str, Any] = await self.client.stats()
-        return figures
+        return dict(await self.client.stats())
 
     def count(self) -> int | None:
         return self._info.num_tasks

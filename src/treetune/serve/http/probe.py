@@ -143,9 +143,8 @@ class _Prober:
         self.report.features = [str(one) for one in features] if isinstance(features, list) else []
         tasks = info.get("num_tasks", "an unknown number of")
         size = f"{tasks} tasks" if tasks is not None else "endless"
-        return (
-            f"{info.get('name', 'no name')}, {size}; offers {', '.join(self.report.features) or 'start and step only'}"
-        )
+        offers = ", ".join(self.report.features) or "start and step only"
+        return f"{info.get('name', 'no name')}, {size}; offers {offers}"
 
     async def _start(self, body: dict[str, Any]) -> str:
         started = (await self._ask("POST", START, body)).read(StartReply)
