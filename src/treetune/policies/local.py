@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,8 @@ class LocalPolicy(Policy):
                 ids.append(token)
                 logprobs.append(float(logits[token] - logits.logsumexp(0)))
                 feed = torch.tensor([[token]])
-                cut = self._stopped(ids, sampling.stop)
+                text = self.tokenizer.decode(ids, skip_special_tokens=True) if sampling.stop else ""
+                cut = min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=None)
                 if token in self._end_ids or cut is not None:
                     finish = "stop"
         return Completion(
@@ -97,12 +97,6 @@ class LocalPolicy(Policy):
             logprobs=logprobs,
             prompt=prompt,
         )
-
-    def _stopped(self, ids: list[int], stops: Sequence[str]) -> int | None:
-        if not stops:
-            return None
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
 
 
 def _sample(logits: Any, temperature: float, top_p: float, rng: random.Random) -> int:
