@@ -39,29 +39,27 @@ if TYPE_CHECKING:
     from treetune.serve.zmq.door import ZmqDoor
 
 _HOMES = {
-    "access": ("Access",),
-    "errors": ("ServeError",),
-    "host": ("ModelsConfig",),
-    "http": ("HttpConfig",),
-    "http.client": ("RemoteEpisode", "TaskServerClient"),
-    "http.door": ("HttpDoor", "MetricsDoor"),
-    "http.probe": ("probe",),
-    "pool.broker": ("EnvServerPool",),
-    "pool.worker": ("load_engine",),
-    "pool.workers": ("PoolConfig",),
-    "register": (
-        *("Register", "RegisterServer", "RegisteredServer", "ServerEntry", "ServerHealth", "check_health"),
-        *("make_id", "name_public_address", "open_register", "stay_registered"),
-    ),
-    "served": ("Served",),
-    "server": ("Door", "EnvServer", "ServerConfig"),
-    "zmq.client": ("BlockingEnvClient", "EnvClient"),
-    "zmq.door": ("ZmqDoor",),
+    "access": "Access",
+    "errors": "ServeError",
+    "host": "ModelsConfig",
+    "http": "HttpConfig",
+    "http.client": "RemoteEpisode TaskServerClient",
+    "http.door": "HttpDoor MetricsDoor",
+    "http.probe": "probe",
+    "pool.broker": "EnvServerPool",
+    "pool.worker": "load_engine",
+    "pool.workers": "PoolConfig",
+    "register": "Register RegisterServer RegisteredServer ServerEntry ServerHealth check_health make_id "
+    "name_public_address open_register stay_registered",
+    "served": "Served",
+    "server": "Door EnvServer ServerConfig",
+    "zmq.client": "BlockingEnvClient EnvClient",
+    "zmq.door": "ZmqDoor",
 }
 
 
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
