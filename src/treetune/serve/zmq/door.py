@@ -75,22 +75,19 @@ class ZmqDoor(Door):
         """By request id."""
         self._ready: list[tuple[bytes, bytes, bytes]] = []
         """The replies of the batch in hand."""
-        self.methods: dict[bytes, tuple[str, type[Request] | None, Handler]] = {
-            name.encode(): (name, kind, handler)
-            for name, kind, handler in (
-                ("health", None, self._health),  # answered whatever it says
-                ("info", Request, self._info),
-                ("sample", messages.SampleRequest, self._sample),
-                ("run_rollout", Request, self._run),
-                ("run_group", messages.RunGroupRequest, self._run),
-                ("start", messages.StartRequest, self._start),
-                ("step", messages.StepRequest, self._step),
-                ("cancel", messages.CancelRequest, self._cancel),
-                ("observe", messages.ObserveRequest, self._observe),
-                ("state", messages.StateRequest, self._state),
-                ("restore", messages.RestoreRequest, self._restore),
-                ("stats", Request, self._stats),
-            )
+        self.methods: dict[bytes, tuple[type[Request] | None, Handler]] = {
+            b"health": (None, self._health),  # answered whatever it says
+            b"info": (Request, self._info),
+            b"sample": (messages.SampleRequest, self._sample),
+            b"run_rollout": (Request, self._run),
+            b"run_group": (messages.RunGroupRequest, self._run),
+            b"start": (messages.StartRequest, self._start),
+            b"step": (messages.StepRequest, self._step),
+            b"cancel": (messages.CancelRequest, self._cancel),
+            b"observe": (messages.ObserveRequest, self._observe),
+            b"state": (messages.StateRequest, self._state),
+            b"restore": (messages.RestoreRequest, self._restore),
+            b"stats": (Request, self._stats),
         }
 
     # Its life
@@ -138,8 +135,8 @@ class ZmqDoor(Door):
                 self.refuse_malformed(frames)
                 continue
             identity, id, method, payload = frames
-            name, kind, handle = self.methods[method]
-            call = Call(identity, id, name, payload)
+            kind, handle = self.methods[method]
+            call = Call(identity, id, method.decode(), payload)
             try:
                 response = handle(call, self._read(call, kind) if kind is not None else None)
                 if response is not None:
