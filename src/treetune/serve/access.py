@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -81,10 +82,8 @@ def load_curve_key(path: Path) -> bytes:
 
 def load_signing_key(path: Path) -> bytes:
     """The key that signs tasks in a file, made where there is none; servers that share it take each other's tasks."""
-    from treetune.serve.task_signer import new_key
-
     try:
-        key = bytes.fromhex(_load_key(path, lambda: new_key().hex().encode()).decode())
+        key = bytes.fromhex(_load_key(path, lambda: secrets.token_hex(32).encode()).decode())
     except ValueError:
         key = b""
     if len(key) < 16:

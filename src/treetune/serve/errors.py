@@ -7,6 +7,7 @@ from typing import ClassVar
 from treetune.errors import TreetuneError
 
 KINDS: dict[str, type[ServeError]] = {}
+"""Those that are no plain `ServeError`."""
 
 
 class ServeError(TreetuneError):
@@ -18,9 +19,6 @@ class ServeError(TreetuneError):
         if kind is not None:
             cls.kind = kind
             KINDS[kind] = cls
-
-
-KINDS[ServeError.kind] = ServeError
 
 
 class BadRequest(ServeError, kind="bad_request"):

@@ -32,7 +32,6 @@ log = logging.getLogger("treetune.serve")
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 REQUEST_SECONDS = 60.0
 """From the first byte of a request to its last; also for a new connection that stays silent."""
@@ -155,7 +154,7 @@ class JsonApp:
             raise HttpError(405, "wrong_method", f"{path:.80} is asked with {' or '.join(methods)}", allow=allow)
         return route
 
-    def admit(self, headers: Headers, needs_token: bool = True) -> bytes:
+    def admit(self, headers: list[tuple[bytes, bytes]], needs_token: bool = True) -> bytes:
         """The kind of answer that is asked for. Raises where there may be none."""
         found = dict(headers)
         given, host, origin = found.get(b"authorization", b""), found.get(b"host", b""), found.get(b"origin", b"")

@@ -1,9 +1,6 @@
 """The HTTP door of a server: its paths, and what a start, a step and a cancel mean to the server's host.
 
-door = HttpDoor(HttpConfig(address=":5000"))
-server = EnvServer(taskset, doors=[door])
-await server.start()
-print(door.address)
+EnvServer(taskset, doors=[HttpDoor(HttpConfig(address=":5000"))])
 """
 
 from __future__ import annotations

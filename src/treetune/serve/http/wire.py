@@ -139,11 +139,9 @@ class HttpError(Exception):
     ) -> None:
         """`allow` names the methods that a path takes."""
         super().__init__(error)
-        self.status, self.kind = int(status), kind
-        self.body = encode(ErrorAnswer(error=error, kind=kind, status=self.status, path=path, remedy=remedy))
-        self.headers = _HEADERS.get(self.status, [])
-        if allow:
-            self.headers = [(b"allow", allow.encode())]
+        self.status, self.kind = status, kind
+        self.body = encode(ErrorAnswer(error=error, kind=kind, status=status, path=path, remedy=remedy))
+        self.headers = [(b"allow", allow.encode())] if allow else _HEADERS.get(status, [])
 
 
 _HEADERS = {

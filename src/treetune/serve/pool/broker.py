@@ -77,8 +77,7 @@ class PoolHost(ServerHost):
         return msgspec.Raw(pack_task(task, self._spec.signer.sign(task)))
 
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
-        payload = pack((id, task))
-        member, data = await self.workers.call("open", payload, size=1, opens=id)
+        member, data = await self.workers.call("open", pack((id, task)), size=1, opens=id)
         if not self.workers.has(member):
             raise WorkerEnded
         return _HomeInWorker(self.workers, member, id), unpack(data, Observation)
