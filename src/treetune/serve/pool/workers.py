@@ -175,8 +175,11 @@ class Workers:
         died_alone = 0
         while True:
             member = await self._wait_for_member(company)
+            limits = [] if company is None else [company]
+            member.guests += 1
+            member.limits += limits
             try:
-                return member, await self._ask_as_guest(member, company, method, payload, size, opens=opens)
+                return member, await self.ask(member, method, payload, size, opens=opens)
             except WorkerEnded as error:
                 died_alone += error.calls == 1 or company == 1
                 if died_alone == _TRIES:
@@ -185,20 +188,13 @@ class Workers:
                         remedy="look at the task: its environment may crash or exhaust the machine",
                     ) from None
                 company = max(1, min(error.calls, company or error.calls) // _SPLIT)
+            finally:
+                member.guests -= 1
+                for limit in limits:
+                    member.limits.remove(limit)
+                if self._suspects or limits:
+                    self._wake_waiting()
             await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _ask_as_guest(self, member: Member, company: int | None, *call: Any, **options: Any) -> bytes:
-        limits = [] if company is None else [company]
-        member.guests += 1
-        member.limits += limits
-        try:
-            return await self.ask(member, *call, **options)
-        finally:
-            member.guests -= 1
-            for limit in limits:
-                member.limits.remove(limit)
-            if self._suspects or limits:
-                self._wake_waiting()
 
     async def ask(
         self,
