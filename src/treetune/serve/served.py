@@ -94,7 +94,6 @@ class Served(Taskset[Task, ServedConfig]):
         return [await self.client.sample(index) for index in range(count if known is None else min(count, known))]
 
     async def stats(self) -> dict[str, Any]:
-        """The server's figures."""
         return dict(await self.client.stats())
 
     def count(self) -> int | None:

@@ -92,7 +92,6 @@ class HttpDoor(Door):
     # What is asked of the host
 
     async def start(self, body: wire.StartBody) -> bytes:
-        """A new episode."""
         if body.request_id is None:
             return await self._begin(body)
         return await self.server.host.episodes.start_once(body.request_id, lambda: self._begin(body))

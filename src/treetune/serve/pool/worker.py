@@ -323,7 +323,6 @@ Engine = ProcessEngine | RayEngine
 
 
 def load_engine(name: str) -> Engine:
-    """The engine that `--engine` names."""
     if name == "processes":
         return ProcessEngine()
     if name == "ray":

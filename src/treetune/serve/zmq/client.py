@@ -169,7 +169,6 @@ class EnvClient:
             self._unclaimed.pop(stream, None)  # what was drawn before is not what comes next
 
     async def stats(self) -> dict[str, Any]:
-        """The server in figures."""
         reply = await self._ask("stats", messages.Request(), dict[str, Any])
         return dict(reply["stats"])
 
