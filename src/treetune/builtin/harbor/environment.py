@@ -171,19 +171,6 @@ def folder_of(task: Task) -> HarborFolder:
     return HarborFolder(path, engine=Machine.of(task.extra_info).has_images)
 
 
-def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -> list[Message]:
-    """How the policy is told what to do."""
-    place = "" if folder.refusal else f" in {folder.workdir}"
-    rules = (
-        "You work on a Linux machine by running commands. In each turn answer with one command or script in a block:"
-        f"\n\n```bash\nls\n```\n\nIt is run by bash{place}, and you are shown what it prints. Files stay from one turn "
-        "to the next, and programs in the background run on; variables and the current folder do not stay. There is "
-        f"no network. A turn may take {command_seconds:g} seconds, and you have {max_turns} turns. When the task is "
-        "done, answer DONE."
-    )
-    return [{"role": "system", "content": rules}, {"role": "user", "content": folder.instruction}]
-
-
 def parse_rewards(path: str, content: bytes) -> dict[str, float]:
     try:
         text = path.endswith(".txt")

@@ -24,21 +24,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from treetune.builtin.harbor.environment import (
-    COMMAND_SECONDS,
-    DISK_MB,
-    HarborEnvironment,
-    HarborTask,
-    folder_of,
-    write_prompt,
-)
+from treetune.builtin.harbor.environment import COMMAND_SECONDS, DISK_MB, HarborEnvironment, HarborTask, folder_of
 from treetune.builtin.harbor.folder import HarborFolder
 from treetune.builtin.turns import Positive
 from treetune.config import FileName
 from treetune.errors import ConfigError, StorageError, TasksetError, UnknownNameError
 from treetune.sandbox.machines import MachineConfig
 from treetune.score import VALID, Verdict, invalid
-from treetune.task import digest
+from treetune.task import Message, digest
 from treetune.taskset import Taskset
 
 REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
@@ -146,6 +139,19 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
                 stacklevel=3,
             )
         self._folders = [path for path in self._folders if path not in left_out]
+
+
+def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -> list[Message]:
+    """How the policy is told what to do."""
+    place = "" if folder.refusal else f" in {folder.workdir}"
+    rules = (
+        "You work on a Linux machine by running commands. In each turn answer with one command or script in a block:"
+        f"\n\n```bash\nls\n```\n\nIt is run by bash{place}, and you are shown what it prints. Files stay from one turn "
+        "to the next, and programs in the background run on; variables and the current folder do not stay. There is "
+        f"no network. A turn may take {command_seconds:g} seconds, and you have {max_turns} turns. When the task is "
+        "done, answer DONE."
+    )
+    return [{"role": "system", "content": rules}, {"role": "user", "content": folder.instruction}]
 
 
 class RegistryTask(msgspec.Struct):

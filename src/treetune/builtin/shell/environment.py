@@ -24,7 +24,7 @@ from treetune.sandbox.machines import Machine, share_pool
 from treetune.task import Message, Task
 
 COMMAND_SECONDS = 30.0
-OUTPUT_CHARS = 800
+SHOWN_CHARS = 800
 MEMORY_MB, PROCESSES, DISK_MB = 512, 128, 128
 PATHS = "find / -xdev ! -path '/etc/*' -print0"
 NO_BYTECODE = {"PYTHONPYCACHEPREFIX": "/dev/null"}
@@ -60,7 +60,7 @@ class OSInteractionEnvironment(ShellEnvironment):
     def __init__(self, task: OSTask) -> None:
         super().__init__(task)
         info = task.extra_info
-        self._output_chars = int(info.get("output_chars", OUTPUT_CHARS))
+        self._output_chars = int(info.get("output_chars", SHOWN_CHARS))
         self._limits = SandboxLimits(
             seconds=float(info.get("command_seconds", COMMAND_SECONDS)),
             memory_mb=int(info.get("memory_mb", MEMORY_MB)),
@@ -164,21 +164,6 @@ class OSInteractionEnvironment(ShellEnvironment):
 
     def _end(self, reward: float, why: str, **more: Any) -> Step:
         return self.end(reward, why, metrics={"turns": self.turns}, **more)
-
-
-def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list[Message]:
-    """How the policy is told what to do."""
-    rules = (
-        "You are an assistant that acts on a Linux machine as a person at its shell would. You are asked a question "
-        "about it, or to do something on it. In each turn think, then do exactly one of three things.\n\n"
-        "Run a script; you are shown what it prints:\n\nThink: I should look around.\n\nAct: bash\n\n"
-        "```bash\nls -la\n```\n\nGive the answer, and nothing but the answer, in the parentheses:\n\n"
-        "Think: I have found it.\n\nAct: answer(42)\n\n"
-        "Or, where nothing was asked but to do something, say that it is done:\n\nThink: It is done.\n\nAct: finish\n\n"
-        "The shell lives on from turn to turn. It reads nothing from you while a script runs, and a script may take "
-        f"{command_seconds:g} seconds. You have {max_turns} turns."
-    )
-    return [{"role": "system", "content": rules}, {"role": "user", "content": sample.description}]
 
 
 class Move(msgspec.Struct, frozen=True):

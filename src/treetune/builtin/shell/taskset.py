@@ -17,20 +17,13 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from treetune.builtin.shell.environment import (
-    COMMAND_SECONDS,
-    MEMORY_MB,
-    OUTPUT_CHARS,
-    OSInteractionEnvironment,
-    OSTask,
-    write_prompt,
-)
+from treetune.builtin.shell.environment import COMMAND_SECONDS, MEMORY_MB, SHOWN_CHARS, OSInteractionEnvironment, OSTask
 from treetune.builtin.shell.sample import Sample, read_sample
 from treetune.builtin.turns import Positive
 from treetune.errors import ConfigError
 from treetune.sandbox.machines import MachineConfig
 from treetune.score import VALID, Verdict, invalid
-from treetune.task import digest
+from treetune.task import Message, digest
 from treetune.taskset import Taskset
 
 
@@ -49,7 +42,7 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     """The most actions of an episode."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
     """The most time of one script."""
-    output_chars: Positive = OUTPUT_CHARS
+    output_chars: Positive = SHOWN_CHARS
     """How much of what a script prints is shown."""
     memory_mb: Annotated[int, msgspec.Meta(ge=64)] = MEMORY_MB
     """What all processes of an episode may use together."""
@@ -145,3 +138,18 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         if data.is_file() or self.config.split == "dev":
             return [data if data.is_file() else data / "dev.json"]
         return sorted(data.glob("*/*.json"), key=lambda path: (len(path.parent.name), path))
+
+
+def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list[Message]:
+    """How the policy is told what to do."""
+    rules = (
+        "You are an assistant that acts on a Linux machine as a person at its shell would. You are asked a question "
+        "about it, or to do something on it. In each turn think, then do exactly one of three things.\n\n"
+        "Run a script; you are shown what it prints:\n\nThink: I should look around.\n\nAct: bash\n\n"
+        "```bash\nls -la\n```\n\nGive the answer, and nothing but the answer, in the parentheses:\n\n"
+        "Think: I have found it.\n\nAct: answer(42)\n\n"
+        "Or, where nothing was asked but to do something, say that it is done:\n\nThink: It is done.\n\nAct: finish\n\n"
+        "The shell lives on from turn to turn. It reads nothing from you while a script runs, and a script may take "
+        f"{command_seconds:g} seconds. You have {max_turns} turns."
+    )
+    return [{"role": "system", "content": rules}, {"role": "user", "content": sample.description}]

@@ -21,24 +21,10 @@ from typing import Any
 
 import msgspec
 
-from treetune.errors import (
-    ConfigError,
-    EnvironmentFault,
-    MissingExtraError,
-    TasksetError,
-    TreetuneError,
-    UnknownNameError,
-    described,
-)
+from treetune.errors import EnvironmentFault, MissingExtraError, TreetuneError
 
-MOST_PLAYERS = 15
 WAIT_SECONDS = 120.0
 """How long a game waits for another that is at work; none takes nearly as long, unless it hangs."""
-
-REMEDY = (
-    "install or set what it misses (data of nltk: python -m nltk.downloader NAME, or copy it and set NLTK_DATA; after "
-    "a SyntaxError: a newer Python), or use another game"
-)
 
 
 class TextArenaGame:
@@ -71,7 +57,7 @@ class TextArenaGame:
 
     def read(self, player: int) -> str:
         """What is new to a player, but for its own words."""
-        textarena, state = _import_textarena(), self.env.state
+        textarena, state = import_textarena(), self.env.state
         if player == self.player:
             with self._random.use():
                 _, seen = self.env.get_observation()
@@ -141,35 +127,8 @@ GOLD: dict[str, Callable[[Any], list[str]]] = {
 """What wins a game, read from its state."""
 
 
-def count_players(name: str, params: dict[str, Any], players: int | None) -> int:
-    """How many play a game; an error that says why where it cannot be played here."""
-    textarena = _import_textarena()
-    known = textarena.envs.registration.ENV_REGISTRY
-    if name not in known:
-        raise UnknownNameError.of("textarena game", name, known, remedy="the names are its own, such as Sudoku-v0")
-    refusal: Exception | None = None
-    for number in range(1, MOST_PLAYERS + 1) if players is None else [players]:
-        try:
-            game = TextArenaGame(name, seed=0, players=number, params=params)
-        except TreetuneError:
-            raise
-        except Exception as error:
-            refusal = refusal or error
-            continue
-        # Some games for several would begin with one player, who would play alone.
-        if players is not None or game.players > 1 or isinstance(game.env.state, textarena.SinglePlayerState):
-            return game.players
-    assert refusal is not None
-    why = described(refusal)
-    if players is not None:
-        raise ConfigError([("taskset.players", f"{name} does not start with {players}: {why}")])
-    if params and isinstance(refusal, TypeError | AssertionError | ValueError):
-        raise ConfigError([("taskset.params", f"{name} refuses them: {why}")])
-    raise TasksetError(f"{name} does not start: {why}", remedy=REMEDY)
-
-
 def _unwrap(env: Any) -> Any:
-    while isinstance(env, _import_textarena().Wrapper):
+    while isinstance(env, import_textarena().Wrapper):
         env = env.env
     return env
 
@@ -180,7 +139,7 @@ def _copy(env: Any) -> Any:
     return copy.deepcopy(env, {id(dictionary): dictionary})
 
 
-def _import_textarena() -> Any:
+def import_textarena() -> Any:
     try:
         return importlib.import_module("textarena")
     except ModuleNotFoundError as error:
@@ -193,7 +152,7 @@ def _import_textarena() -> Any:
 def _load_template(name: str, params: bytes) -> Any:
     """A game that is never played; some read long lists of words when they are made."""
     with _Random(0).use():
-        return _import_textarena().make(name, **msgspec.json.decode(params))
+        return import_textarena().make(name, **msgspec.json.decode(params))
 
 
 _busy = threading.Lock()

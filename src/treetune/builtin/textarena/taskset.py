@@ -18,20 +18,25 @@ from typing import Annotated, Any
 
 import msgspec
 
-from treetune.builtin.textarena import MOST_PLAYERS, TextArenaGame, count_players
+from treetune.builtin.textarena import TextArenaGame, import_textarena
 from treetune.builtin.turns import Positive, TurnEnvironment, hash_number
 from treetune.config import CodeName
 from treetune.environment import Action, Step
-from treetune.errors import ConfigError, EnvironmentFault, TasksetError, described
+from treetune.errors import ConfigError, EnvironmentFault, TasksetError, TreetuneError, UnknownNameError, described
 from treetune.plugins import absolute_spec, load_object
 from treetune.task import Task
 from treetune.taskset import Taskset, TasksetConfig
 
 POLICY = 0
+MOST_PLAYERS = 15
 MOST_MOVES = 10_000
 """Of opponents between two of the policy: a game that passes it does not end by itself."""
 BRACKETS = re.compile(r"\[[^\[\]\n]{1,60}\]")
 """How games write down the moves that there are."""
+REMEDY = (
+    "install or set what it misses (data of nltk: python -m nltk.downloader NAME, or copy it and set NLTK_DATA; after "
+    "a SyntaxError: a newer Python), or use another game"
+)
 
 
 class TextArenaTask(Task, frozen=True, kw_only=True):
@@ -138,6 +143,33 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
 
     def source(self) -> str:
         return f"textarena {version('textarena')}"
+
+
+def count_players(name: str, params: dict[str, Any], players: int | None) -> int:
+    """How many play a game; an error that says why where it cannot be played here."""
+    textarena = import_textarena()
+    known = textarena.envs.registration.ENV_REGISTRY
+    if name not in known:
+        raise UnknownNameError.of("textarena game", name, known, remedy="the names are its own, such as Sudoku-v0")
+    refusal: Exception | None = None
+    for number in range(1, MOST_PLAYERS + 1) if players is None else [players]:
+        try:
+            game = TextArenaGame(name, seed=0, players=number, params=params)
+        except TreetuneError:
+            raise
+        except Exception as error:
+            refusal = refusal or error
+            continue
+        # Some games for several would begin with one player, who would play alone.
+        if players is not None or game.players > 1 or isinstance(game.env.state, textarena.SinglePlayerState):
+            return game.players
+    assert refusal is not None
+    why = described(refusal)
+    if players is not None:
+        raise ConfigError([("taskset.players", f"{name} does not start with {players}: {why}")])
+    if params and isinstance(refusal, TypeError | AssertionError | ValueError):
+        raise ConfigError([("taskset.params", f"{name} refuses them: {why}")])
+    raise TasksetError(f"{name} does not start: {why}", remedy=REMEDY)
 
 
 def _make_game(task: TextArenaTask) -> TextArenaGame:
