@@ -11,6 +11,7 @@ math-verify's own timeout is off: it is an exception that math-verify may catch 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -40,7 +41,11 @@ def compare(truth: str, answer: str) -> bool:
     idle = _idle.setdefault(os.getpid(), [])
     for waiting in (idle, []):  # the machine may have ended an idle one; an answer that ends two is wrong
         worker = waiting.pop() if waiting else _start_worker()
-        if reply := _ask(worker, truth, answer):
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, so there is no reply
+            print(json.dumps([truth, answer, SECONDS]), file=worker.stdin, flush=True)
+        if reply := worker.stdout.readline():
             idle.append(worker)
             return reply == "true\n"
         if worker.wait() in _LATE:
@@ -59,17 +64,6 @@ def _start_worker() -> subprocess.Popen[str]:
     if worker.stdout.readline() != "ready\n":
         raise EnvironmentFault("math-verify does not start", remedy="pip install --force-reinstall math-verify")
     return worker
-
-
-def _ask(worker: subprocess.Popen[str], truth: str, answer: str) -> str:
-    """Its reply; nothing where it has ended."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    try:
-        print(json.dumps([truth, answer, SECONDS]), file=worker.stdin, flush=True)
-    except BrokenPipeError:
-        return ""
-    return worker.stdout.readline()
 
 
 _idle: dict[int, list[subprocess.Popen[str]]] = {}
