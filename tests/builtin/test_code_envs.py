@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from treetune import Action, Outcome, Task, Taskset, make, run_rollout
 from treetune.builtin.code import lcb
-from treetune.builtin.code.lcb import CodingProblem, Stub, find_stub, read_reports, same_lines, same_value
+from treetune.builtin.code.lcb import CodingProblem, find_stub, read_reports, same_lines, same_value
 from treetune.builtin.search import find_tool
 from treetune.cli.hosts import refuse_unservable
 from treetune.datasets.declared import load_task
@@ -85,13 +85,13 @@ class TestCases:
     @pytest.mark.parametrize(
         ("prompt", "stub"),
         [
-            (STUB, Stub("square", 1)),
-            ("```python\ndef f(a, b):\n    pass\n```", Stub("f", 2)),
-            ("```\ndef f(a, *, b=1) -> int:\n    '''What it does.'''\n    ...\n```", Stub("f", 1)),
-            ("```python\nimport math\n\ndef f():\n\traise NotImplementedError\n```", Stub("f", 0)),
-            ("```python\nclass Solution:\n    def f(self, a: List[int]) -> int:\n        \n```", Stub("f", 1)),
-            ("```python\ndef f(\n    a,\n    b,\n):\n```", Stub("f", 2)),
-            ("```python\ndef f(a):\n    return None\n```", Stub("f", 1)),
+            (STUB, ("square", 1)),
+            ("```python\ndef f(a, b):\n    pass\n```", ("f", 2)),
+            ("```\ndef f(a, *, b=1) -> int:\n    '''What it does.'''\n    ...\n```", ("f", 1)),
+            ("```python\nimport math\n\ndef f():\n\traise NotImplementedError\n```", ("f", 0)),
+            ("```python\nclass Solution:\n    def f(self, a: List[int]) -> int:\n        \n```", ("f", 1)),
+            ("```python\ndef f(\n    a,\n    b,\n):\n```", ("f", 2)),
+            ("```python\ndef f(a):\n    return None\n```", ("f", 1)),
             ("no code", None),
             ("```python\ndef f(a):\n    return a + 1\n```", None),  # an example, not a stub
             ("```python\ndef f(a):\n    pass\n\ndef g(a):\n    pass\n```", None),

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -77,8 +77,9 @@ class CodingProblem(msgspec.Struct, frozen=True):
         texts = [(_write_text(case["input"]), _write_text(case["output"])) for case in cases]
         if stub is None:
             return cls([Case(*text, [], None) for text in texts])
-        calls = [_read_call(case, stub.parameters) for case in cases]
-        return cls([Case(*text, *call) for text, call in zip(texts, calls, strict=True)], stub.name)
+        name, parameters = stub
+        calls = [_read_call(case, parameters) for case in cases]
+        return cls([Case(*text, *call) for text, call in zip(texts, calls, strict=True)], name)
 
 
 class CasesContract(Contract, frozen=True, kw_only=True):
@@ -247,19 +248,14 @@ def find_code(text: str) -> str | None:
     return blocks[-1].strip() if blocks else None
 
 
-class Stub(NamedTuple):
-    name: str
-    parameters: int
-
-
-def find_stub(messages: Sequence[Message]) -> Stub | None:
-    """The one function that the last message of the user shows without a body."""
+def find_stub(messages: Sequence[Message]) -> tuple[str, int] | None:
+    """The one function that the last message of the user shows without a body: its name, and how many parameters."""
     asked = [message.get("content") for message in messages if message.get("role") == "user"]
     blocks = _BLOCK.findall(asked[-1]) if asked and isinstance(asked[-1], str) else []
     return _parse_stub(blocks[0]) if len(blocks) == 1 else None
 
 
-def _parse_stub(code: str) -> Stub | None:
+def _parse_stub(code: str) -> tuple[str, int] | None:
     lines = [line.rstrip() for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if lines and lines[-1].endswith(":"):  # a comment alone is no body
         lines.append(lines[-1][: -len(lines[-1].lstrip())] + "    pass")
@@ -274,7 +270,7 @@ def _parse_stub(code: str) -> Stub | None:
     if len(found) != 1 or not isinstance(found[0], ast.FunctionDef) or not all(map(_is_empty, found[0].body)):
         return None
     arguments = found[0].args
-    return Stub(found[0].name, len(arguments.posonlyargs) + len(arguments.args) - method)
+    return found[0].name, len(arguments.posonlyargs) + len(arguments.args) - method
 
 
 def _is_empty(statement: ast.stmt) -> bool:
