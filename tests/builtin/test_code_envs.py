@@ -573,7 +573,7 @@ class TestWithoutASandbox:
         def unavailable(*_: Any, **__: Any) -> Any:
             raise SandboxUnavailable("bwrap not installed", remedy="apt-get install bubblewrap")
 
-        monkeypatch.setattr("treetune.builtin.code.require", unavailable)
+        monkeypatch.setattr("treetune.sandbox.require", unavailable)
         monkeypatch.setattr("treetune.sandbox.one_shot.require", unavailable)
 
     @pytest.mark.parametrize(("name", "truth"), [("lcb", SQUARES), ("searchcode", "42")])

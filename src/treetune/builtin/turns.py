@@ -22,6 +22,7 @@ import msgspec
 from treetune.environment import Contract, Environment, Step
 from treetune.errors import EnvironmentFault
 from treetune.task import Task
+from treetune.threads import call, limit_to_cores
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -54,9 +55,10 @@ class TurnEnvironment(Environment):
 
     async def start(self) -> Any:
         if self.CONTRACT is not None and self.CONTRACT.sandbox:
-            from treetune.builtin.code import require_sandbox  # here, for only those that run code need it
+            from treetune.sandbox import require  # here, for only those that run code need it
 
-            await require_sandbox()
+            async with limit_to_cores():
+                await call(require)
         return self.task.messages
 
     def next_turn(self) -> bool:

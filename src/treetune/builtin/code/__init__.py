@@ -1,6 +1,5 @@
 """Python code of a policy, in a sandbox or not at all.
 
-    await require_sandbox()
     result = await run_python(b"print(6 * 7)")
     result.text   # "42\\n"
 
@@ -10,15 +9,9 @@ It runs without the user's packages and settings, no more of it at a time than t
 from __future__ import annotations
 
 from treetune.errors import EnvironmentFault
-from treetune.sandbox import Bubblewrap, Ended, Result, SandboxLimits, require
+from treetune.sandbox import Bubblewrap, Ended, Result, SandboxLimits
 from treetune.sandbox.limits import DEFAULT_LIMITS
-from treetune.threads import call, limit_to_cores
-
-
-async def require_sandbox() -> None:
-    """`SandboxUnavailable`, with cause and remedy, where code cannot run."""
-    async with limit_to_cores():
-        await call(require)
+from treetune.threads import limit_to_cores
 
 
 async def run_python(code: bytes, *, stdin: bytes = b"", limits: SandboxLimits = DEFAULT_LIMITS) -> Result:
