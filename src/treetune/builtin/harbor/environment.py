@@ -64,7 +64,20 @@ class HarborEnvironment(ShellEnvironment):
     @classmethod
     def gold(cls, task: Task) -> list[str] | None:
         """The solution as an answer; None where there is none."""
-        return _write_gold(folder_of(task))
+        folder = folder_of(task)
+        files = dict(folder.walk("solution"))
+        if "/solution/solve.sh" not in files or folder.refusal is not None:
+            return None
+        env = fill_variables(folder.toml.solution.env)
+        script = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+        text = files["/solution/solve.sh"].read_text(errors="replace").strip()
+        if len(files) == 1 and re.match(r"#!.*\bba?sh\b|(?!#!)", text):
+            script += text
+        else:
+            packed = base64.encodebytes(folder.pack_part("solution")).decode()
+            script += f"base64 -d <<'END' | tar -xC /\n{packed}END\n/solution/solve.sh"
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", script)), default=0))
+        return [f"{fence}bash\n{script}\n{fence}\nDONE"]
 
     async def start(self) -> list[Message]:
         folder = self._folder = folder_of(self.task)
@@ -181,19 +194,3 @@ def parse_rewards(path: str, content: bytes) -> dict[str, float]:
     if not rewards or not all(map(math.isfinite, rewards.values())):
         raise EnvironmentFault(f"{path} holds no reward: {content[:200]!r}", remedy="let tests/test.sh write a number")
     return rewards
-
-
-def _write_gold(folder: HarborFolder) -> list[str] | None:
-    files = dict(folder.walk("solution"))
-    if "/solution/solve.sh" not in files or folder.refusal is not None:
-        return None
-    env = fill_variables(folder.toml.solution.env)
-    script = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
-    text = files["/solution/solve.sh"].read_text(errors="replace").strip()
-    if len(files) == 1 and re.match(r"#!.*\bba?sh\b|(?!#!)", text):
-        script += text
-    else:
-        packed = base64.encodebytes(folder.pack_part("solution")).decode()
-        script += f"base64 -d <<'END' | tar -xC /\n{packed}END\n/solution/solve.sh"
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", script)), default=0))
-    return [f"{fence}bash\n{script}\n{fence}\nDONE"]

@@ -18,7 +18,6 @@ import tempfile
 import urllib.request
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -76,7 +75,10 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
             self.config = msgspec.structs.replace(self.config, folder=str(root))
         if not root.is_dir():
             raise ConfigError([("taskset.folder", f"no such folder: {root}")])
-        self._folders = list(self._find(root))
+        alone = (root / "task.toml").is_file()
+        found = [root] if alone else sorted(file.parent for file in root.glob("*/task.toml"))
+        wanted = self.config.tasks
+        self._folders = [path for path in found if alone or not wanted or any(map(path.match, wanted))]
         if not self._folders:
             raise ConfigError([("taskset.folder", f"{root} has no folder with a task.toml that is asked for")])
         if self.config.unsupported == "skip":
@@ -120,14 +122,6 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
 
     def _open(self, path: Path) -> HarborFolder:
         return HarborFolder(path, engine=self.config.has_images)
-
-    def _find(self, root: Path) -> Iterator[Path]:
-        if (root / "task.toml").is_file():
-            yield root
-            return
-        for path in sorted(root.iterdir()):
-            if (path / "task.toml").is_file() and (not self.config.tasks or any(map(path.match, self.config.tasks))):
-                yield path
 
     def _skip(self) -> None:
         left_out = {path: refusal for path in self._folders if (refusal := self._open(path).refusal)}
