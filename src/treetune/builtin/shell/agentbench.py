@@ -132,11 +132,8 @@ class TaskServerAdapter:
         self.task = task
         self.places = asyncio.Semaphore(task.concurrency)
         self.ids = itertools.count(1)
-
-    @cached_property
-    def indices(self) -> list[int | str]:
-        """Without -1, which stands for samples that a client brings."""
-        return [index for index in self.task.get_indices() if index != -1]
+        # Without -1, which stands for samples that a client brings.
+        self.indices: list[int | str] = [index for index in task.get_indices() if index != -1]
 
 
 def require_worker() -> tuple[Any, Any]:
