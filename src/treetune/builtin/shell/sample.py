@@ -75,14 +75,7 @@ class Unservable(Exception):
 
 def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers: bool = False) -> Sample:
     """`scripts`: the folders of scripts that it may name. `containers`: each sample gets the image that it names;
-    without, one that needs another than ours is refused."""
-    try:
-        return _read(raw, scripts, containers)
-    except Unservable as error:
-        return Sample(description=str(raw.get("description", "")), evaluation=SampleEvaluation(), refusal=str(error))
-
-
-def _read(raw: dict[str, Any], scripts: Sequence[Path], containers: bool) -> Sample:
+    without, one that needs another than ours is `Unservable`."""
     evaluation, create = raw.get("evaluation") or {}, raw.get("create")
     create = create if isinstance(create, dict) else {}  # one sample has its check here a second time
     local, image = create.get("local"), create.get("image")

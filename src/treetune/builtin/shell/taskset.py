@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from treetune.builtin.shell.environment import COMMAND_SECONDS, MEMORY_MB, SHOWN_CHARS, OSInteractionEnvironment, OSTask
-from treetune.builtin.shell.sample import Sample, read_sample
+from treetune.builtin.shell.sample import Sample, SampleEvaluation, Unservable, read_sample
 from treetune.builtin.turns import Positive
 from treetune.errors import ConfigError
 from treetune.sandbox.machines import MachineConfig
@@ -128,11 +128,15 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             for number, row in enumerate(content if isinstance(content, list) else [content]):
                 if not isinstance(row, dict) or "description" not in row:
                     raise ConfigError([("taskset.data", f"{path}: sample {number} has no description")])
-                sample = read_sample(row, scripts, containers=self.config.has_images)
-                if sample.refusal is None or self.config.unsupported == "refuse":
-                    yield f"{name}:{number}", sample
-                else:
-                    warnings.warn(f"os-interaction: a sample is left out: {sample.refusal}", stacklevel=4)
+                try:
+                    sample = read_sample(row, scripts, containers=self.config.has_images)
+                except Unservable as error:
+                    if self.config.unsupported == "skip":
+                        warnings.warn(f"os-interaction: a sample is left out: {error}", stacklevel=4)
+                        continue
+                    description = str(row["description"])
+                    sample = Sample(description=description, evaluation=SampleEvaluation(), refusal=str(error))
+                yield f"{name}:{number}", sample
 
     def _find_files(self, data: Path) -> list[Path]:
         if data.is_file() or self.config.split == "dev":
