@@ -3,11 +3,8 @@ r"""Competition math, one answer: what follows the last `Answer:` against the gr
     Task(prompt="...", env_class="aime", reward_spec={"ground_truth": "204"})   # "Answer: $\boxed{204}$" earns 1
 
 As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, a box without `Answer:`
-does not count, and both sides are normalise: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes
-`\frac{1}{2}`, whole numbers lose their commas.
-
-With `reward_spec: {method: math_verify}` an answer that is another text may still mean the same: math-verify
-(`pip install 'treetune[math]'`) compares them, `0.5` with `\frac{1}{2}`.
+does not count, and both sides are normalised: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes
+`\frac{1}{2}`, whole numbers lose their commas. `reward_spec: {method: math_verify}` compares by meaning too.
 """
 
 from __future__ import annotations

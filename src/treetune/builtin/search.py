@@ -2,16 +2,10 @@
 
     Task(prompt="...", env_class="search", reward_spec={"ground_truth": ["Kansas City Chiefs", "Chiefs"]},
          extra_info={"corpus": "wiki.jsonl"})
-    Task(prompt="...", env_class="searchcode", reward_spec={"ground_truth": "42"}, extra_info={"corpus": "wiki.jsonl"})
 
-`search` takes `<search>query</search>` each turn, then `<answer>…</answer>`: the last one counts. `searchcode` takes
-`<tool><search>query</search></tool>` or `<tool><python>print(6 * 7)</python></tool>` each turn, then
-`<solution>#### number</solution>`: the first `#### number` of all turns counts, as in `gsm8k`.
-
-What a tool answered is never taken for the policy's own answer. What is searched is the first of these that is set: the
-corpus file that the row's `extra_info.corpus` names, the retriever at TREETUNE_SEARCH_URL (skyrl-gym's and Search-R1's
-protocol), the corpus file TREETUNE_SEARCH_CORPUS. A row never names an address. A corpus has one JSON object a line,
-`contents`, or `title` and `text`, and is searched by its words (BM25).
+`search` ends with `<answer>…</answer>`: the last one counts. `searchcode` ends with `<solution>…</solution>`: the first
+`#### number` of all turns counts, as in `gsm8k`. What a tool answered is never taken for the policy's own answer, and a
+row never names an address. docs/environments.md tells what is searched.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@
     Task(prompt="...", env_class="text2sql", reward_spec={"ground_truth": "SELECT count(*) FROM singer"},
          extra_info={"db_id": "concert_singer", "data": "spider"})
 
-The databases lie below the folder that TREETUNE_TEXT2SQL_DB or a row's `extra_info.db_path` names, where skyrl-gym has
-them (see `LAYOUTS`) or directly (`ID/ID.sqlite`, `ID.sqlite`); `db_path` may also be the file. The solution earns 1 if
-it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks the format: exactly one
-`<solution>`, some `<think>…</think>`, and a `<think>` after each observation.
-
-SQL runs read-only, against a clock, one connection a query. What the database answers is not searched for tags.
+The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks the
+format: exactly one `<solution>`, some `<think>…</think>`, and a `<think>` after each observation. What the database
+answers is not searched for tags. SQL runs read-only, against a clock, one connection a query.
 """
 
 from __future__ import annotations

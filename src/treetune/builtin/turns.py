@@ -1,12 +1,9 @@
 """What the built-in tasksets share: a checked ground truth, a count of turns, how an episode ends, and small tools.
 
-    class Echo(TurnEnvironment):
-        CONTRACT = Contract(about="Repeat it", takes=(Kind.TEXT,), max_turns=3)
-
-        async def step(self, action):
-            last = self.next_turn()
-            right = action.text == self.task.ground_truth
-            return self.end(float(right), "repeated", answer=action.text) if right or last else Step("Again!")
+    async def step(self, action):       # of a TurnEnvironment
+        last = self.next_turn()
+        right = action.text == self.task.ground_truth
+        return self.end(float(right), "repeated", answer=action.text) if right or last else Step("Again!")
 
 `start` and `close` are coroutines, so that an environment that only compares text needs no thread.
 """

@@ -167,8 +167,6 @@ class OSInteractionEnvironment(ShellEnvironment):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """What a policy does in one turn."""
-
     kind: Literal["bash", "answer", "finish", "invalid"]
     text: str = ""
     """The script, the answer, or why nothing can be done."""

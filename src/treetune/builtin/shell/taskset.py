@@ -3,9 +3,8 @@
     treetune validate os-interaction --taskset.data AgentBench/data/os_interaction/data
     treetune eval os-interaction --taskset.data ... --taskset.split dev -m scripted:gold
 
-The host's system stands in for AgentBench's images, or a folder that `treetune sandbox build` made (`rootfs`), or the
-images themselves where a Docker engine runs (`sandbox=docker`). `scripts_root` names its `scripts` folder, for the few
-samples that use scripts from there; without it they are refused, each saying what it needs.
+The host's system stands in for AgentBench's images, unless `rootfs` or `sandbox` says otherwise. A sample that needs
+what is not here is refused, saying what it needs.
 """
 
 from __future__ import annotations
