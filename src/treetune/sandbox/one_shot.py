@@ -4,9 +4,8 @@
     result = sandbox.run_blocking([sandbox.python, "main.py"], files={"main.py": b"print(input())"}, stdin=b"hi")
     result.text   # "hi\\n"
 
-Each run is a fresh sandbox, started in about ten milliseconds, and any number may be made at a time. Only what
-`_list_options` names exists inside: /usr is the host's, read-only; everything else is made for the run, in memory, and
-gone with it. Never seen: /home, /root, /run, /sys, the host's /proc, /etc/shadow, any environment variable.
+Each run is a fresh sandbox. Only what `_list_options` names exists inside: /usr is the host's, read-only; everything
+else is made for the run, in memory, and gone with it.
 """
 
 from __future__ import annotations
@@ -126,15 +125,20 @@ class _Run(bubblewrap.Process):
         self._limits, self._began = limits, time.monotonic()
 
     def start(self, launcher: Launcher, command: Sequence[str], data: Mapping[str, bytes]) -> None:
-        user = FIRST_UID + threading.get_native_id() if launcher.becomes_user else None
         stdin, self._feed = self.make_pipe()
         out, stdout = self.make_pipe()
         err, stderr = self.make_pipe()
         self._outputs = [_Output(pipe, self._limits.output_kb << 10) for pipe in (out, err)]
-        if user is not None:
+        become_bubblewrap = [launcher.tools["bwrap"]]
+        if launcher.becomes_user:
+            user = FIRST_UID + threading.get_native_id()
+            become_user = [launcher.tools["setpriv"], f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+            become_bubblewrap = [*become_user, *become_bubblewrap]
             # Else `> /dev/stderr`, which opens the pipe again, is refused.
             for end in (stdin, stdout, stderr):
                 os.fchown(end.fileno(), user, user)
+        if self.memory.entrance is not None:
+            become_bubblewrap = ["sh", "-c", ENTER, self.memory.entrance, *become_bubblewrap]
         contents = {path: self.make_file(content) for path, content in data.items()}
         options = _list_options(self._limits, contents)
         # Not on the command line: /proc/1/cmdline is seen inside.
@@ -143,8 +147,7 @@ class _Run(bubblewrap.Process):
         # In the units of `ulimit`.
         first = FIRST_PROCESS.format(**{**rlimits, "data": rlimits["data"] >> 10, "fsize": rlimits["fsize"] >> 9})
         inside = [launcher.tools["setpriv"], *DROP_CAPABILITIES, "--", *command]
-        chain = _become_bubblewrap(launcher, user, self.memory.entrance)
-        whole = [*chain, "--args", str(arguments), "--", "sh", "-c", first, "sandbox", *inside]
+        whole = [*become_bubblewrap, "--args", str(arguments), "--", "sh", "-c", first, "sandbox", *inside]
         self.spawn(whole, stdin, stdout, stderr)
 
     def is_ready(self) -> bool:
@@ -244,14 +247,6 @@ def _write(pipe: FileIO, left: memoryview) -> memoryview:
         return left[:0]  # it will read no more
 
 
-def _become_bubblewrap(launcher: Launcher, user: int | None, entrance: str | None) -> list[str]:
-    """What becomes bubblewrap in the end, as the right user and in the cgroup."""
-    chain = [launcher.tools["bwrap"]]
-    if user is not None:
-        chain = [launcher.tools["setpriv"], f"--reuid={user}", f"--regid={user}", "--clear-groups", *chain]
-    return chain if entrance is None else ["sh", "-c", ENTER, entrance, *chain]
-
-
 def _list_options(limits: SandboxLimits, contents: Mapping[str, int]) -> list[str]:
     """`contents`: the files to write."""
     environment = {
@@ -266,7 +261,7 @@ def _list_options(limits: SandboxLimits, contents: Mapping[str, int]) -> list[st
     given = bubblewrap.isolate((bubblewrap.GUARD, "SETPCAP"), environment)
     # Without a user namespace root would stay root on the host's books.
     given += ["--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000", "--ro-bind", "/usr", "/usr"]
-    for folder in (f"/{name}" for name in SYSTEM_FOLDERS):
+    for folder in SYSTEM_FOLDERS:
         if os.path.islink(folder):
             given += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
@@ -296,8 +291,6 @@ def _place(files: Mapping[str, bytes], limits: SandboxLimits) -> dict[str, bytes
         raise UsageError("two files for a sandbox have the same place", remedy="give each a path of its own")
     pages = sum(-(-len(content) // PAGE) for content in placed.values())
     if pages * PAGE > limits.disk_mb << 20:
-        raise UsageError(
-            f"the files for a sandbox need {pages * PAGE >> 20} MB, its disk has {limits.disk_mb} MB",
-            remedy="raise disk_mb, or pass less",
-        )
+        why = f"the files for a sandbox need {pages * PAGE >> 20} MB, its disk has {limits.disk_mb} MB"
+        raise UsageError(why, remedy="raise disk_mb, or pass less")
     return placed

@@ -31,7 +31,7 @@ from treetune.sandbox.limits import SandboxUnavailable
 
 PYTHON = "/usr/bin/python3"
 """Where a folder with a system has it."""
-SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 FOLDERS = {
     "/": 0o755,
     **dict.fromkeys(("/etc", "/home", "/media", "/mnt", "/opt", "/run", "/srv", "/proc", "/dev", "/usr"), 0o755),
@@ -70,12 +70,10 @@ FILES = {
     "/etc/nsswitch.conf": ("passwd: files\ngroup: files\nshadow: files\nhosts: files\n", 0o644),
     "/etc/fstab": ("", 0o644),
 }
-NEEDED = ("bash", "python3")
-"""What the shell and its runner are made of."""
-USUAL = ("procps", "passwd", "login", "coreutils", "findutils", "grep", "gawk", "sed", "util-linux", "bsdextrautils")
+PACKAGES = "bash python3 procps passwd login coreutils findutils grep gawk sed util-linux bsdextrautils".split()
+"""Of every system that is built. The shell and its runner are made of the first two."""
 LINES_KEPT = 12
-NAME = r"^[A-Za-z0-9][A-Za-z0-9.+:~-]*$"
-Name = Annotated[str, msgspec.Meta(pattern=NAME)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+:~-]*$")]
 
 
 class Root(msgspec.Struct, frozen=True):
@@ -92,13 +90,13 @@ class Root(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_host(cls, python: str) -> Root:
-        shown = ["/usr", *(f"/{name}" for name in SYSTEM_FOLDERS if _is_folder(f"/{name}"))]
-        # Hundreds of links: copying them is a tenth of a start.
-        shown += [folder for folder in ("/etc/alternatives",) if _is_folder(folder)]
-        linked = {f"/{name}": os.readlink(f"/{name}") for name in SYSTEM_FOLDERS if os.path.islink(f"/{name}")}
+        # The last is hundreds of links: copying them is a tenth of a start.
+        candidates = (*SYSTEM_FOLDERS, "/etc/alternatives")
+        shown = [path for path in candidates if os.path.isdir(path) and not os.path.islink(path)]
+        linked = {path: os.readlink(path) for path in SYSTEM_FOLDERS if os.path.islink(path)}
         links, files = _read_etc()
         return cls(
-            shown=shown,
+            shown=["/usr", *shown],
             folders=FOLDERS,
             links={**LINKS, **linked, **links},
             files={**files, **{path: (text.encode(), mode) for path, (text, mode) in FILES.items()}},
@@ -111,9 +109,8 @@ class Root(msgspec.Struct, frozen=True):
         missing = [path for path in ("/bin/bash", PYTHON) if not os.path.lexists(folder + path)]
         if missing:
             what = f"has no {' and no '.join(missing)}" if os.path.isdir(folder) else "is no folder"
-            raise SandboxUnavailable(
-                f"{folder} {what}: no root file system of a sandbox", remedy=f"treetune sandbox build {folder}"
-            )
+            why = f"{folder} {what}: no root file system of a sandbox"
+            raise SandboxUnavailable(why, remedy=f"treetune sandbox build {folder}")
         return cls(shown=[folder], whole=folder)
 
 
@@ -138,13 +135,7 @@ def _read_etc() -> tuple[dict[str, str], dict[str, tuple[bytes, int]]]:
     return links, files
 
 
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
-
-
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the system is made of."""
-
     suite: Name = "bookworm"
     """A release of Debian: `bookworm`, `trixie`, `sid`."""
     include: list[Name] = []
@@ -153,10 +144,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How much of Debian: `minbase`, `important`, `standard`."""
     mirror: str | None = None
     """Where its packages are; by default Debian's own."""
-
-    @property
-    def packages(self) -> list[str]:
-        return list(dict.fromkeys((*NEEDED, *USUAL, *self.include)))
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,9 +164,8 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UsageError(f"{folder} is there already", remedy="name another folder, or remove it first")
     if not shutil.which("mmdebstrap"):
-        raise SandboxUnavailable(
-            "mmdebstrap is not installed: it makes the root file system", remedy="apt-get install mmdebstrap"
-        )
+        why = "mmdebstrap is not installed: it makes the root file system"
+        raise SandboxUnavailable(why, remedy="apt-get install mmdebstrap")
     place = folder.parent / f".{folder.name}.building"
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -213,7 +199,8 @@ def build(folder: Path, recipe: Recipe, *, say: Say = lambda _: None) -> Built:
 
 def _make_root(place: Path, recipe: Recipe, say: Say) -> Path:
     root, archive, is_root = place / "root", place / "root.tar", os.geteuid() == 0
-    options = [f"--variant={recipe.variant}", f"--include={','.join(recipe.packages)}"]
+    packages = ",".join(dict.fromkeys((*PACKAGES, *recipe.include)))
+    options = [f"--variant={recipe.variant}", f"--include={packages}"]
     mirror = [recipe.mirror] if recipe.mirror else []
     options += ["--format=tar", '--aptopt=Acquire::Languages "none"', *([] if is_root else ["--mode=unshare"])]
     _run(["mmdebstrap", *options, recipe.suite, str(archive), *mirror], place, say)
@@ -253,10 +240,9 @@ def _run(command: list[str], place: Path, say: Say) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode != 0:
-        raise SandboxUnavailable(
-            f"{command[0]} ended with {process.returncode}:\n" + "\n".join(last),
-            remedy="look at the suite, the packages and the mirror; an ordinary user needs the package uidmap",
-        )
+        why = f"{command[0]} ended with {process.returncode}:\n" + "\n".join(last)
+        remedy = "look at the suite, the packages and the mirror; an ordinary user needs the package uidmap"
+        raise SandboxUnavailable(why, remedy=remedy)
 
 
 def _clear(place: Path) -> None:
