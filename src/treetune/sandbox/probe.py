@@ -41,8 +41,6 @@ except BlockingIOError:
 print(count)
 """
 """May have two processes, so it can make one."""
-
-
 OWN_USERS = "users of its own: useradd, chown and su work, and everything in /usr and /etc can be changed"
 ONE_USER = "one user: files in /usr can be added and removed but not changed; no su, no chown to others"
 
@@ -51,10 +49,9 @@ def find_tools() -> dict[str, str]:
     """The paths of those programs, the same inside and outside."""
     found = {name: shutil.which(name, path="/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin") for name in PACKAGES}
     if missing := [name for name, path in found.items() if path is None]:
-        raise SandboxUnavailable(
-            f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all",
-            remedy=f"apt-get install {' '.join(PACKAGES[name] for name in missing)}, or what your system calls it",
-        )
+        why = f"{', '.join(missing)} not installed: code of a task runs in bubblewrap or not at all"
+        packages = " ".join(PACKAGES[name] for name in missing)
+        raise SandboxUnavailable(why, remedy=f"apt-get install {packages}, or what your system calls it")
     return {name: path for name, path in found.items() if path is not None}
 
 
@@ -80,8 +77,6 @@ class Launcher(msgspec.Struct, frozen=True):
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
-    """What `probe` found."""
-
     launcher: Launcher | None = None
     """How sandboxes are started here; None: they are not."""
     cause: str = ""
@@ -141,7 +136,7 @@ def probe_as(user: int, shell: bool) -> Capability:
     try:
         for launcher in _list_shell_launchers() if shell else _list_launchers():
             try:
-                _try_shell(launcher) if shell else _try_command(launcher)
+                asyncio.run(_try_shell(launcher)) if shell else _try_command(launcher)
             except SandboxUnavailable as error:
                 fault = error
             else:
@@ -185,21 +180,15 @@ def _try_command(launcher: Launcher) -> None:
     python, limits = launcher.tools["python3"], SandboxLimits(processes=2, seconds=30)
     result = Bubblewrap(launcher=launcher).run_blocking([python, "-I", "-S", "-c", TRIAL], limits=limits)
     if not result.ok:
-        raise SandboxUnavailable(
-            f"{python} does not run in a sandbox: {result.error_text.strip() or result.ended}",
-            remedy="apt-get install python3: the system's Python is used",
-        )
+        why = f"{python} does not run in a sandbox: {result.error_text.strip() or result.ended}"
+        raise SandboxUnavailable(why, remedy="apt-get install python3: the system's Python is used")
     if int(result.text) != 1:
-        raise SandboxUnavailable(
-            "the kernel does not count the processes of a sandbox alone, so that a fork bomb would not end",
-            remedy="run Treetune as an ordinary user, or as root outside of a user namespace; use Linux 5.14 or newer",
-        )
+        why = "the kernel does not count the processes of a sandbox alone, so that a fork bomb would not end"
+        remedy = "run Treetune as an ordinary user, or as root outside of a user namespace; use Linux 5.14 or newer"
+        raise SandboxUnavailable(why, remedy=remedy)
 
 
-def _try_shell(launcher: Launcher) -> None:
+async def _try_shell(launcher: Launcher) -> None:
     from treetune.sandbox.shell import Shell
 
-    async def open_and_close() -> None:
-        await (await Shell.open(DEFAULT_LIMITS, launcher=launcher)).close()
-
-    asyncio.run(open_and_close())
+    await (await Shell.open(DEFAULT_LIMITS, launcher=launcher)).close()
