@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from aiodocker import Docker
     from aiodocker.containers import DockerContainer
 
-SOCKET = "/var/run/docker.sock"
 LOADER = "import sys; exec(open(0, 'rb', closefd=False).read(int(sys.argv[1])))"
 """Runs the runner, the first that comes on the standard input. It is told the size; what follows is the runner's."""
 STDOUT = 1
@@ -59,7 +58,7 @@ async def connect() -> AsyncIterator[Docker]:
     except ImportError:
         raise SandboxUnavailable("aiodocker is not installed", remedy="pip install 'treetune[docker]'") from None
     with _translate_errors():
-        async with aiodocker.Docker(url=os.environ.get("DOCKER_HOST", f"unix://{SOCKET}")) as engine:
+        async with aiodocker.Docker(url=os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")) as engine:
             yield engine
 
 
@@ -100,10 +99,9 @@ class DockerRuntime:
                     await self.write(compile_script(RUNNER, None))
                 await receive(self.reader)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
-            why = self._errors.decode(errors="replace").strip() or "it does not say why"
-            raise SandboxUnavailable(
-                f"no shell starts in a container of {image}: {why}", remedy="the image needs bash and python3"
-            ) from error
+            said = self._errors.decode(errors="replace").strip() or "it does not say why"
+            why = f"no shell starts in a container of {image}: {said}"
+            raise SandboxUnavailable(why, remedy="the image needs bash and python3") from error
 
     async def _read(self) -> None:
         try:

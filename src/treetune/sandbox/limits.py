@@ -1,8 +1,5 @@
 """What a sandbox may use, and how a command in it ended.
 
-    result = await sandbox.run(["sort"], stdin=b"b\\na\\n", limits=SandboxLimits(seconds=2))
-    result.ok, result.ended, result.text
-
 Whatever the code inside does is a `Result`. Only a sandbox that cannot start is an exception.
 """
 
@@ -24,8 +21,6 @@ class SandboxUnavailable(TreetuneError):
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one run may use."""
-
     seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Wall-clock time, from the moment the command starts."""
     memory_mb: Annotated[int, msgspec.Meta(ge=16)] = 512
@@ -61,8 +56,6 @@ class Ended(StrEnum):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How one command ended and what it wrote."""
-
     exit_code: int
     """As in a shell: 128 + n where signal n ended it (137 where a limit did), 127 where there is no such command."""
     stdout: bytes = b""
@@ -89,5 +82,4 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error_text(self) -> str:
-        """Standard error as text."""
         return self.stderr.decode(errors="replace")

@@ -97,8 +97,6 @@ HOST = Machine()
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Something that this machine may offer."""
-
     name: str
     works: bool
     text: str

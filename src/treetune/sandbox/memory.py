@@ -2,10 +2,7 @@
 
     parent = CgroupParent.find()                          # None: this process may make no cgroups
     memory = parent.hold(limit) if parent else WatchedMemory(limit, mounts)
-    memory.entrance        # a file through which what becomes the sandbox enters; where there is none:
-    memory.attach(pid)
-    memory.is_exceeded()        # asked while it runs, and once after
-    memory.close()
+    memory.is_exceeded()                                  # asked while it runs, and once after
 
 A cgroup is exact, and the kernel kills at once. Where none is writable, the sandbox's processes are looked at as they
 run. Either is beside the limit that each process has for itself.

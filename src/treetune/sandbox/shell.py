@@ -133,9 +133,8 @@ class Shell:
         lives on."""
         for text in command:
             _check(text)
-        return await self._ask_command(
-            {"kind": "run", "command": list(command), "cwd": cwd, "env": dict(env or {})}, stdin, seconds
-        )
+        request = {"kind": "run", "command": list(command), "cwd": cwd, "env": dict(env or {})}
+        return await self._ask_command(request, stdin, seconds)
 
     async def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """Write a file, folders above it included."""

@@ -240,7 +240,6 @@ class EpisodeState(Environment):
             else:
                 shown.append(dict(item))
         if self._status == TASK_ERROR:
-            raise EnvironmentFault(
-                f"the task {self._served.name} failed: {output.result}", remedy="look at its own log"
-            )
+            why = f"the task {self._served.name} failed: {output.result}"
+            raise EnvironmentFault(why, remedy="look at its own log")
         return shown
