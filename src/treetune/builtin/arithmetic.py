@@ -28,7 +28,13 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
 
     def task_at(self, index: int) -> Task:
         level = self.config.level
-        expression, result = _draw_problem(level, random.Random(hash_number(f"{self.seed}/{level}/{index}")))
+        rng = random.Random(hash_number(f"{self.seed}/{level}/{index}"))
+        while True:
+            expression = _draw_expression(level, rng)
+            result = evaluate(expression)
+            # A result that stands in the question would reward repeating the question.
+            if str(abs(result)) not in re.findall(r"\d+", expression):
+                break
         return Task(
             prompt=f"What is {expression}? Answer with just the number.",
             reward_spec={"ground_truth": str(result)},
@@ -50,15 +56,6 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
     def validate(self, task: Task) -> Verdict:
         result = str(evaluate(task.extra_info["expression"]))
         return VALID if result == task.ground_truth else invalid(f"the expression gives {result}")
-
-
-def _draw_problem(level: int, rng: random.Random) -> tuple[str, int]:
-    while True:
-        expression = _draw_expression(level, rng)
-        result = evaluate(expression)
-        # A result that stands in the question would reward repeating the question.
-        if str(abs(result)) not in re.findall(r"\d+", expression):
-            return expression, result
 
 
 def _draw_expression(level: int, rng: random.Random) -> str:
