@@ -14,12 +14,11 @@ import re
 import msgspec
 
 from treetune.builtin.turns import TurnEnvironment, list_answers
-from treetune.environment import Action, Contract, Kind, Observation, Step, Stored
+from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.task import Task
 
 FORMAT_REWARD = 0.2
 """What all turns of several together earn for the format alone."""
-_NOTHING = Observation()
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _GO_ON = (
     "Please provide your step-by-step reasoning, "
@@ -44,7 +43,7 @@ class Gsm8kEnvironment(TurnEnvironment):
 
     async def step(self, action: Action) -> Step:
         answer, right, explanation = self.judge(action.text)
-        return Step(_NOTHING, float(right), True, {"answer": answer, "explanation": explanation, "success": right})
+        return self.end(float(right), explanation, answer=answer)
 
     def judge(self, text: str) -> tuple[str | None, bool, str]:
         """The number of a text, whether it is right, and why not."""
