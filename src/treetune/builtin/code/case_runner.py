@@ -1,7 +1,5 @@
 """Runs an answer on test cases, inside a sandbox: a program of its own that needs nothing but Python.
 
-    python case_runner.py < answer-and-cases
-
 Standard input has the answer as one line of JSON, then one line a case. Standard output gets one line of JSON a case:
 what was printed or returned, or the error. The first failure ends it.
 
@@ -69,7 +67,6 @@ def main() -> None:
 
 
 def load_names(code: str) -> dict[str, Any]:
-    """The names that every answer starts with."""
     names: dict[str, Any] = {"re_search": re.search}
     for module, wanted in NAMES.items():
         found = __import__(module, fromlist=["*"])

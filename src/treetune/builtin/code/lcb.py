@@ -3,9 +3,8 @@
     Task(prompt="Print the square of a number.", env_class="lcb",
          reward_spec={"ground_truth": [{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}]})
 
-The answer earns 1 if every case is right. A case is what a program reads and must print, or the call of a function:
-where LiveCodeBench's form says so, or where the prompt shows the stub of one function and the answer defines it.
-Expected outputs never enter the sandbox, and everything is compared outside of it.
+The answer earns 1 if every case is right. Expected outputs never enter the sandbox, and everything is compared outside
+of it. docs/environments.md tells what a case is.
 """
 
 from __future__ import annotations
@@ -252,11 +251,9 @@ def find_stub(messages: Sequence[Message]) -> tuple[str, int] | None:
     """The one function that the last message of the user shows without a body: its name, and how many parameters."""
     asked = [message.get("content") for message in messages if message.get("role") == "user"]
     blocks = _BLOCK.findall(asked[-1]) if asked and isinstance(asked[-1], str) else []
-    return _parse_stub(blocks[0]) if len(blocks) == 1 else None
-
-
-def _parse_stub(code: str) -> tuple[str, int] | None:
-    lines = [line.rstrip() for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if len(blocks) != 1:
+        return None
+    lines = [line.rstrip() for line in blocks[0].splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if lines and lines[-1].endswith(":"):  # a comment alone is no body
         lines.append(lines[-1][: -len(lines[-1].lstrip())] + "    pass")
     try:
