@@ -128,10 +128,6 @@ def _read_check(raw: Any, scripts: Sequence[Path]) -> Script | str:
     return _read_script(raw, scripts)
 
 
-def _parse_integer(text: str) -> int | None:
-    return int(text) if INTEGER.fullmatch(text) else None
-
-
 def _parse_size(text: str) -> float | None:
     """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`."""
     found = SIZE.fullmatch(text)
@@ -139,7 +135,7 @@ def _parse_size(text: str) -> float | None:
 
 
 MATCHERS: dict[str, Callable[[str], Any]] = {
-    "integer-match": _parse_integer,
+    "integer-match": lambda text: int(text) if INTEGER.fullmatch(text) else None,
     "string-match": lambda text: text.replace("\r\n", "\n").replace("\r", "\n") or None,
     "size-match": _parse_size,
 }

@@ -68,8 +68,7 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         # Absolute, so that runs can be taken up from another folder.
         fixed = {key: str(Path(path).expanduser().resolve()) for key, path in place.items() if path is not None}
         self.config = msgspec.structs.replace(self.config, **fixed, split=self.SPLIT or self.config.split)
-        absent = [key for key in ("data", "scripts_root") if key in fixed and not Path(fixed[key]).exists()]
-        faults = [(f"taskset.{key}", f"there is no {fixed[key]}") for key in absent]
+        faults = [(f"taskset.{key}", f"there is no {path}") for key, path in fixed.items() if not Path(path).exists()]
         if faults:
             raise ConfigError(faults)
         self._samples = list(self._read_samples())
@@ -144,7 +143,6 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
 
 
 def write_prompt(sample: Sample, max_turns: int, command_seconds: float) -> list[Message]:
-    """How the policy is told what to do."""
     rules = (
         "You are an assistant that acts on a Linux machine as a person at its shell would. You are asked a question "
         "about it, or to do something on it. In each turn think, then do exactly one of three things.\n\n"
