@@ -142,8 +142,6 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
 
 
 class SearchTool:
-    """The searches of one episode."""
-
     def __init__(self, task: Task) -> None:
         self._corpus = task.extra_info.get("corpus")
         self.metrics = {"searches": 0, "search_failures": 0}

@@ -75,9 +75,8 @@ class SandboxGone(TreetuneError):
 class Runtime(Protocol):
     """What the runner of a shell runs in, and the stream between both."""
 
-    @property
-    def reader(self) -> asyncio.StreamReader:
-        """What the runner inside answers."""
+    reader: asyncio.StreamReader
+    """What the runner inside answers."""
 
     async def write(self, content: bytes) -> None:
         """To the runner inside."""

@@ -123,8 +123,6 @@ class Children:
 
 
 class Terminal:
-    """The shell that lives on from one command to the next."""
-
     def __init__(self, children: Children) -> None:
         self.children = children
         self.mark = os.urandom(8).hex()

@@ -136,7 +136,6 @@ class Harbor(Taskset[HarborTask, HarborConfig]):
 
 
 def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -> list[Message]:
-    """How the policy is told what to do."""
     place = "" if folder.refusal else f" in {folder.workdir}"
     rules = (
         "You work on a Linux machine by running commands. In each turn answer with one command or script in a block:"
