@@ -1,8 +1,8 @@
 """The memory that all processes of one sandbox use together.
 
-    parent = CgroupParent.find()                          # None: this process may make no cgroups
-    memory = parent.hold(limit) if parent else WatchedMemory(limit, mounts)
-    memory.is_exceeded()                                  # asked while it runs, and once after
+    parent = CgroupParent.find()        # None: this process may make no cgroups
+    memory = Cgroup(parent, limit, all_at_once=True) if parent else WatchedMemory(limit, mounts)
+    memory.is_exceeded()                # asked while it runs, and once after
 
 A cgroup is exact, and the kernel kills at once. Where none is writable, the sandbox's processes are looked at as they
 run. Either is beside the limit that each process has for itself.
@@ -95,25 +95,21 @@ class CgroupParent(msgspec.Struct, frozen=True):
         for candidate in list_candidates(_read("/proc/self/cgroup"), _read("/proc/self/mountinfo")):
             with contextlib.suppress(OSError):
                 _sweep(Path(candidate.path))
-                candidate.hold(64 << 20).close()
+                Cgroup(candidate, 64 << 20, all_at_once=True).close()
                 return candidate
         return None
 
-    def hold(self, limit: int, *, all_at_once: bool = True) -> Cgroup:
-        """`all_at_once`: with one process that takes too much all are killed, where the kernel can do so."""
-        path = Path(self.path) / f"treetune-{os.getpid()}-{secrets.token_hex(6)}"
-        return Cgroup(path, self.version, limit, all_at_once)
-
 
 class Cgroup(Memory):
-    def __init__(self, path: Path, version: int, limit: int, all_at_once: bool) -> None:
-        self._path = path
+    def __init__(self, parent: CgroupParent, limit: int, *, all_at_once: bool) -> None:
+        """`all_at_once`: with one process that takes too much all are killed, where the kernel can do so."""
+        path = self._path = Path(parent.path) / f"treetune-{os.getpid()}-{secrets.token_hex(6)}"
         # Moving oneself as a single thread is at once; any other way waits for all processors, 10 ms and more.
-        self.entrance = str(path / ("cgroup.procs" if version == 2 else "tasks"))
-        self._events = path / ("memory.events" if version == 2 else "memory.oom_control")
+        self.entrance = str(path / ("cgroup.procs" if parent.version == 2 else "tasks"))
+        self._events = path / ("memory.events" if parent.version == 2 else "memory.oom_control")
         path.mkdir()
         try:
-            if version == 2:
+            if parent.version == 2:
                 self._write("memory.max", limit)
                 self._write("memory.oom.group", int(all_at_once), optional=True)
                 self._write("memory.swap.max", 0, optional=True)

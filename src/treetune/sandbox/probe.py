@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.memory import CgroupParent, Memory, WatchedMemory
+from treetune.sandbox.memory import Cgroup, CgroupParent, Memory, WatchedMemory
 
 PACKAGES = {"bwrap": "bubblewrap", "python3": "python3", "setpriv": "util-linux"}
 """The host's programs that sandboxes need, and the packages that have them."""
@@ -72,7 +72,7 @@ class Launcher(msgspec.Struct, frozen=True):
     def hold_memory(self, limits: SandboxLimits, mounts: Sequence[str], *, all_at_once: bool) -> Memory:
         """`mounts`: where files are kept in memory, as seen inside."""
         if self.parent is not None:
-            return self.parent.hold(limits.all_memory, all_at_once=all_at_once)
+            return Cgroup(self.parent, limits.all_memory, all_at_once=all_at_once)
         return WatchedMemory(limits.all_memory, mounts) if self.looks else Memory()
 
 
