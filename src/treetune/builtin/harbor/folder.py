@@ -68,17 +68,13 @@ class HarborFolder:
     @cached_property
     def toml(self) -> TaskToml:
         try:
-            return msgspec.toml.decode(self._read("task.toml"), type=TaskToml)
+            return msgspec.toml.decode(self.read("task.toml"), type=TaskToml)
         except (msgspec.MsgspecError, ValueError) as error:
             raise TasksetError(f"{self.path / 'task.toml'}: {error}", remedy="correct the file") from None
 
     @property
     def name(self) -> str:
         return self.toml.task.name or self.path.name
-
-    @cached_property
-    def instruction(self) -> str:
-        return self._read("instruction.md").decode(errors="replace").strip()
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -137,7 +133,7 @@ class HarborFolder:
             for part in ("environment", "tests")
             for place, file in self.walk(part)
         ]
-        return digest([self._read("task.toml"), self._read("instruction.md"), files])
+        return digest([self.read("task.toml"), self.read("instruction.md"), files])
 
     def walk(self, name: str) -> Iterator[tuple[str, Path]]:
         """The files of one of its folders, by their paths inside. A link that leads out of the task is none of it."""
@@ -151,7 +147,7 @@ class HarborFolder:
     def _has(self, path: Path) -> bool:
         return not path.is_symlink() or path.resolve().is_relative_to(self.path.resolve())
 
-    def _read(self, name: str) -> bytes:
+    def read(self, name: str) -> bytes:
         try:
             return (self.path / name).read_bytes()
         except OSError as error:

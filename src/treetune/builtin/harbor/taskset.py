@@ -144,7 +144,8 @@ def write_prompt(folder: HarborFolder, max_turns: int, command_seconds: float) -
         f"no network. A turn may take {command_seconds:g} seconds, and you have {max_turns} turns. When the task is "
         "done, answer DONE."
     )
-    return [{"role": "system", "content": rules}, {"role": "user", "content": folder.instruction}]
+    instruction = folder.read("instruction.md").decode(errors="replace").strip()
+    return [{"role": "system", "content": rules}, {"role": "user", "content": instruction}]
 
 
 class RegistryTask(msgspec.Struct):
