@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_line
 import pytest
 
 HEAVY = ("torch", "transformers", "datasets", "ray", "pyarrow", "pandas")
@@ -248,17 +249,46 @@ def test_init_refuses_a_name_that_it_would_have_to_change(treetune, tmp_path, na
     assert not list(tmp_path.iterdir())
 
 
-def test_the_demo_shows_a_task_from_declaration_to_traces(treetune, tmp_path):
+def test_the_demo_shows_command_lines_and_what_they_print(treetune, tmp_path):
     result = treetune("demo", "-o", "a demo")
     assert result.code == 0
-    assert re.search(r"scripted:gold +mean reward 1\.000", result.out)
-    assert re.search(r"scripted:echo +mean reward 0\.000", result.out)
-    for line in re.findall(r"   (treetune (?:show|eval|build) .*)", result.out):
-        assert treetune(*shlex.split(line.split("treetune ")[-1])).code == 0
-    assert "built: 200 rows, miss" in result.out
-    assert "asked again: 200 rows, hit" in result.out
+    lines = re.findall(r"\$ treetune (.*)", result.out)
+    assert [line.split()[0] for line in lines] == ["show", "eval", "eval", "eval", "build", "build", "init"]
+    assert re.search(r"-m scripted:gold .*\n(.*\n)+?mean reward +1\.0000", result.out)
+    assert re.search(r"-m scripted:echo .*\n(.*\n)+?mean reward +0\.0000", result.out)
+    assert re.findall(r"200 rows  (miss|hit)", result.out) == ["miss", "hit"]
+    folders = re.findall("run folder: (.*)", result.out)
+    assert len(folders) == 3
     for name in ("config.yaml", "traces.jsonl", "summary.json"):
-        assert (tmp_path / "a demo" / "runs" / "scripted-gold" / name).exists()
+        assert (tmp_path / "a demo" / folders[0] / name).exists()
+
+
+def test_the_lines_of_the_demo_can_be_copied(treetune, tmp_path):
+    out = treetune("demo").out
+    for line in re.findall(r"\$ treetune (.*)", out):
+        assert command_line.run(tmp_path / "treetune-demo", shlex.split(line), {}).code == 0
+    assert treetune("build", "treetune-demo/tasks.yaml").code == 0
+
+
+def test_the_demo_as_json_is_one_object_and_the_steps_go_to_standard_error(treetune_process, tmp_path):
+    result = treetune_process("demo", "--json", "-n", 4)
+    found = result.json
+    assert set(found["runs"]) == {"scripted:gold", "scripted:echo", "scripted:p=0.7"}
+    for run in found["runs"].values():
+        summary = json.loads((tmp_path / run["run_dir"] / "summary.json").read_text())
+        assert summary["mean_reward"] == run["mean_reward"]
+    assert (tmp_path / found["parquet"]).exists()
+    assert (tmp_path / found["task_file"]).exists()
+    assert "$ treetune eval" in result.err
+
+
+def test_the_demo_ends_where_one_of_its_steps_cannot_run(treetune, tmp_path):
+    (tmp_path / "treetune-demo").mkdir()
+    (tmp_path / "treetune-demo" / "count_letters.py").write_text("class Other: ...")
+    result = treetune("demo", "--json")
+    assert result.code == 3
+    assert "`treetune show` ended with 2" in result.json["error"]
+    assert "has no 'CountLetters'" in result.err
 
 
 def test_changing_the_demos_task_changes_its_result(treetune, tmp_path):
