@@ -60,11 +60,11 @@ class Display:
     def on_trace(self, trace: Trace, tally: Tally) -> None:
         total, state = tally.expected or self._total, _state_line(tally)
         if self._screen.is_terminal:
-            self._latest.append(rollout_line(trace))
+            self._latest.append(_rollout_line(trace))
             self._progress.update(self._bar, completed=tally.rollouts, total=total, state=state)
             return
         if not trace.outcome.scored and tally.errors <= 3:
-            self._screen.say(rollout_line(trace).plain)
+            self._screen.say(_rollout_line(trace).plain)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PLAIN_SECONDS
             self._screen.say(f"{tally.rollouts}/{total or '?'} {state}")
@@ -83,7 +83,7 @@ def _state_line(tally: Tally) -> str:
     return f"reward {mean}  errors {tally.errors}"
 
 
-def rollout_line(trace: Trace) -> Text:
+def _rollout_line(trace: Trace) -> Text:
     what = trace.failure.message if trace.failure else (trace.answer or trace.explanation or "")
     what = what.partition("\n")[0]
     return Text.assemble(

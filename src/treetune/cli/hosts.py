@@ -12,8 +12,9 @@ from treetune import evaluation as evaluating
 from treetune import serve
 from treetune.environment import contract_of
 from treetune.errors import TasksetError
-from treetune.host import Host
+from treetune.host import Host, LocalHost, always
 from treetune.policy import Policy
+from treetune.streams import Streams
 from treetune.target import is_server
 from treetune.task import Task
 from treetune.taskset import Taskset
@@ -61,7 +62,8 @@ async def open_host(
             await opened.enter_async_context(aclosing(served))
         if policy is not None:
             opened.push_async_callback(policy.close)
-            host: Host = evaluating.local_host(evaluation, policy)
+            # It loads nothing: only what is drawn is made.
+            host: Host = LocalHost(Streams(taskset), always(policy), capacity=config.max_concurrent)
             opened.push_async_callback(host.close)
         elif workers is not None:
             # A server of our own without a door: its host is asked right here.

@@ -6,6 +6,6 @@ from treetune import evaluation
 from treetune.evaluation.config import Evaluation, Validation, read_evaluation, read_taskset, read_validation
 from treetune.evaluation.rescore import Rescorer, score_again
 from treetune.evaluation.run_folder import TRACES, RunFolder, name_run, unused_path, write_pass_rates
-from treetune.evaluation.runner import Runner, local_host
+from treetune.evaluation.runner import Runner
 from treetune.evaluation.summary import Summary, Tally
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker

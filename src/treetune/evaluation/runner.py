@@ -19,18 +19,10 @@ from treetune.errors import TasksetError, TreetuneError, first_of
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_folder import RunFolder
 from treetune.evaluation.summary import Summary, Tally
-from treetune.host import Host, LocalHost, PlayOptions, always
-from treetune.policy import Policy
-from treetune.streams import Streams
+from treetune.host import Host, PlayOptions
 from treetune.trace import Failure, Outcome, Trace
 
 T = TypeVar("T")
-
-
-def local_host(evaluation: Evaluation, policy: Policy) -> LocalHost:
-    """The host that plays an evaluation in this process. It loads nothing: only what is drawn is made."""
-    capacity = evaluation.config.max_concurrent
-    return LocalHost(Streams(evaluation.taskset), always(policy), capacity=capacity)
 
 
 async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
