@@ -144,21 +144,10 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that made a group of tasks fail."""
-    error = group.exceptions[0]
-    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-def closest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name comes near."""
     import difflib  # only where something is wrong already
 
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    matches = difflib.get_close_matches(name.casefold(), list(by_folded), n=count, cutoff=0.6)
-    return [by_folded[match] for match in matches]
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no known name comes near."""
-    matches = closest(name, known)
-    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""
+    matches = difflib.get_close_matches(name.casefold(), list(by_folded), cutoff=0.6)
+    return f"; did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?" if matches else ""

@@ -158,17 +158,14 @@ def _refuse_foreign_siblings(file: Path) -> None:
     """Python keeps one module per name: without this check a second `helper.py` would silently be the first."""
     siblings = {path.stem for path in file.parent.glob("*.py")} - {file.stem}
     for name in (names[0] for level, names in _imports(file) if not level):
-        loaded = getattr(sys.modules.get(name), "__file__", None)
-        if name in siblings and loaded and not _same(Path(loaded).resolve(), file.parent / f"{name}.py"):
+        loaded, sibling = getattr(sys.modules.get(name), "__file__", None), file.parent / f"{name}.py"
+        if name not in siblings or not loaded or Path(loaded).resolve() == sibling:
+            continue
+        if not Path(loaded).is_file() or Path(loaded).read_bytes() != sibling.read_bytes():  # it is no copy either
             raise PluginError(
                 f"{file} imports its sibling {name!r}, but that name is already loaded from {loaded}",
                 remedy="rename one of the two files",
             )
-
-
-def _same(loaded: Path, sibling: Path) -> bool:
-    """Whether it is the file itself, or a copy of it."""
-    return loaded == sibling or (loaded.is_file() and loaded.read_bytes() == sibling.read_bytes())
 
 
 if not any(isinstance(finder, _FileFinder) for finder in sys.meta_path):

@@ -219,8 +219,11 @@ class Streams:
     def _reader(self, name: str) -> Reader:
         stream = self.open(name)
         if stream.reader is None:
-            # Each stream reads at its own pace, so each needs a generator of its own.
-            stream.reader = Reader(_copy(self.taskset) if self._is_read else self.taskset)
+            try:  # each stream reads at its own pace, so each needs a generator of its own
+                stream.reader = Reader(copy.deepcopy(self.taskset) if self._is_read else self.taskset)
+            except Exception as error:
+                problem = f"{self.taskset.name} is only a generator and cannot be copied for a second stream: {error}"
+                raise TasksetError(problem, remedy="use one stream, or write task_at(index)") from error
             self._is_read = True
         return stream.reader
 
@@ -232,14 +235,6 @@ class _Stream:
         self.index = 0
         self.curriculum = taskset.curriculum()
         self.reader: Reader | None = None
-
-
-def _copy(taskset: Taskset[Any, Any]) -> Taskset[Any, Any]:
-    try:
-        return copy.deepcopy(taskset)
-    except Exception as error:
-        problem = f"{taskset.name} is only a generator and cannot be copied for a second stream: {error}"
-        raise TasksetError(problem, remedy="use one stream, or write task_at(index)") from error
 
 
 async def load(taskset: Taskset[Any, Any]) -> Streams:

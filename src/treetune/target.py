@@ -65,8 +65,11 @@ def read_target(
             node = plugins.load_object(plugins.builtin("DECLARED_NODE"))(data, target, split, usual, of_lists)
             return with_overrides({"taskset": node}, rest, source=target)
         data["taskset"] = find_files(data["taskset"], [Path(target).expanduser().resolve().parent])
+    elif is_server(target):
+        data = {"taskset": plugins.load_object(plugins.builtin("SERVER_NODE"))(target)}
     else:
-        data = {"taskset": _node_of(target)}
+        names_rows = plugins.load_object(plugins.builtin("NAMES_ROWS"))
+        data = {"taskset": {"id": "rows", "files": [target]} if names_rows(target) else {"id": target}}
     if of_lists:
         faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
         raise ConfigError(faults, source="the overrides")
@@ -84,15 +87,6 @@ def refuse_server(target: str, verb: str) -> None:
             f"{target} is a running server, and `{verb}` {NEEDS_TASKS}",
             remedy="name the taskset or the rows that it serves; show, eval, top and probe take a server",
         )
-
-
-def _node_of(target: str) -> dict[str, Any]:
-    """The node of a target that is no YAML file."""
-    if is_server(target):
-        node: dict[str, Any] = plugins.load_object(plugins.builtin("SERVER_NODE"))(target)
-        return node
-    names_rows = plugins.load_object(plugins.builtin("NAMES_ROWS"))
-    return {"id": "rows", "files": [target]} if names_rows(target) else {"id": target}
 
 
 def load_taskset(

@@ -140,7 +140,8 @@ class ChatTokens:
     def next_prompt(self, messages: Sequence[Message], tokens: Tokens, *, continues: bool = False) -> Prompt:
         """A conversation that goes on from `tokens`; one that begins where there are none yet, or no text of them."""
         last = tokens.last
-        if last is None or last.prompt.text is None or _role_at(messages, last.prompt.shown) != "assistant":
+        answers = messages[last.prompt.shown :] if last is not None else []
+        if last is None or last.prompt.text is None or not answers or answers[0].get("role") != "assistant":
             return self.prompt(messages, continues=continues)
         messages = self._as_taken(messages)
         prompt = self._show(messages, continues, encode=False)
@@ -295,10 +296,6 @@ class ChatTokens:
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _role_at(messages: Sequence[Message], position: int) -> Any:
-    return messages[position].get("role") if position < len(messages) else None
 
 
 def _content(message: Message) -> str:

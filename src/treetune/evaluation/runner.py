@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from treetune.errors import TasksetError, TreetuneError, first_of
+from treetune.errors import TasksetError, TreetuneError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_folder import RunFolder
 from treetune.evaluation.summary import Summary, Tally
@@ -41,7 +41,9 @@ async def run_bounded(items: AsyncIterator[T], work: Callable[[T], Awaitable[Non
                 await free.acquire()
                 group.create_task(run_one(item))
     except BaseExceptionGroup as errors:
-        error = first_of(errors)
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         raise error from error.__cause__
 
 
