@@ -13,7 +13,7 @@ from treetune import Limits, Sampling, TasksetConfig
 from treetune.builtin.alphabet_sort import AlphabetSortConfig
 from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain, with_overrides
 from treetune.errors import ConfigError
-from treetune.evaluation.config import EvalConfig, ValidateConfig, read_evaluation
+from treetune.evaluation.config import EvalConfig, ValidateConfig, read_config
 from treetune.policies import EndpointConfig
 
 
@@ -26,14 +26,15 @@ def test_overrides_lie_over_yaml_and_interpolations_see_them(tmp_path):
 
 def test_all_faults_are_reported_at_once_with_their_paths():
     with pytest.raises(ConfigError) as caught:
-        read_evaluation(
+        read_config(
             {
                 "taskset": {"id": "arithmetic", "levl": 2, "shuffle": {"seeed": 1}},
                 "model": 7,
                 "num_tasks": 0,
                 "sampling": {"temperature": "hot", "stop": "x"},
                 "num_rolouts": 2,
-            }
+            },
+            EvalConfig,
         )
     faults = dict(caught.value.faults)
     assert set(faults) == {
@@ -47,7 +48,7 @@ def test_all_faults_are_reported_at_once_with_their_paths():
 def test_a_number_given_for_text_on_the_command_line_is_text():
     overrides = {"taskset.id": "arithmetic", "model": "7"}
     data = with_overrides({"num_tasks": 1}, overrides)
-    assert read_evaluation(data, overrides).config.model == "7"
+    assert read_config(data, EvalConfig, overrides).config.model == "7"
 
 
 def test_missing_keys_are_named():
@@ -128,10 +129,9 @@ def test_every_config_field_says_what_it_means(config):
 
 
 def test_the_resolved_config_builds_the_same_evaluation():
-    evaluation = read_evaluation(
-        {"taskset": {"id": "arithmetic", "level": 3, "shuffle": {"seed": 9}}, "model": "scripted:gold", "num_tasks": 2}
-    )
-    again = read_evaluation(evaluation.resolved())
+    taskset = {"id": "arithmetic", "level": 3, "shuffle": {"seed": 9}}
+    evaluation = read_config({"taskset": taskset, "model": "scripted:gold", "num_tasks": 2}, EvalConfig)
+    again = read_config(evaluation.resolved(), EvalConfig)
     assert again.resolved() == evaluation.resolved()
     assert again.taskset.select_tasks(2) == evaluation.taskset.select_tasks(2)
     assert sorted(evaluation.overridden()) == [

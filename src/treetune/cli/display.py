@@ -58,7 +58,8 @@ class Display:
             self._live.stop()
 
     def on_trace(self, trace: Trace, tally: Tally) -> None:
-        total, state = tally.expected or self._total, _state_line(tally)
+        mean = "-" if tally.mean_reward is None else f"{tally.mean_reward:.3f}"
+        total, state = tally.expected or self._total, f"reward {mean}  errors {tally.errors}"
         if self._screen.is_terminal:
             self._latest.append(_rollout_line(trace))
             self._progress.update(self._bar, completed=tally.rollouts, total=total, state=state)
@@ -76,11 +77,6 @@ def _count_rollouts(evaluation: Evaluation) -> int | None:
     count = taskset._size() if not taskset.INFINITE and taskset.random_access else None
     known = [number for number in (config.num_tasks, count) if number is not None]
     return min(known) * config.num_rollouts if known else None
-
-
-def _state_line(tally: Tally) -> str:
-    mean = "-" if tally.mean_reward is None else f"{tally.mean_reward:.3f}"
-    return f"reward {mean}  errors {tally.errors}"
 
 
 def _rollout_line(trace: Trace) -> Text:

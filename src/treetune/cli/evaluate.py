@@ -67,7 +67,7 @@ def eval_command(
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
     given = without_none({"model": model, "pass_threshold": pass_threshold, **sizes})
     data = {"model": "", **read_target(target, overrides, split), **given}
-    evaluation = evaluating.read_evaluation(data, overrides, source=target)
+    evaluation = evaluating.read_config(data, evaluating.EvalConfig, overrides, target)
     first: list[Task] = []
     remote = False  # whether the rollouts run on the taskset's own server
     if (served := find_served(evaluation.taskset)) is not None:
@@ -162,7 +162,7 @@ def rescore_command(
     config = run / "config.yaml"
     if not config.exists() or not (run / evaluating.TRACES.file).exists():
         raise UsageError(f"{run} holds no run", remedy="name the folder that `treetune eval` printed")
-    evaluation = evaluating.read_evaluation(read_target(str(config)), source=str(config))
+    evaluation = evaluating.read_config(read_target(str(config)), evaluating.EvalConfig, source=str(config))
     refuse_unservable(evaluation.taskset)
     path = output or evaluating.unused_path(run / "rescored")
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:

@@ -48,17 +48,12 @@ def init_command(
     names = {"title": module.replace("_", " ").capitalize(), "module": module, "cls": cls, "id": id}
     try:
         place.mkdir(parents=True)
-        _write_templates(kind, place, names)
+        for template in _TEMPLATES.joinpath(kind).iterdir():
+            file = template.name.removesuffix(".template")
+            (place / file.replace("module", module)).write_text(read_template(f"{kind}/{file}", **names))
     except OSError as error:
         raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
     typer.echo(read_template(f"next_steps/{kind}", place=str(place), **names), nl=False)
-
-
-def _write_templates(kind: str, place: Path, names: dict[str, str]) -> None:
-    """Writes the files of `templates/KIND`, their names and their `${module}` and the like filled in."""
-    for template in _TEMPLATES.joinpath(kind).iterdir():
-        file = template.name.removesuffix(".template")
-        (place / file.replace("module", names["module"])).write_text(read_template(f"{kind}/{file}", **names))
 
 
 def read_template(name: str, **values: str) -> str:

@@ -80,7 +80,8 @@ def validate_command(
         overrides = read_overrides(context, (*TASKS, "limits"))
         chosen = without_none({"num_tasks": num_tasks, "max_concurrent": max_concurrent, "gold": gold})
         data = {**read_target(targets[0], overrides, split), **chosen}
-        return _validate_taskset(evaluation.read_validation(data, overrides, targets[0]), output, resume, json)
+        validation = evaluation.read_config(data, evaluation.ValidateConfig, overrides, targets[0])
+        return _validate_taskset(validation, output, resume, json)
     if context.obj:
         raise UsageError(f"--{next(iter(context.obj))}: files of rows have no config to override")
     if quick and (tokenizer or gold):

@@ -3,7 +3,7 @@
 from treetune import evaluation
 """
 
-from treetune.evaluation.config import Evaluation, Validation, read_evaluation, read_taskset, read_validation
+from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
 from treetune.evaluation.rescore import Rescorer, score_again
 from treetune.evaluation.run_folder import TRACES, RunFolder, name_run, unused_path, write_pass_rates
 from treetune.evaluation.runner import Runner

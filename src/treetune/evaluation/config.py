@@ -86,16 +86,10 @@ Evaluation = Configured[EvalConfig]
 Validation = Configured[ValidateConfig]
 
 
-def read_evaluation(data: Mapping[str, Any], raw: Mapping[str, str] = {}, source: str = "config") -> Evaluation:
-    """A typed evaluation from plain values; one error names every fault, the taskset's included."""
-    return _read(data, EvalConfig, raw, source)
-
-
-def read_validation(data: Mapping[str, Any], raw: Mapping[str, str] = {}, source: str = "config") -> Validation:
-    return _read(data, ValidateConfig, raw, source)
-
-
-def _read(data: Mapping[str, Any], struct: type[C], raw: Mapping[str, str], source: str) -> Configured[C]:
+def read_config(
+    data: Mapping[str, Any], struct: type[C], raw: Mapping[str, str] = {}, source: str = "config"
+) -> Configured[C]:
+    """A typed config with its taskset from plain values; one error names every fault, the taskset's included."""
     others = KEYS.difference(struct.__struct_fields__)  # keys that no verb knows stay, to be found at fault
     own = {key: value for key, value in data.items() if key not in others}
     faults: Faults = []

@@ -190,15 +190,12 @@ class RunFolder(Generic[R]):
         with _writing(self.path):
             write_atomically(self.path / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
 
-    def close(self) -> None:
-        os.close(self._file)
-        self._lock.release()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        os.close(self._file)
+        self._lock.release()
 
 
 def write_pass_rates(run: Path, out: Path, threshold: float) -> None:

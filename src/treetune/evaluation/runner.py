@@ -120,7 +120,12 @@ class Runner:
                 for trace in missing:
                     yield [trace]
         if unseen:
-            self._forget(unseen)
+            gone = "belong to tasks that this taskset no longer gives; moved aside"
+            warnings.warn(f"{len(unseen)} saved rollouts {gone}", stacklevel=2)
+            self._run.keep(lambda trace: trace.key not in unseen)
+            self.tally = Tally(config.pass_threshold)
+            for trace in self._run.read():
+                self.tally.add(trace)
         self.tally.expected = tasks * config.num_rollouts
 
     async def _play(self, wanted: list[Trace]) -> list[Trace]:
@@ -135,11 +140,3 @@ class Runner:
             for trace in wanted:
                 trace.fail(Outcome.ENVIRONMENT_ERROR, Failure.of(error, "host"))
             return wanted
-
-    def _forget(self, unseen: set[tuple[str, int, int]]) -> None:
-        gone = "belong to tasks that this taskset no longer gives; moved aside"
-        warnings.warn(f"{len(unseen)} saved rollouts {gone}", stacklevel=2)
-        self._run.keep(lambda trace: trace.key not in unseen)
-        self.tally = Tally(self._config.pass_threshold)
-        for trace in self._run.read():
-            self.tally.add(trace)
