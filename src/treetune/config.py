@@ -98,16 +98,16 @@ def with_overrides(
 def dump_yaml(data: Mapping[str, Any]) -> str:
     import yaml
 
-    return str(yaml.safe_dump(_escape(dict(data)), sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(escape(dict(data)), sort_keys=False, allow_unicode=True))
 
 
-def _escape(value: Any) -> Any:
+def escape(value: Any) -> Any:
     """Text as it must be written for `load_yaml` to read the same: a literal `${` would be an interpolation."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, Mapping):
-        return {key: _escape(item) for key, item in value.items()}
-    return [_escape(item) for item in value] if isinstance(value, list) else value
+        return {key: escape(item) for key, item in value.items()}
+    return [escape(item) for item in value] if isinstance(value, list) else value
 
 
 def convert(

@@ -671,8 +671,7 @@ def test_rows_of_files_choose_no_code_that_was_not_named(gym, rows_of, tmp_path,
     file = rows_of("a.jsonl", "mine.py:Mine", "mine")
     with pytest.raises(UsageError, match=r"the rows name code to run: mine\.py:Mine"):
         skyrl.run_with_tasks({}, file)
-    given, rest = skyrl._take_environments(["--env", "mine.py:Mine", "a=b", "--env=mine=mine.py:Mine"])
-    assert rest == ["a=b"]
+    given = {"mine.py:Mine": "mine.py:Mine", "mine": "mine.py:Mine"}
     specs = _entries_for(_resolve({}, file, None, (), given), given)
     assert {id: spec.kwargs["environment"] for id, spec in specs.items()} == {
         "mine.py:Mine": f"{tmp_path}/mine.py:Mine",

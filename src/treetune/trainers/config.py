@@ -19,20 +19,16 @@ from treetune.target import missing_values
 
 def get_value(config: Any, path: str) -> Any:
     """None where there is none, `???` where OmegaConf says that it must still be given."""
+    from omegaconf import OmegaConf
+
     for name in path.split("."):
         if not isinstance(config, Mapping):
             config = getattr(config, name, None)
-        elif type(config).__module__.startswith("omegaconf") and _is_missing(config, name):
+        elif OmegaConf.is_config(config) and OmegaConf.is_missing(config, name):
             return "???"
         else:
             config = config.get(name)
     return config
-
-
-def _is_missing(config: Any, name: str) -> bool:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.is_missing(config, name)
 
 
 def set_value(config: Any, path: str, value: Any) -> None:

@@ -13,6 +13,7 @@ from treetune.episode import Episode, Result, play_answer
 from treetune.errors import TasksetError, TreetuneError, UsageError, described
 from treetune.rows.scorer import SEVERAL_TURNS, taskset_of, with_type
 from treetune.task import Message, Task, begins_answer
+from treetune.threads import run_in_background
 
 
 def scorer_in(extra_info: Any, data_source: Any) -> str:
@@ -35,8 +36,6 @@ def refuse_begun_answer(messages: list[Message], where: str) -> None:
 
 
 def play_row(scorer: str, task: Task, answer: str) -> Result:
-    from treetune.threads import run_in_background
-
     row = f"row {task.extra_info.get('index', '?')} of {task.data_source}"
     refuse_begun_answer(task.messages, row)
     try:

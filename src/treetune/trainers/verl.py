@@ -22,7 +22,7 @@ from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, Faults, MissingExtraError, TasksetError, UsageError
 from treetune.rows.formats import task_to_score as _task
-from treetune.rows.rule import RULE
+from treetune.rows.rule import RULE, score
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.one_answer import play_row, scorer_in
 
@@ -198,8 +198,6 @@ def compute_score(
     scorer = scorer_in(extra_info, data_source)
     task = _task(str(data_source), ground_truth, extra_info or {})
     if scorer == RULE:  # the commonest, and the quickest
-        from treetune.rows.rule import score
-
         if task.ground_truth is None:
             raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
         result = score(solution_str, task.ground_truth)

@@ -46,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """`tasks=FILE.yaml`, or `tasks=` and `val_tasks=` with files of rows (repeatable), `--env [ID=]file.py:Class`, and
     SkyRL's own overrides. SkyRL's `trainer.override_entrypoint` may name this module."""
     try:
-        environments, given = _take_environments(sys.argv[1:] if arguments is None else arguments)
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--env", action="append", default=[], metavar="[ID=]file.py:Class")
+        options, given = parser.parse_known_args(arguments)
+        environments = {(id or spec): spec for id, _, spec in (value.rpartition("=") for value in options.env)}
         pairs = [(part, *part.partition("=")[::2]) for part in given]
         tasks, val_tasks = (
             [value for _, name, value in pairs if name == key and value] for key in ("tasks", "val_tasks")
@@ -69,11 +72,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_with_tasks(config, named, val_tasks=val_tasks, environments=environments)
     except TreetuneError as error:
         sys.exit(f"error: {error}")
-
-
-def _take_environments(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The environments of `--env`, by the id that rows have, and the other arguments."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--env", action="append", default=[], metavar="[ID=]file.py:Class")
-    found, rest = parser.parse_known_args(given)
-    return {(id or spec): spec for id, _, spec in (value.rpartition("=") for value in found.env)}, rest

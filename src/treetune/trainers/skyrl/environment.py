@@ -63,7 +63,8 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             self.max_turns = max_turns_of(self.task, self._extras.get("max_turns") or 0)
             self.task = task = _with_settings(self.task, self._config, self.max_turns)
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
-            self._finalizer = weakref.finalize(self, _begin_closing, episode)
+            # It does not wait: it may be the garbage collector that asks, in any thread.
+            self._finalizer = weakref.finalize(self, lambda: submit_in_background(episode.close()))
             observed = run_in_background(episode.begin()).messages()
             refuse_begun_answer(observed, self._id)
         return copy.deepcopy(observed), {}  # the trainer appends the conversation to it
@@ -154,8 +155,3 @@ def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
     elif isinstance(config, Mapping):
         settings |= {str(key): value for key, value in config.items()}
     return msgspec.structs.replace(task, extra_info={**settings, **task.extra_info})
-
-
-def _begin_closing(episode: Episode) -> Future[Any]:
-    """Does not wait: it may be the garbage collector that asks, in any thread."""
-    return submit_in_background(episode.close())

@@ -60,8 +60,9 @@ class SkyRLGymEnvironment(Environment):
         info = dict(output.get("metadata") or {})
         if output.get("postprocessed_action") is not None:
             info["postprocessed_action"] = output["postprocessed_action"]
-        if output["done"] and (metrics := _keep_numbers(getattr(self._env, "get_metrics", dict)())):
-            info["metrics"] = metrics
+        metrics: Mapping[str, Any] = getattr(self._env, "get_metrics", dict)() if output["done"] else {}
+        if numbers := {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}:
+            info["metrics"] = numbers
         return Step(
             list(output["observations"] or []),
             reward=finite(output["reward"], "reward"),
@@ -131,7 +132,3 @@ def _annotated_types(gym_class: Any) -> tuple[Any, ...]:
     except (KeyError, NameError, TypeError):
         return ()
     return typing.get_args(hint) or (hint,)
-
-
-def _keep_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

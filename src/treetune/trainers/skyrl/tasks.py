@@ -9,7 +9,6 @@ All faults of all tasks are found before the first is built, and unknown environ
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from treetune.config import escape
 from treetune.datasets.declared import LISTS, check_columns, read_declared
 from treetune.datasets.join import join_files
 from treetune.environment import contract_of
@@ -92,8 +92,7 @@ def cli_overrides(files: Mapping[str, list[str]]) -> list[str]:
 
 def _quote(path: str) -> str:
     """As SkyRL reads it: a value in YAML, in which OmegaConf takes `${` for an interpolation."""
-    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", path)
-    return "'" + escaped.replace("'", "''") + "'"
+    return "'" + str(escape(path)).replace("'", "''") + "'"
 
 
 def shell_words(overrides: list[str]) -> str:
