@@ -2,10 +2,7 @@
 
     class Guess(Environment):
         def step(self, action):
-            right = action.text.strip() == self.task.ground_truth
-            return Step("right" if right else "try again", reward=float(right), done=right)
-
-    register(id="guess", entry_point="my_module:Guess")
+            return Step("try again", reward=float(action.text == self.task.ground_truth), done=True)
 
 Methods may be `async` or not; those that are not run in a thread. The `info` of a step may carry `answer`,
 `explanation`, `metrics` (named numbers) and `success`: they end up in the trace.

@@ -3,10 +3,8 @@
     episode = await Episode.start(taskset, task)
     step = await episode.step("an answer")
     episode.result.reward                               # what all steps earned so far
-    await episode.close()
 
-It makes, starts, steps, checks, limits, times and closes the environment. Whoever plays (a rollout, a trainer, a
-server) goes through it, so that every one of them sees the same reward for the same answers.
+Whoever plays (a rollout, a trainer, a server) goes through it, and so sees the same reward for the same answers.
 """
 
 from __future__ import annotations

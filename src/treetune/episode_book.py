@@ -2,7 +2,6 @@
 
     book.add("e-1", home, terms)
     reply = await book.step("e-1", "42", turn=0, terms=terms)
-    await book.cancel("e-1")
 
 A home is where the environment lives, in this process or in a worker. A turn that was played gets its first reply
 again and is never played twice. Episodes that nobody steps are closed.

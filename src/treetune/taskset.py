@@ -5,11 +5,8 @@
             for n in range(100):
                 yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
 
-        def reward(self, task, answer):
-            return float(answer.strip() == task.ground_truth)
-
-`load_tasks` is the one thing to write. `task_at` instead of it gives random access: then any worker can serve
-any index, and nothing is held in memory.
+`task_at` instead of `load_tasks` gives random access: then any worker can serve any index, and nothing is held in
+memory.
 """
 
 from __future__ import annotations

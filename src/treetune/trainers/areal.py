@@ -5,9 +5,7 @@
         workflow_kwargs={"gconfig": config.gconfig, "tokenizer": config.tokenizer_path, "url": "http://127.0.0.1:5000"},
     )
 
-One call of `arun_episode` plays one episode: the server shows something, the engine answers, until the server says
-that it is done. Subclass it and override a hook to change how observations become messages, answers become actions, or
-rewards are shaped. A trajectory holds the tokens that were sampled, exactly (`treetune.tokens`).
+One call of `arun_episode` plays one episode. A trajectory holds the tokens that were sampled, exactly.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """A Game is an episode as a trainer plays it: messages, the tokens they were sampled as, rewards, and three hooks.
 
-    game = Game(chat, tokenizer, hooks, episode)
-    while game.ready(longest_prompt, max_turns):
-        ...                                    # the model answers game.prompt
-        game.see(await episode.step(game.take(sampled, logprobs)))
-    game.reward, game.tokens
-
-The hooks say how observations become messages, answers become actions, and rewards are shaped.
+game = Game(chat, tokenizer, hooks, episode)
+while game.ready(longest_prompt, max_turns):
+    ...                                    # the model answers game.prompt
+    game.see(await episode.step(game.take(sampled, logprobs)))
+game.reward, game.tokens
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """TRL: a taskset as the dataset, the reward function and the rollouts of a `GRPOTrainer`.
 
     tasks = TrlTasks("http://127.0.0.1:5000")          # a task server, several of them, or a taskset in this process
-    trainer = GRPOTrainer(
-        model, args=args, train_dataset=tasks.dataset(512), reward_funcs=tasks.reward, rollout_func=tasks.rollout
-    )
+    GRPOTrainer(model, train_dataset=tasks.dataset(512), reward_funcs=tasks.reward, rollout_func=tasks.rollout)
 
-Without `rollout_func` TRL samples one answer to each prompt and `reward` has the task score it. With it whole episodes
-are played, turn by turn for all of them at once, and what the environment says is masked out of the loss. A failure of
-the task server gives no reward at all (None), never a zero. Subclass and override a hook to change how observations
-become messages, answers become actions, or rewards are shaped.
+Without `rollout_func` TRL samples one answer to each prompt, and `reward` has the task score it. A failure of the task
+server gives no reward at all (None), never a zero.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""verl: tasks into its config, and rewards for its rows.
+"""verl: tasks into its config, and rewards for its rows. verl itself is never changed.
 
-    run_with_tasks(config)                # train_tasks and val_tasks become parquet, then verl runs
-    resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
-    score_by_tasks(config)                # from now on each row is scored by its own task
-
-In a verl config, `reward.custom_reward_function: {path: pkg://treetune.trainers.verl, name: compute_score}` scores each
-row by its own task: the taskset's `reward`, the row's environment, or the rule. verl itself is never changed.
+run_with_tasks(config)                # train_tasks and val_tasks become parquet, then verl runs
+resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
+score_by_tasks(config)                # from now on each row is scored by its own task
 """
 
 from __future__ import annotations

@@ -3,12 +3,8 @@
     register()                               # inside the entry-point task, before training begins
     run_with_tasks(config, "tasks.yaml")     # builds the tasks, sets data.train_data and data.val_data, runs SkyRL
 
-Or from a shell, with SkyRL's own overrides after it:
-
-    python -m treetune.trainers.skyrl tasks=tasks.yaml trainer.policy.model.path=MODEL
-    python -m treetune.trainers.skyrl tasks=train.parquet val_tasks=val.parquet --env spell=spell.py:Spell ...
-
-`skyrl:NAME` is the other way round: a skyrl-gym environment in Treetune (see `gym.py`). SkyRL is never changed.
+From a shell: `python -m treetune.trainers.skyrl tasks=tasks.yaml`, with SkyRL's own overrides after it. `skyrl:NAME` is
+the other way round: a skyrl-gym environment in Treetune (see `gym.py`). SkyRL is never changed.
 """
 
 from __future__ import annotations

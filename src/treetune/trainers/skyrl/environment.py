@@ -1,9 +1,6 @@
 """A Treetune environment as skyrl-gym plays one. `treetune.trainers.skyrl.register()` names this class for each.
 
     env = skyrl_gym.make("alphabet-sort", env_config={}, extras=row)
-    messages, _ = env.init(prompt)
-    output = env.step("a b c")      # observations, reward, done, metadata
-    env.close()
 
 The task is the one that the row was written from, with the same uid. A row's own `extra_info.max_turns` holds; without
 it the trainer's `generator.max_turns` does. SkyRL does not close an environment after an error, so this class does: at

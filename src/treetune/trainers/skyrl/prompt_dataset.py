@@ -1,7 +1,6 @@
 """A PromptDataset feeds a training loop: prompts that are short enough, with what their environments need.
 
     dataset = PromptDataset(["~/data/train.parquet"], tokenizer, max_prompt_length=512)
-    dataset[0]      # {"prompt": [...], "env_class": "gsm8k", "env_extras": {"reward_spec": ...}, "uid": "..."}
     DataLoader(dataset, batch_size=8, collate_fn=dataset.collator)
 
 It takes the place of SkyRL's class of the same name. Rows are read when they are asked for; which ones are short enough
