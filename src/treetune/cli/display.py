@@ -33,7 +33,11 @@ class Display:
 
     def __init__(self, screen: Screen, evaluation: Evaluation, done: int) -> None:
         self._screen = screen
-        self._total = _count_rollouts(evaluation)
+        config, taskset = evaluation.config, evaluation.taskset
+        # How many rollouts there will be, where that can be known without building every task.
+        count = taskset._size() if not taskset.INFINITE and taskset.random_access else None
+        known = [number for number in (config.num_tasks, count) if number is not None]
+        self._total = min(known) * config.num_rollouts if known else None
         self._next = time.monotonic() + _PLAIN_SECONDS
         self._latest: deque[Text] = deque(maxlen=_LATEST)
         state, times = TextColumn("{task.fields[state]}"), (TimeElapsedColumn(), TimeRemainingColumn())
@@ -69,14 +73,6 @@ class Display:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PLAIN_SECONDS
             self._screen.say(f"{tally.rollouts}/{total or '?'} {state}")
-
-
-def _count_rollouts(evaluation: Evaluation) -> int | None:
-    """How many rollouts there will be, where that can be known without building every task."""
-    config, taskset = evaluation.config, evaluation.taskset
-    count = taskset._size() if not taskset.INFINITE and taskset.random_access else None
-    known = [number for number in (config.num_tasks, count) if number is not None]
-    return min(known) * config.num_rollouts if known else None
 
 
 def _rollout_line(trace: Trace) -> Text:

@@ -17,7 +17,7 @@ from treetune.policy import Policy
 from treetune.streams import Streams
 from treetune.target import is_server
 from treetune.task import Task
-from treetune.taskset import Taskset
+from treetune.taskset import Taskset, parts_of
 
 _SILENT_SECONDS = 2.0
 """After so long a person is told what is waited for."""
@@ -81,7 +81,7 @@ async def open_host(
 
 def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
     """A taskset whose tasks run code is refused where nothing can contain that code, or nobody trusts it."""
-    for part in [taskset, *getattr(taskset, "sources", [])]:
+    for part in parts_of(taskset):
         if (refuse_untrusted := getattr(part, "refuse_untrusted", None)) is not None:
             refuse_untrusted()
         if _runs_code(part):

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from rich.text import Text
@@ -66,9 +66,8 @@ def list_servers(place: str | None, timeout: float, json: bool) -> None:
     if json:
         shown = []
         for server, health in found:
-            told: dict[str, Any] = {"health": health.state, "episodes": health.episodes, "detail": health.detail}
-            told["seconds_since_heard"] = round(server.age, 1)
-            shown.append({**msgspec.to_builtins(server.entry), **told})
+            told = {"health": health.state, "episodes": health.episodes, "detail": health.detail}
+            shown.append({**msgspec.to_builtins(server.entry), **told, "seconds_since_heard": round(server.age, 1)})
         return print_json({"register": place, "servers": shown})
     screen = Screen()
     if not found:

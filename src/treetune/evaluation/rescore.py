@@ -68,18 +68,14 @@ class Rescorer(Runner):
         return new_traces
 
     async def _replay(self, old: Trace) -> Trace:
-        messages = [(turn.message, turn.finish_reason or "stop") for turn in old.turns if turn.message is not None]
         answers = [
-            Completion(text=text_of(message.get("content")) or "", message=message, finish_reason=finish)
-            for message, finish in messages
+            Completion(text_of(turn.message.get("content")) or "", turn.message, turn.finish_reason or "stop")
+            for turn in old.turns
+            if turn.message is not None
         ]
+        limits, occurrence, rollout = self._config.limits, old.occurrence, old.rollout
         new = await run_rollout(
-            self._taskset,
-            old.task,
-            Replay(answers),
-            limits=self._config.limits,
-            occurrence=old.occurrence,
-            rollout=old.rollout,
+            self._taskset, old.task, Replay(answers), limits=limits, occurrence=occurrence, rollout=rollout
         )
         for field in POLICY_FIELDS:  # what the model did stays as it was recorded
             setattr(new, field, getattr(old, field))

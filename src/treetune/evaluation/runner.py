@@ -1,6 +1,6 @@
 """Runs an evaluation: draws tasks, keeps a bounded number of rollouts under way, saves each as it ends.
 
-summary = await Runner(evaluation, run).run(host)
+await Runner(evaluation, run).run(host)
 
 Tasks come from a host and rollouts run on it, here or elsewhere; this only counts and saves.
 """
@@ -18,7 +18,7 @@ from typing import TypeVar
 from treetune.errors import TasksetError, TreetuneError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_folder import RunFolder
-from treetune.evaluation.summary import Summary, Tally
+from treetune.evaluation.summary import Tally
 from treetune.host import Host, PlayOptions
 from treetune.trace import Failure, Outcome, Trace
 
@@ -83,20 +83,18 @@ class Runner:
             return self._taskset.scores_group_of(trace.task)
         return False
 
-    async def run(self, host: Host) -> Summary:
+    async def run(self, host: Host) -> None:
         if self._taskset.scores_groups and self._config.num_rollouts > self._config.max_concurrent:
             warnings.warn("a group is larger than max_concurrent: its rollouts run in several batches", stacklevel=2)
         self._host = host
-        return await self.run_all()
+        await self.run_all()
 
-    async def run_all(self) -> Summary:
+    async def run_all(self) -> None:
         """Runs to the end, or to a cancellation; the summary on disk says what there is either way."""
         try:
             await run_bounded(self._wanted(), self._play_and_save, self._config.max_concurrent)
         finally:
-            summary = self.tally.summary()
-            self._run.write_summary(summary)
-        return summary
+            self._run.write_summary(self.tally.summary())
 
     async def _play_and_save(self, wanted: list[Trace]) -> None:
         for trace in await self._play(wanted):

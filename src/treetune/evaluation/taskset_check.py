@@ -121,24 +121,23 @@ class TasksetChecker:
             check.fail("gold-not-rewarded", f"the gold answer got {trace.reward:g}, less than {threshold:g}")
 
     def summary(self) -> CheckSummary:
+        from treetune.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
+
         checks = sorted(self._checks.values(), key=lambda check: check.idx)
         counts = Counter(check.validity for check in checks)
         by_rule: dict[str, list[TaskCheck]] = defaultdict(list)
         for check in checks:
             if check.rule is not None:
                 by_rule[check.rule].append(check)
+        findings = []
+        for rule, failed in sorted(by_rule.items()):
+            first, found = [check.idx for check in failed[:SHOWN]], failed[0].reason or ""
+            findings.append(Finding(rule, Severity.ERROR, self._taskset.name, "task", first, len(failed), found))
         return CheckSummary(
             tasks=len(checks),
             valid=counts[Validity.VALID],
             invalid=counts[Validity.INVALID],
             unchecked=counts[Validity.UNCHECKED],
             gold_checked=sum(check.gold_reward is not None for check in checks),
-            findings=[self._describe(rule, failed) for rule, failed in sorted(by_rule.items())],
+            findings=findings,
         )
-
-    def _describe(self, rule: str, failed: list[TaskCheck]) -> Finding:
-        from treetune.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
-
-        first = [check.idx for check in failed[:SHOWN]]
-        found = failed[0].reason or ""
-        return Finding(rule, Severity.ERROR, self._taskset.name, "task", first, len(failed), found)
