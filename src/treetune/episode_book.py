@@ -223,8 +223,7 @@ class EpisodeBook:
     def lose(self, id: str) -> None:
         """The process of its environment has died."""
         if (episode := self.live.get(id)) is not None:
-            why = ending("worker_lost", "the worker of this episode died, and the episode with it")
-            self._remove(episode, why)
+            self._remove(episode, ending("worker_lost", "the worker of this episode died, and the episode with it"))
 
     def _remove(self, episode: LiveEpisode, why: Ending) -> None:
         del self.live[episode.id]

@@ -11,6 +11,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -137,10 +138,8 @@ def _imports(file: Path) -> list[tuple[int, list[str]]]:
 
 def _parse(source: bytes) -> ast.Module:
     for _ in range(10):
-        try:
+        with suppress(SystemError):  # Python 3.11, where another thread prints a traceback: its issue 106905
             return ast.parse(source)
-        except SystemError:  # Python 3.11, where another thread parses too, as to print a traceback: its issue 106905
-            continue
     return ast.parse(source)
 
 

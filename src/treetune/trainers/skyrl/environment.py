@@ -55,7 +55,13 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
     def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
         self.close()
         self.turns, self._episode = 0, None
-        self.task = task_of_extras(self._id, prompt, self._extras)
+        self.task = task_to_play(self._id, prompt, self._extras)
+        if looks_like_uid((self._extras.get("extra_info") or {}).get("uid")) and "uid" in self.task.extra_info:
+            warnings.warn(
+                f"{self._id}: a row is not the task it was written from: its prompt or reward_spec was changed on the "
+                "way (JSON files change types when SkyRL reads them, parquet does not), or its uid is your own",
+                stacklevel=2,
+            )
         with self._close_on_error("start"):
             self.max_turns = max_turns_of(self.task, self._extras.get("max_turns") or 0)
             self.task = task = _with_settings(self.task, self._config, self.max_turns)
@@ -126,18 +132,6 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
                 index = task.extra_info.get("index", "?")
                 error.add_note(f"{phase} of {self._id}: row {index} of {task.data_source}, uid {task.uid}")
             raise
-
-
-def task_of_extras(env_class: str, prompt: list[Message], extras: Mapping[str, Any]) -> Task:
-    """The task of a row as SkyRL hands it over; a warning where it is not the one that the row was written from."""
-    task = task_to_play(env_class, prompt, extras)
-    if looks_like_uid((extras.get("extra_info") or {}).get("uid")) and "uid" in task.extra_info:
-        warnings.warn(
-            f"{env_class}: a row is not the task it was written from: its prompt or reward_spec was changed on the way "
-            "(JSON files change types when SkyRL reads them, parquet does not), or its uid is your own",
-            stacklevel=3,
-        )
-    return task
 
 
 def _with_settings(task: Task, config: Any, max_turns: int) -> Task:
