@@ -184,6 +184,15 @@ def _find_misspelt(cls: type[Taskset[Any, Any]], keys: Iterable[str]) -> Iterato
             yield key, f"is no key, and {cls.__name__} does not read it; did you mean {near[0]!r}?"
 
 
+def missing_values(node: Any, path: str) -> Faults:
+    """A fault for every `???` in a node: OmegaConf's mark of what must still be given."""
+    if isinstance(node, Mapping):
+        return [fault for key in node for fault in missing_values(node[key], f"{path}.{key}" if path else str(key))]
+    if isinstance(node, list):
+        return [fault for number, item in enumerate(node) for fault in missing_values(item, f"{path}[{number}]")]
+    return [(path, "has no value yet: ??? stands for one that must be given")] if node == "???" else []
+
+
 def to_plain(config: Any) -> dict[str, Any]:
     """A typed config as plain values that YAML can hold and `convert` takes back."""
     plain: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_write_path)

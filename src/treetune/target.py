@@ -25,19 +25,11 @@ from treetune.config import (
     declared_keys,
     declared_values,
     load_yaml,
+    missing_values,
     to_plain,
     with_overrides,
 )
-from treetune.errors import (
-    ConfigError,
-    Faults,
-    PluginError,
-    TasksetError,
-    TreetuneError,
-    UsageError,
-    gather_faults,
-    user_code,
-)
+from treetune.errors import ConfigError, PluginError, TasksetError, TreetuneError, UsageError, gather_faults, user_code
 from treetune.files import code_hash, hash_files
 from treetune.task import canonical, digest
 from treetune.taskset import Taskset
@@ -141,15 +133,6 @@ def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskse
     if not issubclass(cls, Taskset):
         raise PluginError(f"{cls.__name__} is no Taskset", remedy="subclass treetune.Taskset")
     return cls
-
-
-def missing_values(node: Any, path: str) -> Faults:
-    """A fault for every `???` in a node: OmegaConf's mark of what must still be given."""
-    if isinstance(node, Mapping):
-        return [fault for key in node for fault in missing_values(node[key], f"{path}.{key}" if path else str(key))]
-    if isinstance(node, list):
-        return [fault for number, item in enumerate(node) for fault in missing_values(item, f"{path}[{number}]")]
-    return [(path, "has no value yet: ??? stands for one that must be given")] if node == "???" else []
 
 
 # Classes and files that a node names

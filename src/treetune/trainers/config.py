@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treetune.config import missing_values
 from treetune.datasets.declared import LISTS, load_tasks
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import Faults, gather_faults
-from treetune.target import missing_values
 
 
 def get_value(config: Any, path: str) -> Any:
