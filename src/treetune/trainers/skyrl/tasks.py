@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
@@ -21,7 +22,7 @@ from treetune.config import escape
 from treetune.datasets.declared import LISTS, check_columns, read_declared
 from treetune.datasets.join import join_files
 from treetune.environment import contract_of
-from treetune.errors import ConfigError, Faults, MissingExtraError, UnknownNameError, UsageError
+from treetune.errors import ConfigError, Faults, MissingExtraError, TreetuneError, UnknownNameError, UsageError
 from treetune.plugins import absolute_spec, folders_of
 from treetune.rows.formats import FORMATS, detect
 from treetune.rows.reading import batches_of
@@ -205,6 +206,38 @@ def _resolve(
             ids = _list_environments(File(path, FileKind.PARQUET))
             used |= {id: absolute_spec(id, places) for id in ids if id is not None}
     return used
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`tasks=FILE.yaml`, or `tasks=` and `val_tasks=` with files of rows (repeatable), `--env [ID=]file.py:Class`, and
+    SkyRL's own overrides. SkyRL's `trainer.override_entrypoint` may name `treetune.trainers.skyrl`."""
+    try:
+        parser = ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--env", action="append", default=[], metavar="[ID=]file.py:Class")
+        options, given = parser.parse_known_args(arguments)
+        environments = {(id or spec): spec for id, _, spec in (value.rpartition("=") for value in options.env)}
+        pairs = [(part, *part.partition("=")[::2]) for part in given]
+        tasks, val_tasks = (
+            [value for _, name, value in pairs if name == key and value] for key in ("tasks", "val_tasks")
+        )
+        own = ("tasks", "val_tasks", "trainer.override_entrypoint")
+        rest = [part for part, name, _ in pairs if name not in own]
+        if not tasks:
+            raise UsageError(
+                "tasks=FILE is missing", remedy="a YAML file with train_tasks and val_tasks, or files of SkyRL's rows"
+            )
+        refuse_old_python()
+        try:
+            from skyrl.train.config import SkyRLTrainConfig
+        except ImportError as error:
+            raise missing_skyrl(error) from error
+        config = SkyRLTrainConfig.from_cli_overrides(rest)
+        if not any(part.startswith("data.val_data=") for part in rest):
+            config.data.val_data = []  # unless there are val_tasks; SkyRL's default is a file of its own
+        named = tasks[0] if len(tasks) == 1 else tasks
+        run_with_tasks(config, named, val_tasks=val_tasks, environments=environments)
+    except TreetuneError as error:
+        sys.exit(f"error: {error}")
 
 
 # Files of rows that SkyRL reads itself, and the environments that their rows name
