@@ -45,12 +45,7 @@ Work = tuple[SourceBatch, int]
 
 
 def build(
-    taskset: DatasetTaskset,
-    path: Path,
-    format: str,
-    *,
-    engine: Engine = "local",
-    on_rows: Progress | None = None,
+    taskset: DatasetTaskset, path: Path, format: str, *, engine: Engine = "local", on_rows: Progress | None = None
 ) -> Sidecar:
     """Write the rows of a dataset task to `path` in a trainer's format."""
     opened = taskset.open_source()

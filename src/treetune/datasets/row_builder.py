@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -94,10 +93,6 @@ class RowBuilder:
         # Also where columns are built: a source may turn out to give rows.
         self._make_row = (lambda row, index: row) if made else call_make_map_fn(taskset)
 
-    @cached_property
-    def _scorer(self) -> str | None:
-        return self.taskset.scorer
-
     def __reduce__(self) -> tuple[Any, ...]:
         return RowBuilder, (self.taskset, self.columns, self._made)
 
@@ -158,7 +153,7 @@ class RowBuilder:
         return table.filter(pa.array(mask, pa.bool_()))
 
     def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> pa.Table | None:
-        config, scorer = self.taskset.config, self._scorer
+        config, scorer = self.taskset.config, self.taskset.scorer
         texts: list[Any] = self._template.fill(table)
         truths = None if self._truth is None else [*map(self._truth.find, table[self._truth.column].to_pylist())]
         kept = list(range(len(texts)))
@@ -252,7 +247,7 @@ class RowBuilder:
         reward = _complete_reward(made.get("reward_model"), config.reward_method)
         spec = _reward_spec(reward)
         problem = {"prompt": made["prompt"], "reward_spec": spec}
-        scorer = self._scorer
+        scorer = taskset.scorer
         if env_class is not None:
             problem["env_class"] = env_class
             scorer = taskset.scorer_of_environment(env_class)

@@ -90,12 +90,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     # The cache
 
     def build(
-        self,
-        format: str = "verl",
-        *,
-        force: bool = False,
-        engine: Engine = "local",
-        on_rows: Progress | None = None,
+        self, format: str = "verl", *, force: bool = False, engine: Engine = "local", on_rows: Progress | None = None
     ) -> tuple[Sidecar, Path, bool]:
         """What is in the cache (building it if need be), where, and whether it was there already."""
         cache, key = Cache(self.cache_dir), self.cache_key(format)
@@ -112,25 +107,20 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def cache_key(self, format: str = "verl") -> str:
         """`{impl_hash}_{config_hash}`: what the code is, and what it was asked for."""
         config = self.config
-        contents = self._hash_sources()
-        for name in chain(*declared_values(config, FileName).values()):
-            if Path(name).expanduser().exists():
-                contents[name] = content_hash(Path(name).expanduser(), self.cache_dir / ".content")
+        if faults := check_loading(config.loading_params):
+            raise ConfigError(faults)
+        paths = {str(path): path for path in config.loading_params.local_sources()}
+        named = {name: Path(name).expanduser() for name in chain(*declared_values(config, FileName).values())}
+        paths |= {name: path for name, path in named.items() if path.exists()}
+        try:
+            contents = {name: content_hash(path, self.cache_dir / ".content") for name, path in paths.items()}
+        except OSError as error:
+            raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
         files = [file for spec in chain(*declared_values(config, CodeName).values()) if (file := file_of(spec))]
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
         code = impl_hash(type(self), DatasetTaskset, files, BUILDER_VERSION)
         return f"{code}_{config_hash(asked, contents)}"
-
-    def _hash_sources(self) -> dict[str, str]:
-        """The local files that are read, each with a hash of its bytes."""
-        params, memory = self.config.loading_params, self.cache_dir / ".content"
-        if faults := check_loading(params):
-            raise ConfigError(faults)
-        try:
-            return {str(path): content_hash(path, memory) for path in params.local_sources()}
-        except OSError as error:
-            raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
 
     def check_source(self, format: str = "verl", *, force: bool = False) -> None:
         """Raises every fault of the config that the columns of its source show, unless the file is built. The source is
@@ -169,14 +159,16 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def overrides_build(self) -> bool:
         return type(self).build_dataset is not DatasetTaskset.build_dataset
 
-    @property
+    @cached_property
     def scorer(self) -> str | None:
         """How a row can be scored from itself alone, in any process: by the rule, by its environment, or by this
         taskset, described as JSON. None where nothing here can."""
         if self.config.env_class is not None:
             return self.scorer_of_environment(self.config.env_class)
         if type(self).reward is not RuleTaskset.reward:
-            return self._described
+            from treetune.rows.scorer import describe_taskset
+
+            return describe_taskset(self, self.cache_dir)
         if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
             return RULE
         return None
@@ -189,12 +181,6 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             spec = keep_files(self.environment_spec(env_class), self.cache_dir)
             self._env_scorers[env_class] = f"env:{spec}"
         return self._env_scorers[env_class]
-
-    @cached_property
-    def _described(self) -> str:
-        from treetune.rows.scorer import describe_taskset
-
-        return describe_taskset(self, self.cache_dir)
 
     # What a taskset does
 
