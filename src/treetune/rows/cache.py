@@ -300,11 +300,20 @@ def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_vers
     """Of the code that a build runs: the files of `cls` and of those of its bases that are neither `stop`'s nor
     Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. A moved
     file is the same code, and a process that knows it under another module name agrees."""
-    from treetune.files import hash_files
+    from treetune.files import hash_files, source_of
 
-    package = Path(__file__).resolve().parent.parent
-    own = [_source_file(base, cls) for base in cls.__mro__ if base not in stop.__mro__]
-    files = [file for file in own if file is not None and not file.resolve().is_relative_to(package)]
+    files = []
+    for base in cls.__mro__:
+        if base in stop.__mro__ or base.__module__ in sys.builtin_module_names:  # `dict` changes only with Python
+            continue
+        if (file := source_of(base)) is None or not file.is_file():
+            whose = f"{cls.__name__} has" if base is cls else f"{base.__name__}, a base of {cls.__name__}, has"
+            raise TreetuneError(
+                f"{whose} no source file, so a change of it could not be noticed",
+                remedy="define the class in a .py file rather than in a notebook or a prompt",
+            )
+        if not file.is_relative_to(Path(__file__).resolve().parent.parent):
+            files.append(file)
     try:
         hashes = [hash_files(part.expanduser().resolve() for part in some) for some in (files, further_files)]
     except OSError as error:
@@ -337,20 +346,6 @@ def content_hash(path: Path, memory: Path | None) -> str:
 
 def file_hash(file: BufferedReader) -> str:
     return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
-
-
-def _source_file(base: type, cls: type) -> Path | None:
-    module = sys.modules.get(base.__module__)
-    file = getattr(module, "__file__", None)
-    if file is not None and Path(file).is_file():
-        return Path(file)
-    if base.__module__ in sys.builtin_module_names:  # a base such as `dict`, which changes only with Python
-        return None
-    whose = f"{cls.__name__} has" if base is cls else f"{base.__name__}, a base of {cls.__name__}, has"
-    raise TreetuneError(
-        f"{whose} no source file, so a change of it could not be noticed",
-        remedy="define the class in a .py file rather than in a notebook or a prompt",
-    )
 
 
 REMEMBERED_FROM = 1 << 20
