@@ -25,6 +25,7 @@ import msgspec
 from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UnknownNameError, UsageError
 from treetune.plugins import environments
+from treetune.rows import round_trip
 from treetune.rows.arrow_values import (
     children_of,
     decode_json,
@@ -33,22 +34,6 @@ from treetune.rows.arrow_values import (
     set_column,
     struct_of,
     with_json_fields,
-)
-from treetune.rows.round_trip import (
-    ADDED,
-    KEY,
-    ROW,
-    SCORED,
-    SHARED,
-    RowParts,
-    build_task,
-    encode_unseen,
-    get_typed,
-    parse_json_fields,
-    parts_of,
-    restore_json,
-    scorer_of,
-    truth_text,
 )
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of, with_type
@@ -92,11 +77,11 @@ class Format:
         """The row of a task. With `text_truth` a ground truth that is no text is stored as text, for a column that
         holds text elsewhere. `scorer` says how the row is scored ("": by nothing); without it, what follows from the
         task."""
-        parts = parts_of(task, scorer)
+        parts = round_trip.parts_of(task, scorer)
         spec = {key: value for key, value in task.reward_spec.items() if value is not None}
         if (truth := spec.get("ground_truth")) is not None:
             stored = self._store_truth(truth, task)
-            spec["ground_truth"] = stored = truth_text(stored) if text_truth else stored
+            spec["ground_truth"] = stored = round_trip.truth_text(stored) if text_truth else stored
             if stored is not truth:
                 parts.note["ground_truth"] = truth
         columns = self._write_reward(spec)
@@ -107,18 +92,18 @@ class Format:
 
     def task_of(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
         """The task of a row as a file has it, with nulls that only fill up a column, and JSON text."""
-        return self.task_of_pruned(restore_json(drop_nulls(row)), whole=whole)
+        return self.task_of_pruned(round_trip.restore_json(drop_nulls(row)), whole=whole)
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
         """The same for a row that has no nulls, such as `read_rows` gives."""
         env_class = row.get("env_class") if "env_class" in self.columns else None
-        return build_task(row, self.read_reward(row), env_class, self._own, COLUMNS, whole)
+        return round_trip.build_task(row, self.read_reward(row), env_class, self._own, COLUMNS, whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The reward specification that the columns of a row say."""
         if self.reward is None:
             return {**_USUAL, "ground_truth": row["ground_truth"]} if row.get("ground_truth") is not None else {}
-        return _rename(get_typed(row, self.reward, dict) or {}, self.method, "method")
+        return _rename(round_trip.get_typed(row, self.reward, dict) or {}, self.method, "method")
 
     def convert(self, table: pa.Table) -> pa.Table:
         """A table in verl's format, in which tables are built, as one in this."""
@@ -126,7 +111,7 @@ class Format:
 
         # SkyRL and TRL pass all columns on, so that none must come along as JSON.
         extra = table["extra_info"].combine_chunks()
-        kept = {name: column for name, column in children_of(extra).items() if name != ROW}
+        kept = {name: column for name, column in children_of(extra).items() if name != round_trip.ROW}
         json_fields = json_fields_of(table.schema.metadata)
         table = set_column(table, "extra_info", struct_of(kept, extra))
         if "reward_model" not in table.column_names:
@@ -142,7 +127,7 @@ class Format:
 
     @cached_property
     def _own(self) -> frozenset[str]:
-        return frozenset((*SHARED, *self.columns))
+        return frozenset((*round_trip.SHARED, *self.columns))
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
         return truth
@@ -154,7 +139,7 @@ class Format:
         named = {(self.method if key == "method" else key): value for key, value in spec.items() if key}
         return {self.reward: named or None}
 
-    def _complete_row(self, task: Task, parts: RowParts, columns: Row) -> Row:
+    def _complete_row(self, task: Task, parts: round_trip.RowParts, columns: Row) -> Row:
         return parts.row(task, columns, {} if task.env_class is None else {"env_class": task.env_class})
 
     def _convert_rows(self, table: pa.Table) -> pa.Table:
@@ -162,7 +147,7 @@ class Format:
         from treetune.rows.parquet import table_of
 
         json_fields, verl = json_fields_of(table.schema.metadata), FORMATS["verl"]
-        rows = [parse_json_fields(row, json_fields) for row in drop_nulls(table.to_pylist())]
+        rows = [round_trip.parse_json_fields(row, json_fields) for row in drop_nulls(table.to_pylist())]
         tasks = [(verl.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in rows]
         return table_of([self.row_of(task, scorer=scorer) for task, scorer in tasks])
 
@@ -184,17 +169,17 @@ class VerlFormat(Format):
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
         """Numbers as text, which is what verl's scorers compare with."""
-        return truth_text(truth) if isinstance(truth, bool | int | float) else truth
+        return round_trip.truth_text(truth) if isinstance(truth, bool | int | float) else truth
 
     def _write_reward(self, spec: Mapping[str, Any]) -> Row:
         if "ground_truth" not in spec:
             return {"reward_model": {"style": "rule", "ground_truth": None}}
         return super()._write_reward(spec)
 
-    def _complete_row(self, task: Task, parts: RowParts, columns: Row) -> Row:
+    def _complete_row(self, task: Task, parts: round_trip.RowParts, columns: Row) -> Row:
         row = super()._complete_row(task, parts, columns)
         if parts.scorer not in (None, RULE):
-            row["extra_info"][ROW] = encode_unseen(row)
+            row["extra_info"][round_trip.ROW] = round_trip.encode_unseen(row)
         return row
 
     def convert(self, table: pa.Table) -> pa.Table:
@@ -228,12 +213,12 @@ class SkyRLFormat(Format):
         contract = _contract(task.env_class)
         return truth if contract is None else contract.encode(truth, task)
 
-    def _complete_row(self, task: Task, parts: RowParts, columns: Row) -> Row:
-        if parts.scorer == scorer_of(task) and task.env_class is not None:
+    def _complete_row(self, task: Task, parts: round_trip.RowParts, columns: Row) -> Row:
+        if parts.scorer == round_trip.scorer_of(task) and task.env_class is not None:
             parts.scorer = None  # the column says it
         contract, spec = _contract(task.env_class), columns["reward_spec"]
         # SkyRL plays every row in an environment: one that only asks for an answer, where the task has none.
-        environment = SCORED if task.env_class is None and parts.scorer is not None else task.env_class
+        environment = round_trip.SCORED if task.env_class is None and parts.scorer is not None else task.env_class
         added = {name: value for name, value in _further_columns(task, contract).items() if name not in parts.columns}
         if contract is not None and contract.column == "reward_model" and spec:
             added["reward_model"] = _rename(spec, "method", "style")
@@ -252,7 +237,7 @@ class SkyRLFormat(Format):
                 "SkyRL rows need an environment, or something that scores them",
                 remedy="set env_class, such as env_class: gsm8k, or ground_truth",
             )
-        environments = pc.fill_null(environments, SCORED)
+        environments = pc.fill_null(environments, round_trip.SCORED)
         if any(contract_of(name) is not None for name in pc.unique(environments).to_pylist()):
             return self._convert_rows(table)
         return super().convert(table.append_column("env_class", environments))
@@ -275,7 +260,7 @@ class TrlFormat(Format):
 
 FORMATS: dict[str, Format] = {format.name: format for format in (VerlFormat(), SkyRLFormat(), TrlFormat())}
 
-COLUMNS = frozenset(SHARED).union(*(format.columns for format in FORMATS.values()))
+COLUMNS = frozenset(round_trip.SHARED).union(*(format.columns for format in FORMATS.values()))
 """The columns of all formats; any other column is the user's own."""
 
 MAPPINGS = ("extra_info", *filter(None, (format.reward for format in FORMATS.values())))
@@ -316,13 +301,13 @@ def _detect(columns: tuple[str, ...], default: str) -> Format:
 
 def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Task:
     """The task of a row as verl gives it to reward functions: without most of its columns."""
-    extra = {key: value for key, value in drop_nulls(extra_info).items() if key not in ADDED}
-    row = decode_json(extra.pop(ROW, None) or "{}")
+    extra = {key: value for key, value in drop_nulls(extra_info).items() if key not in round_trip.ADDED}
+    row = decode_json(extra.pop(round_trip.ROW, None) or "{}")
     replaced = row.pop("extra_info", {})
     reward = {**row.get("reward_model", {}), "ground_truth": ground_truth}
     row |= {"data_source": data_source, "extra_info": extra, "reward_model": drop_nulls(reward)}
     # What the JSON held was never text.
-    row = restore_json(row, "extra_info.")
+    row = round_trip.restore_json(row, "extra_info.")
     row["extra_info"] |= replaced
     return FORMATS["verl"].task_of_pruned(row, whole=False)
 
@@ -336,7 +321,7 @@ def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any
     row = {key: value for key, value in extras.items() if key != "max_turns"}
     task = FORMATS["skyrl"].task_of({**row, "prompt": prompt, "env_class": env_class}, whole=False)
     scorer = (extras.get("extra_info") or {}).get("scorer") or RULE
-    if env_class == SCORED:
+    if env_class == round_trip.SCORED:
         return msgspec.structs.replace(task, extra_info={**task.extra_info, "scorer": scorer})
     return with_type(task, taskset_of(scorer)) if isinstance(task, ForeignTask) and scorer[:1] == "{" else task
 
@@ -349,7 +334,7 @@ def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_clas
     if isinstance(given, str | int) and not isinstance(given, bool) and given != "":
         return str(given)
     prompt, env_class, spec = row.get(prompt_key), row.get(env_class_key), row.get("reward_spec")
-    plain = isinstance(env_class, str) and env_class != SCORED and KEY not in extra
+    plain = isinstance(env_class, str) and env_class != round_trip.SCORED and round_trip.KEY not in extra
     if plain and isinstance(prompt, list) and isinstance(spec, dict):
         # Without making the task.
         return uid_of({"prompt": prompt, "env_class": env_class, "reward_spec": spec})

@@ -30,15 +30,7 @@ from treetune.errors import (
     UsageError,
     described,
 )
-from treetune.rows.sources import (
-    FILE_FORMATS,
-    File,
-    FileKind,
-    LoadingParams,
-    find_misnamed,
-    known_kind,
-    open_plain,
-)
+from treetune.rows.sources import FILE_FORMATS, File, FileKind, LoadingParams, find_misnamed, known_kind, open_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa

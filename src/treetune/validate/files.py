@@ -26,17 +26,8 @@ from treetune.rows.formats import detect, format_named
 from treetune.rows.reading import BUFFER, hub_batches, text_batches
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
+from treetune.validate import prompts
 from treetune.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
-from treetune.validate.prompts import (
-    SPECIAL,
-    Lengths,
-    Part,
-    check_prompt,
-    is_validation,
-    key_of,
-    keys_of,
-    report_repeats,
-)
 from treetune.validate.rewards import Turns, check_reward
 from treetune.validate.rules import RULES, Fault, Report, Rule
 from treetune.validate.write import helps
@@ -68,7 +59,7 @@ def validate(
     format: str | None = None,
     environments: Collection[str] = (),
     quick: bool = False,
-    lengths: Lengths | None = None,
+    lengths: prompts.Lengths | None = None,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> Report:
     """Check files; those of `validation`, or whose name says so, must share no prompt with the others.
@@ -84,7 +75,7 @@ def validate(
         for source in group:
             run.check_file(source)
         run.compare_files([str(source) for source in group])
-    report_repeats(run.prompts, [str(source) for source in groups[1]], run.report)
+    prompts.report_repeats(run.parts, [str(source) for source in groups[1]], run.report)
     return run.report
 
 
@@ -97,7 +88,7 @@ def split(sources: Sources, validation: Sources = ()) -> tuple[list[Source], lis
             f"{next(iter(held_out))} is the training file and the validation file",
             remedy="name other files beside those of --val",
         )
-    by_name = [source for source in training if is_validation(str(source))]
+    by_name = [source for source in training if prompts.is_validation(str(source))]
     return [source for source in training if source not in by_name], [*by_name, *held_out]
 
 
@@ -107,9 +98,9 @@ class _Run(msgspec.Struct):
     report: Report
     format: str | None
     environments: Collection[str]
-    lengths: Lengths | None
+    lengths: prompts.Lengths | None
     on_rows: Callable[[int], None]
-    prompts: list[Part] = []
+    parts: list[prompts.Part] = []
     features: dict[str, dict[str, Feature]] = {}
     turns: dict[str, tuple[Turns, str]] = {}
 
@@ -190,7 +181,7 @@ class _Run(msgspec.Struct):
 
             if (columns := columns_of(chunk.table)) is not None:
                 positions = np.flatnonzero(prefilter(columns, check))
-                keys = keys_of(columns)
+                keys = prompts.keys_of(columns)
         rows = chunk.rows_at(positions)
         for position, row in zip(positions.tolist(), rows, strict=True):
             number = chunk.numbers[position]
@@ -203,9 +194,9 @@ class _Run(msgspec.Struct):
         if len(rows) < len(every) and (needs_keys or self.lengths is not None):
             rows = chunk.rows_at(every)
         if needs_keys:
-            keys = np.array([key_of(row.get("prompt")) for row in rows], np.uint64)
+            keys = np.array([prompts.key_of(row.get("prompt")) for row in rows], np.uint64)
         if keys is not None:
-            self.prompts.append(Part(chunk.file, chunk.unit, chunk.numbers, keys))
+            self.parts.append(prompts.Part(chunk.file, chunk.unit, chunk.numbers, keys))
         if self.lengths is not None:
             self.lengths.check(rows, chunk.numbers, chunk.file, chunk.unit, self.report)
 
@@ -226,11 +217,11 @@ class RowCheck:
         self.registered = known_environments.names()
         self.known = {*self.registered, *known}
         self.contents = contents
-        self.special = special or SPECIAL
+        self.special = special or prompts.SPECIAL
         self._contracts: dict[str, Contract | None] = {}
 
     def __call__(self, row: Mapping[str, Any]) -> Iterator[Fault]:
-        yield from check_prompt(row, self)
+        yield from prompts.check_prompt(row, self)
         yield from check_reward(row, self)
 
     def contract(self, env_class: str) -> Contract | None:
