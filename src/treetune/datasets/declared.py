@@ -3,8 +3,8 @@
     lists = read_declared("recipe.yaml", {"train_tasks[0].max_rows": "100"})      # {"train": [taskset]}
     check_environments(lists); check_columns(lists, "verl")
 
-Only the two lists are resolved and checked. What else a recipe holds (hydra's `defaults`, a trainer's keys and
-interpolations) is the trainer's business. All faults of all tasks are found before the first is built.
+Only the two lists are resolved and checked; what else a recipe holds is the trainer's business. All faults of all tasks
+are found before the first is built.
 """
 
 from __future__ import annotations

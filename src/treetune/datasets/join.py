@@ -2,9 +2,8 @@
 
     files = join_files(tasksets, [taskset.build() for taskset in tasksets])
 
-Messages get the keys that those of another file have, text contents become parts, a ground truth that is text becomes a
-list of one, and another key of `extra_info` becomes JSON text, which Treetune reads as it was. The file that was built
-stays; its converted copy is kept in the cache beside it.
+The keys of messages, parts, lists of ground truths: docs/dataset-tasks.md says what becomes alike. The file that was
+built stays; its converted copy is kept in the cache beside it.
 """
 
 from __future__ import annotations

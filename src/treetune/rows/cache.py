@@ -5,8 +5,7 @@
     sidecar, was_hit = cache.get_or_build(key, build)
     cache.path(key)
 
-A file counts once its sidecar is there, which comes last, so whatever kills a build leaves nothing that looks finished.
-A hit takes no lock, writes next to nothing and imports little.
+A file counts once its sidecar is there, which comes last. A hit takes no lock, writes next to nothing, imports little.
 """
 
 from __future__ import annotations

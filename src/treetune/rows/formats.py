@@ -4,14 +4,8 @@
     detect(row).task_of(row)
     FORMATS["trl"].convert(table)
 
-| format | columns |
-|---|---|
-| verl | data_source, prompt, ability, reward_model {style, ground_truth}, extra_info {index, uid, ...} |
-| skyrl | data_source, prompt, env_class, reward_spec {method, ground_truth}, ability, extra_info |
-| trl | data_source, prompt, ground_truth, ability, extra_info |
-
 Any task can be written in any of them and read again, and is equal. Tables are built in verl's format. Whatever differs
-between formats is asked of a `Format`, so that another one is a class here.
+between formats is asked of a `Format`, so that another one is a class here. docs/data-format.md lists their columns.
 """
 
 from __future__ import annotations

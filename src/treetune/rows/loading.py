@@ -3,10 +3,8 @@
     source = open_source(config.loading_params)
     for batch in source.batches(): ...
 
-Whatever the size of a dataset, only a batch of it is in memory. The library reads local files through a copy, as Arrow;
-it lies in the library's cache for as long as the source is open. The library hides why a dataset cannot be loaded ("An
-error occurred while generating the dataset"), so `fault_of` looks at the files again; that costs a pass over them only
-where something is wrong already.
+Only a batch is in memory. The library's copy of local files lies in its cache for as long as the source is open. It
+hides why a dataset cannot be loaded ("An error occurred while generating the dataset"): `fault_of` looks at the files.
 """
 
 from __future__ import annotations

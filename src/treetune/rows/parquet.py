@@ -3,16 +3,9 @@
     with GrowingParquet(path, exact=True) as writer:
         writer.write(table_of(rows))
 
-Any two built files can be joined, for their types are canonical: text is `string`, whole numbers int64, fractions
-float64. Trainers join files by the library's rules: missing keys of a struct become nulls, but other types must be
-equal, and inside a list everything must be.
-
-Arrow would make 1.0 of the 1 beside 1.5, and has no integers over 64 bits, no mapping without keys and no columns of
-mixed types. Such columns, or such keys of `extra_info` and of reward columns, become JSON text, listed in the file's
-metadata. A ground truth never does: trainers compare with it (see `MixedTruths`).
-
-A first table may hold only nulls in a column, or lack a key that a later one has. Then what was written is read back
-and written anew under the wider schema.
+Types are canonical, so that trainers can join built files: text is `string`, whole numbers int64, fractions float64.
+What Arrow cannot hold as it is (mixed types, integers over 64 bits, mappings without keys) becomes JSON text, listed in
+the file's metadata. A ground truth never does: trainers compare with it (see `MixedTruths`).
 """
 
 from __future__ import annotations
@@ -249,8 +242,9 @@ def json_array(values: Iterable[Any]) -> pa.Array:
 
 
 class GrowingParquet:
-    """A file whose schema may grow with every table. `exact`: where no type holds what two tables have as it is, JSON
-    does; else a wider type may, such as that of fractions for whole numbers."""
+    """A file whose schema may grow with every table: then what was written is written again under the wider one.
+    `exact`: where no type holds what two tables have as it is, JSON does; else a wider type may, such as that of
+    fractions for whole numbers."""
 
     def __init__(self, path: Path, *, exact: bool = False) -> None:
         self.path = path

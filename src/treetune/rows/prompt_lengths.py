@@ -3,10 +3,9 @@
     tokens = PromptTokens(load_tokenizer("Qwen/Qwen3-8B"), {"enable_thinking": False})
     longer, faults = tokens.above(512, prompts)      # {position: tokens}, {position: what is wrong}
 
-Lengths are exactly those of `apply_chat_template(prompt, add_generation_prompt=True)`. Most prompts need no tokenizer:
-one of the byte-level BPE kind (GPT-2's, Llama 3's, Qwen's, DeepSeek's and many more) makes at most one token of a byte.
-Its special tokens cut a text into pieces, and one that many prompts share, such as a system prompt, is tokenised once.
-Every other tokenizer counts every prompt. transformers is only imported to load a tokenizer.
+Lengths are exactly those of `apply_chat_template(prompt, add_generation_prompt=True)`. A tokenizer of the byte-level
+BPE kind makes at most one token of a byte, so that most prompts need not be tokenised; its special tokens cut a text
+into pieces, and one that many prompts share is tokenised once. Every other tokenizer counts every prompt.
 """
 
 from __future__ import annotations

@@ -2,13 +2,9 @@
 
     for task in read_tasks(["~/data/train.parquet", "more/*.jsonl", "openai/gsm8k@main:test"]): ...
 
-Values are as they were written (see `arrow_values`); a fault names its file and line or row (rows count from 0).
-
-JSON holds an object on each line, an array of objects, or one object. Text stays text whatever it looks like, and
-numbers are exact. NaN and Infinity, which Python's `json.dumps` writes though JSON has none, are read as Python does.
-
-The first line of CSV names the columns, and every value is text. An empty cell is an absent key. A dot in a name leads
-into a mapping (`extra_info.level`). A cell of `prompt` or of a mapping may be JSON.
+Values are as they were written (see `arrow_values`); a fault names its file and line or row (rows count from 0). JSON
+holds an object on each line, an array of objects, or one object. Values of CSV are text; an empty cell is an absent
+key, a dot in a name leads into a mapping (`extra_info.level`), a cell of `prompt` or of a mapping may be JSON.
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@
     store = RowStore.open(source, cache, prompt_key="prompt", env_class_key="env_class")
     prompt, others, uid = store.row(5)
 
-`ParquetRows` reads a row group at a time and keeps the last few: a file of any size costs `KEPT` bytes of memory, or
-one row group where that is larger. A row comes as `read_rows` gives it.
-
-JSON is read from its beginning, and a trainer that wants one row here and one there cannot wait for row groups of
-thousands. So a `RowStore` keeps each row as MessagePack, with its uid and its number in the source. Its key is the
-content of the source.
+`ParquetRows` reads a row group at a time and keeps the last few, `KEPT` bytes or one group. JSON can only be read from
+its beginning, and a trainer wants one row here and one there: a `RowStore` keeps each row as MessagePack, with its uid
+and its number in the source, under the content of the source.
 """
 
 from __future__ import annotations

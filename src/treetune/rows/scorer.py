@@ -4,13 +4,9 @@
     taskset_of(scorer)              # what scores the row's task, made once per process
     with_type(task, taskset)        # the row's task as the taskset knows it
 
-Python files that a scorer names are kept in the cache by their hash, so that every process that shares it finds them:
-
-    spec = keep_files("/home/me/doubles.py:Doubles")      # "cache://3f…/doubles.py:Doubles", and a copy is in the cache
-    locate_files(spec)                                    # "/home/me/doubles.py:Doubles" again, or that of the copy
-
-Rows from elsewhere may name any code. A file runs only where this user's own build kept it, a module only where it is
-installed or a build of this user's named it; every other one is refused unless `trust` says otherwise.
+Python files that a scorer names are kept in the cache by their hash (`cache://3f…/doubles.py:Doubles`), where every
+process that shares it finds them. Rows from elsewhere may name any code: a file runs only where this user's own build
+kept it, a module only where it is installed or such a build named it, unless `trust` says otherwise.
 """
 
 from __future__ import annotations

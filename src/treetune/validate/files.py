@@ -3,8 +3,7 @@
     report = validate(["train.parquet", "validation.parquet"])
     report.ok, report.findings
 
-One chunk is in memory at a time, and 8 bytes for each prompt to find those that come twice. Parquet comes as Arrow,
-which can be prefiltered; JSON comes as rows. What cannot be read is a finding, the rest goes on.
+One chunk is in memory, and 8 bytes for each prompt. Parquet comes as Arrow, which can be prefiltered; JSON as rows.
 """
 
 from __future__ import annotations
