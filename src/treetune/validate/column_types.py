@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,30 +18,27 @@ import msgspec
 
 from treetune.rows.arrow_values import find_clashes
 from treetune.rows.sources import Row, open_plain
-from treetune.validate.rules import SHOWN, Report, Rule
+from treetune.validate.rules import SHOWN, FixableRule, Report, Rule
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_fixable = partial(Rule, fixable=True)
-_fixable("unsupported-type", "types that `datasets` knows", "write it again with plain types")
-_fixable(
-    "type-differs",
-    "the same column types in all files, or the loader refuses them together",
-    "write the files together",
+FixableRule("unsupported-type", "types that `datasets` knows", "write it again with plain types")
+FixableRule(
+    "type-differs", "the same column types in all files, or the loader refuses them", "write the files together"
 )
-_fixable(
+FixableRule(
     "mixed-types",
     "one type in a column of JSON: `datasets` parses text beside other types again, so that 007 becomes 7",
     "write it with one type, or as parquet",
 )
-_fixable("reread-dates", "text that stays text: a JSON column of dates becomes dates", "write it as parquet")
-_fixable(
+FixableRule("reread-dates", "text that stays text: a JSON column of dates becomes dates", "write it as parquet")
+FixableRule(
     "nan-becomes-null",
     "numbers that JSON has: `datasets` makes null of NaN and Infinity in arrays, and beside other types",
     "write it as parquet",
 )
-_fixable(
+FixableRule(
     "late-types",
     "the same columns and types from the start: `datasets` takes those of the first 10 MB of JSON lines",
     "write it as parquet",

@@ -28,7 +28,7 @@ from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, 
 from treetune.validate import prompts
 from treetune.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
 from treetune.validate.rewards import Turns, check_reward
-from treetune.validate.rules import RULES, Fault, Report, Rule
+from treetune.validate.rules import RULES, Fault, FixableRule, Report, Rule
 from treetune.validate.write import helps
 
 if TYPE_CHECKING:
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
 Rule("unreadable", "a whole file of the kind that its name says", "write it again")
 Rule("no-rows", "at least one row", "trainers' loaders fail on an empty file: leave it out")
-Rule(
+FixableRule(
     "unknown-ending",
     "a name in .parquet, .json or .jsonl: SkyRL takes others for datasets of the hub",
     "rename it (first unpack what is compressed)",
-    fixable=True,
 )
 
 Source = File | HubName

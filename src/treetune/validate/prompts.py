@@ -18,7 +18,7 @@ from treetune.errors import UsageError
 from treetune.rows.arrow_values import encode_json
 from treetune.rows.prompt_lengths import TEMPLATE_FAILS, PromptTokens, load_tokenizer
 from treetune.rows.sources import Row
-from treetune.validate.rules import SHOWN, WARNING, Fault, Report, Rule, show
+from treetune.validate.rules import SHOWN, WARNING, Fault, FixableRule, Report, Rule, show
 
 if TYPE_CHECKING:
     from treetune.validate.files import RowCheck
@@ -36,26 +36,20 @@ SPECIAL = re.compile(
 # The messages of a row
 
 Rule("missing-prompt", "a prompt: a list of messages", "add it, or leave the row out")
-Rule(
+FixableRule(
     "prompt-not-messages",
     'a list of messages such as {"role": "user", "content": "..."}',
     "text becomes one user message",
-    fixable=True,
 )
 Rule("empty-prompt", "at least one message", "add one, or leave the row out")
 Rule("missing-role", "a role in each message", "add `role`")
-Rule("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)", fixable=True)
+FixableRule("unknown-role", "system, user or assistant", "rename it (human is user, gpt is assistant)")
 Rule("rare-role", "system, user or assistant", "see whether your chat template knows it", WARNING)
 Rule("no-user-message", "at least one message of the user", "add what the model is asked")
-Rule(
-    "ends-with-assistant",
-    "a last message that asks: the model continues after it",
-    "leave the last answer out",
-    WARNING,
-)
+Rule("ends-with-assistant", "a last message that asks: the model continues after it", "leave that message out", WARNING)
 Rule("missing-content", "a content in each message", "add `content`: null breaks chat templates")
 Rule("empty-content", "a content that says something", "fill it in, or leave the message out")
-Rule("content-not-text", "text, or a list of parts", "write it as text", fixable=True)
+FixableRule("content-not-text", "text, or a list of parts", "write it as text")
 Rule(
     "special-tokens",
     "text without a tokenizer's special tokens: the chat template adds them",

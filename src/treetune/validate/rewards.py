@@ -15,7 +15,7 @@ from treetune.environment import Contract, Kind, Stored, kind_of
 from treetune.errors import did_you_mean
 from treetune.rows.rule import RULE
 from treetune.validate.column_types import Places
-from treetune.validate.rules import WARNING, Fault, Report, Rule, show
+from treetune.validate.rules import WARNING, Fault, FixableRule, Report, Rule, show
 
 if TYPE_CHECKING:
     from treetune.validate.files import RowCheck
@@ -26,30 +26,22 @@ MAKE_NUMBERS = ("gsm8k_multi_turn",)
 Rule("missing-env-class", "the id of an environment: without one SkyRL takes its default", "set env_class")
 Rule("env-class-not-text", "the id of an environment, as text", "set env_class")
 Rule(
-    "unknown-env-class",
-    "a registered environment",
-    "see `treetune list`; say `--env NAME` for one that is registered elsewhere",
+    "unknown-env-class", "a registered environment", "see `treetune list`; `--env NAME` names one registered elsewhere"
 )
-Rule("missing-column", "the columns that the environment reads", "add them to the row", fixable=True)
+FixableRule("missing-column", "the columns that the environment reads", "add them to the row")
 Rule("wrong-value", "a value that the environment knows", "correct it")
 Rule("bad-max-turns", "a whole number from 1", "correct it, or leave it out")
-Rule(
-    "null-max-turns",
-    "max_turns in every row of the files, or in none: a null breaks the environment",
-    "fill it in",
-    fixable=True,
+FixableRule(
+    "null-max-turns", "max_turns in every row of the files, or in none: a null breaks the environment", "fill it in"
 )
 Rule("extra-info-not-a-mapping", "a mapping", "put the value under a key", WARNING)
 Rule("missing-reward-spec", "reward_spec with a ground_truth", "add it")
 Rule("reward-spec-not-a-mapping", "a mapping with ground_truth", 'write {"ground_truth": ...}')
 Rule("missing-ground-truth", "a ground truth: a null one scores 0 for ever", "add it, or leave the row out")
-Rule(
-    "ground-truth-type",
-    "the type that the environment reads: any other scores 0 for ever",
-    "write it in that type",
-    fixable=True,
+FixableRule(
+    "ground-truth-type", "the type that the environment reads: any other scores 0 for ever", "write it in that type"
 )
-Rule("ground-truth-value", "a ground truth that some answer can match", "correct it", fixable=True)
+FixableRule("ground-truth-value", "a ground truth that some answer can match", "correct it")
 
 
 def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:

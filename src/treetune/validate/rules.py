@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -43,6 +44,8 @@ class Rule(msgspec.Struct, frozen=True):
 
 RULES: dict[str, Rule] = {}
 """Every rule by its name; those of `--gold` once that module is loaded."""
+
+FixableRule = partial(Rule, fixable=True)
 
 Fault = tuple[str, str]
 """A rule, and what was found."""
