@@ -28,7 +28,7 @@ from treetune.errors import (
     UsageError,
     described,
 )
-from treetune.rows.sources import FILE_FORMATS, File, FileKind, LoadingParams, find_misnamed, known_kind, open_plain
+from treetune.rows.sources import FILE_FORMATS, File, FileKind, LoadingParams, known_kind, open_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -282,8 +282,10 @@ def _refuse_file_name(params: LoadingParams) -> None:
 
 def fault_of_files(params: LoadingParams) -> TreetuneError | None:
     """What is wrong with the files that are named, where something is."""
-    if (misnamed := find_misnamed(params)) is not None:
-        return misnamed
+    for pattern in params.patterns if not params.is_of_hub else ():
+        if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
+            remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
+            return UsageError(f"no file is called {pattern!r}", remedy=remedy)
     for place in params.local_sources():
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if file.is_file() and (fault := _fault_of_file(file, str(params.args[0]))) is not None:

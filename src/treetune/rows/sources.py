@@ -206,9 +206,8 @@ class LoadingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def argument(self, name: str) -> Any:
         """What `load_dataset` is given as its `path`, `data_dir` or `data_files`, however it is passed."""
-        return {**dict(zip(("path", "name", "data_dir", "data_files"), self.args, strict=False)), **self.kwargs}.get(
-            name
-        )
+        positional = dict(zip(("path", "name", "data_dir", "data_files"), self.args, strict=False))
+        return {**positional, **self.kwargs}.get(name)
 
     @property
     def path(self) -> Path:
@@ -278,15 +277,6 @@ def check_loading(params: LoadingParams) -> list[tuple[str, str]]:
     except ConfigError as error:
         return error.faults
     return [("loading_params.kwargs.data_files", "names no file")] if data_files is not None and not patterns else []
-
-
-def find_misnamed(params: LoadingParams) -> UsageError | None:
-    """What is wrong with a name in `data_files` that should mean files here."""
-    for pattern in params.patterns if not params.is_of_hub else ():
-        if "://" not in pattern and not any(path.is_file() for path in params.match_files(pattern)):
-            remedy = f"paths are taken from {Path.cwd()}; of a folder write {pattern.rstrip('/')}/*, or use data_dir"
-            return UsageError(f"no file is called {pattern!r}", remedy=remedy)
-    return None
 
 
 def _iter_patterns(data_files: Any) -> Iterator[str]:
