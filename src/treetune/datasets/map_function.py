@@ -43,13 +43,14 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
     """Compiled at the first row, which shows the columns."""
     config = taskset.config
     make_prompt: Callable[[Row], list[Message]] | None = None
-    truth: GroundTruth | None = None
+    column = ""
+    find_truth: Callable[[Any], Any] = store_truth
 
     def make_row(row: Row, index: int = 0) -> Row:
-        nonlocal make_prompt, truth
+        nonlocal make_prompt, column, find_truth
         if make_prompt is None:
             if config.ground_truth is not None:
-                truth = GroundTruth(config.ground_truth, list(row))
+                column, find_truth = truth_finder(config.ground_truth, list(row))
             make_prompt = _prompt_maker(taskset, row)
         try:
             prompt = make_prompt(row)
@@ -59,11 +60,10 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
         made: Row = {"data_source": config.data_source, "prompt": prompt, "extra_info": extra}
         if config.ability is not None:
             made["ability"] = config.ability
-        if truth is not None:
-            found = truth.find(row[truth.column])
-            if found is None:
+        if config.ground_truth is not None:
+            if (truth := find_truth(row[column])) is None:
                 raise RowDropped(NO_TRUTH)
-            made["reward_model"] = {"style": config.reward_method, "ground_truth": found}
+            made["reward_model"] = {"style": config.reward_method, "ground_truth": truth}
         return made
 
     return make_row
@@ -72,14 +72,23 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
 def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[Message]]:
     config, columns = taskset.config, list(first)
     if config.prompt_format == "chat_messages":
+        from treetune.rows.prompt_lengths import messages_of
+
         field = config.chat_messages_field
         if field not in columns:
             raise ConfigError([("chat_messages_field", no_column(field, columns))])
 
         def read_messages(row: Row) -> list[Message]:
-            if row[field] is None or row[field] == []:
+            """Every key of a message is kept; raises ValueError with what is wrong."""
+            entries = row[field]
+            if entries is None or entries == []:
                 raise RowDropped(NO_PROMPT)
-            return _read_messages(row[field], config.system_prompt)
+            if not isinstance(entries, list):
+                raise ValueError(f"expected a list of messages, got {entries!r:.80}")
+            messages = messages_of([_spell_message(entry, number) for number, entry in enumerate(entries)])
+            if config.system_prompt is not None and messages[0]["role"] != "system":
+                messages.insert(0, {"role": "system", "content": config.system_prompt})
+            return messages
 
         return read_messages
     template = Template(config.prompt_template, columns, [name for name in columns if isinstance(first[name], str)])
@@ -150,31 +159,26 @@ def call_make_map_fn(taskset: DatasetTaskset) -> Callable[[Row, int], Any]:
     return with_index
 
 
-class GroundTruth:
-    """Where the right answer is; its column and its expression are checked at once."""
+def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tuple[str, Callable[[Any], Any]]:
+    """The column of the right answer, and what finds it in a value there: as it is stored, None where there is none."""
+    given = GroundTruthConfig(column=config) if isinstance(config, str) else config
+    if given.column not in columns:
+        raise ConfigError([("ground_truth", no_column(given.column, columns))])
+    if given.pattern is None:
+        return given.column, store_truth
+    try:
+        pattern = re.compile(given.pattern)
+    except re.error as error:
+        raise ConfigError([("ground_truth.pattern", f"no regular expression: {error}")]) from None
+    if pattern.groups > 1:
+        raise ConfigError([("ground_truth.pattern", "has several groups; use (?:...) for all but the answer")])
 
-    def __init__(self, config: str | GroundTruthConfig, columns: Sequence[str]) -> None:
-        given = GroundTruthConfig(column=config) if isinstance(config, str) else config
-        if given.column not in columns:
-            raise ConfigError([("ground_truth", no_column(given.column, columns))])
-        self.column = given.column
-        self.find: Callable[[Any], Any] = store_truth
-        """The ground truth in a value of the column, as it is stored; None where there is none."""
-        if given.pattern is None:
-            return
-        try:
-            pattern = re.compile(given.pattern)
-        except re.error as error:
-            raise ConfigError([("ground_truth.pattern", f"no regular expression: {error}")]) from None
-        if pattern.groups > 1:
-            raise ConfigError([("ground_truth.pattern", "has several groups; use (?:...) for all but the answer")])
+    def search(value: Any) -> str | None:
+        # The last match counts: a solution may quote the marker before it ends.
+        matches = pattern.findall(value) if isinstance(value, str) else None
+        return (matches[-1].strip() or None) if matches else None
 
-        def search(value: Any) -> str | None:
-            # The last match counts: a solution may quote the marker before it ends.
-            matches = pattern.findall(value) if isinstance(value, str) else None
-            return (matches[-1].strip() or None) if matches else None
-
-        self.find = search
+    return given.column, search
 
 
 def store_truth(value: Any) -> Any:
@@ -196,18 +200,6 @@ def _is_silent(messages: list[Any]) -> bool:
         message.get(key) for message in messages if message["role"] != "system" for key in ("content", "tool_calls")
     ]
     return not any(value.strip() if isinstance(value, str) else value for value in said)
-
-
-def _read_messages(value: Any, system_prompt: str | None) -> list[Message]:
-    """The messages of one row, every key kept; raises ValueError with what is wrong."""
-    from treetune.rows.prompt_lengths import messages_of
-
-    if not isinstance(value, list):
-        raise ValueError(f"expected a list of messages, got {value!r:.80}")
-    messages = messages_of([_spell_message(entry, number) for number, entry in enumerate(value)])
-    if system_prompt is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": system_prompt})
-    return messages
 
 
 def _spell_message(entry: Any, number: int) -> Message:

@@ -19,7 +19,6 @@ from treetune.datasets.config import no_column
 from treetune.datasets.map_function import (
     NO_PROMPT,
     NO_TRUTH,
-    GroundTruth,
     Row,
     RowDropped,
     call_make_map_fn,
@@ -27,6 +26,7 @@ from treetune.datasets.map_function import (
     find_lack,
     plain,
     store_truth,
+    truth_finder,
 )
 from treetune.datasets.selection import read_pass_rates, row_filter
 from treetune.datasets.taskset import DatasetTaskset
@@ -64,7 +64,6 @@ class RowBuilder:
         config, names = taskset.config, list(self.columns)
         own_rows = made or taskset.overrides_rows or not REPLACED.isdisjoint(config.extra_fields)
         self._by_column = config.prompt_format == "template" and not own_rows
-        self._truth: GroundTruth | None = None
         self._pass_rates: dict[str, float] = {}
         faults: Faults = []
         for field in [] if made else config.extra_fields:
@@ -87,7 +86,7 @@ class RowBuilder:
                 faults.append(("chat_messages_field", no_column(config.chat_messages_field, names)))
             if config.ground_truth is not None:
                 with gather_faults(faults, "ground_truth"):
-                    self._truth = GroundTruth(config.ground_truth, names)
+                    self._truth_column, self._find_truth = truth_finder(config.ground_truth, names)
         if faults:
             raise ConfigError(faults)
         # Also where columns are built: a source may turn out to give rows.
@@ -155,7 +154,9 @@ class RowBuilder:
     def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> pa.Table | None:
         config, scorer = self.taskset.config, self.taskset.scorer
         texts: list[Any] = self._template.fill(table)
-        truths = None if self._truth is None else [*map(self._truth.find, table[self._truth.column].to_pylist())]
+        truths: list[Any] | None = None
+        if config.ground_truth is not None:
+            truths = list(map(self._find_truth, table[self._truth_column].to_pylist()))
         kept = list(range(len(texts)))
         if None in texts or (truths is not None and None in truths):
             left_out: dict[str, list[int]] = {}
