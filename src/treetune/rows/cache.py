@@ -39,8 +39,6 @@ QUIET_WAIT = 5.0
 TOUCH_EVERY = 60.0
 """Seconds between two notes of when an entry was last used: thousands of workers may share a cache."""
 
-_KEY = rf"(?:[0-9a-f]{{8,}}|{'|'.join(ARROW)})_[0-9a-f]{{8,}}"
-
 
 def default_cache_dir(argument: str | Path | None = None) -> Path:
     """The argument, else TREETUNE_TASK_CACHE_DIR, else `~/.cache/treetune/tasks`."""
@@ -142,7 +140,8 @@ class Cache:
         """Everything there is, last used first. Files that are no build's are left out."""
         import re
 
-        name = re.compile(rf"\.?({_KEY})\.(parquet|arrow|json|.*tmp.*)")
+        key = rf"(?:[0-9a-f]{{8,}}|{'|'.join(ARROW)})_[0-9a-f]{{8,}}"
+        name = re.compile(rf"\.?({key})\.(parquet|arrow|json|.*tmp.*)")
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         keys = {match[1] for match in map(name.fullmatch, names) if match}
         return sorted(filter(None, map(self._entry, keys)), key=lambda entry: (-entry.last_used, entry.key))

@@ -20,15 +20,7 @@ from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UnknownNameError, UsageError
 from treetune.plugins import environments
 from treetune.rows import round_trip
-from treetune.rows.arrow_values import (
-    children_of,
-    decode_json,
-    drop_nulls,
-    json_fields_of,
-    set_column,
-    struct_of,
-    with_json_fields,
-)
+from treetune.rows.arrow_values import children_of, drop_nulls, json_fields_of, set_column, struct_of, with_json_fields
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of, with_type
 from treetune.task import ForeignTask, Message, Task, digest, uid_of
@@ -296,7 +288,7 @@ def _detect(columns: tuple[str, ...], default: str) -> Format:
 def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Task:
     """The task of a row as verl gives it to reward functions: without most of its columns."""
     extra = {key: value for key, value in drop_nulls(extra_info).items() if key not in round_trip.ADDED}
-    row = decode_json(extra.pop(round_trip.ROW, None) or "{}")
+    row = msgspec.json.decode(extra.pop(round_trip.ROW, None) or "{}")
     replaced = row.pop("extra_info", {})
     reward = {**row.get("reward_model", {}), "ground_truth": ground_truth}
     row |= {"data_source": data_source, "extra_info": extra, "reward_model": drop_nulls(reward)}

@@ -200,14 +200,14 @@ def _is_special(task: Task, scorer: Any) -> bool:
 
 def _pop_note(extra: dict[str, Any]) -> dict[str, Any]:
     """The note, taken out of `extra_info`; a key of that name that is no note stays."""
+    if not isinstance(extra.get(KEY), str):
+        return {}
     try:
-        note = _decode_note(extra[KEY]) if isinstance(extra.get(KEY), str) else None
+        note: dict[str, Any] = drop_nulls(_decode_note(extra[KEY]))
     except msgspec.DecodeError:
-        note = None
-    if note is None:
         return {}
     del extra[KEY]
-    return drop_nulls(note)  # type: ignore[no-any-return]
+    return note
 
 
 def looks_like_uid(value: Any) -> bool:
