@@ -285,15 +285,10 @@ class GrowingParquet:
     def _put(self, table: pa.Table, already_json: frozenset[str]) -> None:
         assert self.schema is not None
         table = _add_mark(_encode_fields(table, self.json_fields - already_json), self.json_fields)
-        arrays = [
-            conform(table[field.name], field.type)
-            if field.name in table.column_names
-            else pa.nulls(table.num_rows, field.type)
-            for field in self.schema
-        ]
+        rows = conform(table.to_struct_array(), pa.struct(list(self.schema)))
         if self._writer is None:
             self._writer = pq.ParquetWriter(self.path, self.schema, compression="zstd", compression_level=1)
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=ROW_GROUP)
+        self._writer.write_table(pa.Table.from_struct_array(rows), row_group_size=ROW_GROUP)
 
     def _close(self) -> None:
         writer, self._writer = self._writer, None
