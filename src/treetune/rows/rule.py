@@ -70,13 +70,6 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def gold_of(truth: Any) -> str | None:
-    """An answer that the rule accepts."""
-    if isinstance(truth, list) and truth:
-        truth = truth[0]
-    return None if truth is None else str(truth)
-
-
 class RuleTaskset(Taskset[TaskT, ConfigT]):
     """A taskset whose answers are scored by the rule."""
 
@@ -86,7 +79,11 @@ class RuleTaskset(Taskset[TaskT, ConfigT]):
         return score(answer, task.ground_truth)
 
     def gold(self, task: TaskT) -> Any:
-        return gold_of(task.ground_truth) if task.env_class is None else super().gold(task)
+        if task.env_class is not None:
+            return super().gold(task)
+        truth = task.ground_truth
+        any_truth = truth[0] if isinstance(truth, list) and truth else truth
+        return None if any_truth is None else str(any_truth)
 
     def validate(self, task: TaskT) -> Verdict:
         return VALID if task.ground_truth is not None and task.messages else UNCHECKED
