@@ -181,11 +181,6 @@ class RowBuilder:
             stored = parquet.infer_column(truths, "reward_model.ground_truth", [])
             columns["reward_model"] = pa.StructArray.from_arrays([method, stored], ["style", "ground_truth"])
         uids = uids_of_texts(texts, truths, config.system_prompt, config.env_class, config.reward_method)
-        row_json: list[str] | None = None
-        if scorer not in (None, RULE):
-            reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
-            around = {"ability": config.ability, "reward_model": reward}
-            row_json = encode_unseen_prompts(columns["prompt"].to_pylist(), around)
         indices = _take(indices, kept)
         extra = {
             "index": pa.array(indices, pa.int64()),
@@ -194,8 +189,10 @@ class RowBuilder:
         }
         if config.env_class is not None:
             extra["env_class"] = parquet.constant_column(config.env_class, len(kept))
-        if row_json is not None:
-            extra[ROW] = pa.array(row_json, pa.string())
+        if scorer not in (None, RULE):
+            reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
+            around = {"ability": config.ability, "reward_model": reward}
+            extra[ROW] = pa.array(encode_unseen_prompts(columns["prompt"].to_pylist(), around), pa.string())
         for field in config.extra_fields:
             extra[field] = _store_field(table[field], field)
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
@@ -287,17 +284,15 @@ class RowBuilder:
     def _locate_fault(self, batch: SourceBatch, first: int, error: Exception) -> TreetuneError:
         """What is wrong with which row. Rows are built many at a time, so they are built one by one again to find the
         first that fails alone; where none does, the first of the batch is named."""
-        number = 0
-        for candidate in range(len(batch)):
+        remedy = "correct the row: text is UTF-8, keys are text, and whole numbers of extra_fields have 64 bits"
+        for number in range(len(batch)):
             try:
-                self._build(_take(batch, [candidate]), first + candidate)
+                self._build(_take(batch, [number]), first + number)
             except TreetuneError as fault:
                 return fault
             except Exception as fault:
-                number, error = candidate, fault
-                break
-        remedy = "correct the row: text is UTF-8, keys are text, and whole numbers of extra_fields have 64 bits"
-        return TasksetError(f"row {first + number}: {error}", remedy=remedy)
+                return TasksetError(f"row {first + number}: {fault}", remedy=remedy)
+        return TasksetError(f"row {first}: {error}", remedy=remedy)
 
 
 def _to_rows(batch: SourceBatch) -> list[Row]:

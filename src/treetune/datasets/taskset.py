@@ -42,9 +42,8 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         cls.OPEN_KEYS = "config_type" not in vars(cls)
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
-        super().__init__(
-            config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
-        )
+        typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
+        super().__init__(typed)
         if self.config.data_source != "unknown":
             self.name = self.config.data_source
         self.cache_dir = default_cache_dir(cache_dir)

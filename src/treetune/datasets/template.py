@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treetune.datasets.config import explain_misfit
 from treetune.errors import ConfigError, did_you_mean
@@ -26,8 +25,7 @@ KEY = "prompt_template"
 _BRACES = "; braces that are meant literally are doubled: \\boxed{{}}"
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One replacement field, such as `{question}` or `{score:.{digits}f}`."""
 
     name: str
