@@ -100,7 +100,7 @@ def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
     try:
         # Buffering ahead keeps what was read until the end; threads cost more than they give beside Python.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
-            _refuse_several(file.schema_arrow.names, path)
+            refuse_several(file.schema_arrow.names, path)
             for batch in file.iter_batches(BATCH, use_threads=False):
                 yield batch.replace_schema_metadata(file.metadata.metadata)
     except (pa.ArrowException, OSError) as error:
@@ -259,7 +259,7 @@ def _iter_cells(path: Path) -> Iterator[tuple[int, tuple[list[str], list[str]]]]
         lines = csv.reader(text, strict=True)
         try:
             names = next(lines, [])
-            _refuse_several(names, path)
+            refuse_several(names, path)
             yield from ((number, (names, cells)) for number, cells in enumerate(lines) if cells)
         except (csv.Error, UnicodeDecodeError) as error:
             raise ReadError(f"{path} cannot be read as CSV: {error}") from None
@@ -293,6 +293,6 @@ def _csv_value(name: str, cell: str) -> Any:
     return value if isinstance(value, dict) else cell
 
 
-def _refuse_several(names: list[str], path: Path) -> None:
+def refuse_several(names: list[str], path: str | Path) -> None:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ReadError(f"{path} has several columns {', '.join(twice)}")

@@ -22,7 +22,7 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, json_fields_of, pause_gc, to_rows
 from treetune.rows.formats import detect, format_named
-from treetune.rows.reading import BUFFER, hub_batches, text_batches
+from treetune.rows.reading import BUFFER, hub_batches, refuse_several, text_batches
 from treetune.rows.round_trip import parse_json_fields
 from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
 from treetune.validate import prompts
@@ -308,9 +308,7 @@ def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
-        names = file.schema_arrow.names
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise TreetuneError(f"it has several columns {', '.join(twice)}")
+        refuse_several(file.schema_arrow.names, path)
         fields = json_fields_of(file.metadata.metadata)
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
         first = 0
