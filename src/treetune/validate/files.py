@@ -20,10 +20,9 @@ import numpy as np
 from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UsageError
 from treetune.plugins import environments as known_environments
-from treetune.rows.arrow_values import drop_nulls, json_fields_of, pause_gc, to_rows
+from treetune.rows.arrow_values import drop_nulls, pause_gc, to_rows
 from treetune.rows.formats import detect, format_named
-from treetune.rows.reading import BUFFER, hub_batches, refuse_several, text_batches
-from treetune.rows.round_trip import parse_json_fields
+from treetune.rows.reading import BUFFER, arrow_rows, hub_batches, refuse_several, text_batches
 from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
 from treetune.validate import prompts
 from treetune.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
@@ -247,7 +246,6 @@ class Chunk(NamedTuple):
     written: Sequence[Row] = ()
     """The same with the nulls that were written: `datasets` makes something of them."""
     table: pa.RecordBatch | None = None
-    json_fields: Sequence[str] = ()
 
     def rows_at(self, positions: np.ndarray[Any, Any]) -> list[Row]:
         """Some of the rows as trainers see them, without nulls: what no parquet column holds is JSON text."""
@@ -264,9 +262,7 @@ def read_batches(sources: Iterable[Source]) -> Iterator[Batch]:
     """The rows of all sources that can be read, as they were written; `validate` reports what cannot."""
     for source in sources:
         for chunk in read_chunks(source, Report()):
-            rows = chunk.rows_at(np.arange(len(chunk.numbers)))
-            for row in rows if chunk.json_fields else ():
-                parse_json_fields(row, chunk.json_fields)
+            rows = (chunk.rows or []) if chunk.table is None else arrow_rows(chunk.table)
             yield Batch(chunk.file, chunk.unit, chunk.numbers, rows)
 
 
@@ -309,14 +305,13 @@ def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
 
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
         refuse_several(file.schema_arrow.names, path)
-        fields = json_fields_of(file.metadata.metadata)
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
         first = 0
         for batch in file.iter_batches(SIZE, columns=_quick_leaves(leaves) if quick else None, use_threads=False):
             places = range(first, first + batch.num_rows)
             first += batch.num_rows
             table, numbers = _drop_unreadable(batch, places, path, report)
-            yield Chunk(path, "row", numbers, None, (), table, fields)
+            yield Chunk(path, "row", numbers, None, (), table.replace_schema_metadata(file.metadata.metadata))
 
 
 _QUICK = ("prompt.role", "extra_info.max_turns", "reward_spec.ground_truth", "reward_model.ground_truth")
