@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from treetune.config import CodeName, FileName, convert_node, declared_values, to_plain
 from treetune.datasets.config import DatasetConfig, plain_values
-from treetune.errors import ConfigError, StorageError, TreetuneError, user_code
+from treetune.errors import ConfigError, StorageError, TasksetError, TreetuneError, user_code
 from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
@@ -140,10 +140,19 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         if not self.overrides_build:
             opened, self._opened = self._opened, None
             return opened or self._load_source()
-        from treetune.rows.loading import wrap_dataset
+        import datasets
+        from treetune.rows.loading import Source
 
-        with user_code(f"build_dataset() of {type(self).__name__}"):
-            return wrap_dataset(self.build_dataset(), type(self).__name__)
+        whose = f"build_dataset() of {type(self).__name__}"
+        with user_code(whose):
+            dataset: Any = self.build_dataset()
+        if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+            return Source(dataset)
+        raise TasksetError(
+            f"{whose} gave a {type(dataset).__name__}, not a dataset",
+            remedy="return a datasets.Dataset, as by Dataset.from_list(rows) or Dataset.from_dict(columns), or of a "
+            "DatasetDict one of its splits; or override _make_map_fn, which makes one row",
+        )
 
     def _load_source(self) -> Source:
         from treetune.rows.loading import open_source

@@ -111,19 +111,6 @@ class Source:
             raise fault_of(self._params, error) from None
 
 
-def wrap_dataset(dataset: Any, whose: str) -> Source:
-    """What a `build_dataset` of a user's own gave."""
-    import datasets
-
-    if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
-        return Source(dataset)
-    raise TasksetError(
-        f"build_dataset() of {whose} gave a {type(dataset).__name__}, not a dataset",
-        remedy="return a datasets.Dataset, as by Dataset.from_list(rows) or Dataset.from_dict(columns), or of a "
-        "DatasetDict one of its splits; or override _make_map_fn, which makes one row",
-    )
-
-
 def open_source(params: LoadingParams) -> Source:
     """Load what `loading_params` names; with no split given, the only one there is."""
     _refuse_file_name(params)
