@@ -134,13 +134,13 @@ def test_the_resolved_config_builds_the_same_evaluation():
     again = read_config(evaluation.resolved(), EvalConfig)
     assert again.resolved() == evaluation.resolved()
     assert again.taskset.select_tasks(2) == evaluation.taskset.select_tasks(2)
-    assert sorted(evaluation.overridden()) == [
-        "model: None -> 'scripted:gold'",
-        "num_tasks: None -> 2",
-        "taskset.id: None -> 'arithmetic'",
-        "taskset.level: 1 -> 3",
-        "taskset.shuffle: None -> {'seed': 9}",
-    ]
+    assert evaluation.overridden() == {
+        "model": "scripted:gold",
+        "num_tasks": 2,
+        "taskset.id": "arithmetic",
+        "taskset.level": 3,
+        "taskset.shuffle": {"seed": 9},
+    }
 
 
 def test_a_missing_file_and_a_value_of_a_wrong_type_come_with_a_remedy(treetune, tmp_path):

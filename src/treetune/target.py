@@ -9,7 +9,7 @@ And back: `describe` gives the node that builds a taskset again, `taskset_finger
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -271,12 +271,15 @@ def _code_of(taskset: Taskset[Any, Any]) -> str | None:
     return digest([own, *named]) if named else own
 
 
-def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+def config_differences(old: Any, new: Any) -> list[str]:
     """`a.b: 1 -> 2` for each key that differs."""
+    return [f"{path}: {before!r} -> {now!r}" for path, before, now in find_differences(old, new)]
+
+
+def find_differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The dotted path of each key that differs, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
-        changes = []
         for key in [*old, *(key for key in new if key not in old)]:
-            here = f"{path}.{key}" if path else str(key)
-            changes += config_differences(old.get(key), new.get(key), here)
-        return changes
-    return [] if canonical(old) == canonical(new) else [f"{path}: {old!r} -> {new!r}"]
+            yield from find_differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+    elif canonical(old) != canonical(new):
+        yield path, old, new

@@ -43,14 +43,14 @@ class Display:
         state, times = TextColumn("{task.fields[state]}"), (TimeElapsedColumn(), TimeRemainingColumn())
         self._progress = Progress(BarColumn(bar_width=None), MofNCompleteColumn(), state, *times, console=screen)
         self._bar = self._progress.add_task("", total=self._total, completed=done, state="")
-        settings = evaluation.overridden()
+        settings = [f"{key}={value}" for key, value in evaluation.overridden().items()]
         above = Text("\n".join(settings))
         self._live = Live(
             get_renderable=lambda: Group(above, self._progress, *self._latest), console=screen, refresh_per_second=8
         )
         if not screen.is_terminal:
             begun = f" ({done} rollouts done already)" if done else ""
-            screen.say(f"evaluating with {', '.join(settings)}{begun}")
+            screen.say(f"evaluating {' '.join(settings)}{begun}")
 
     def __enter__(self) -> Self:
         if self._screen.is_terminal:

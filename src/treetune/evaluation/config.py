@@ -12,7 +12,7 @@ from treetune.episode import Limits
 from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
 from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
-from treetune.target import build_taskset, config_differences, describe, read_target
+from treetune.target import build_taskset, describe, find_differences, read_target
 from treetune.taskset import Taskset
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -75,11 +75,11 @@ class Configured(msgspec.Struct, Generic[C]):
         """The config that runs this again, every key spelled out."""
         return {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
 
-    def overridden(self) -> list[str]:
-        """What differs from the defaults, as `num_tasks: None -> 40`."""
+    def overridden(self) -> dict[str, Any]:
+        """What differs from the defaults, by dotted path."""
         of_taskset = {**defaults_of(self.taskset.config_type), "extra": None}  # its keys stand beside the others
         defaults = {**defaults_of(type(self.config)), "taskset": of_taskset}
-        return config_differences(defaults, self.resolved())
+        return {path: value for path, _, value in find_differences(defaults, self.resolved())}
 
 
 Evaluation = Configured[EvalConfig]
