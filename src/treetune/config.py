@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FileName = Annotated[str, "the name of a file"]
-"""The type of a key that names a file or folder: looked for beside the YAML file first, and known by what it holds."""
+"""The type of a key that names a file or folder: looked for beside the YAML file first. A dataset task is built anew
+where its content changed; a taskset of your own says what it holds in `source()`."""
 CodeName = Annotated[str, "the name of code"]
 """The type of a key that may name code: `file.py:Name`."""
 

@@ -72,10 +72,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def uid(self) -> str:
         """It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by uid also
         counts occurrences."""
-        problem = {**own_values(self), "prompt": self.messages, "reward_spec": self.reward_spec}
-        if self.env_class is not None:
-            problem["env_class"] = self.env_class
-        return uid_of(problem)
+        return uid_of(self.messages, self.reward_spec, self.env_class, own_values(self))
 
 
 class ForeignTask(Task, frozen=True, kw_only=True):
@@ -103,15 +100,20 @@ def own_values(task: Task) -> dict[str, Any]:
     return {name: getattr(task, name) for name in own_fields(type(task))}
 
 
+UID_VERSION = 1
+"""Of what a uid is made of. Built files hold uids, and their keys hold this."""
 _SIZE = 16
-"""Bytes of the hash. Built files hold uids: a change of what one is made of raises `BUILDER_VERSION`."""
+"""Bytes of the hash."""
 UID_LENGTH = 2 * _SIZE
 
 
-def uid_of(problem: Mapping[str, Any]) -> str:
-    """A hash of what makes a problem: `prompt` (messages), `env_class`, `reward_spec` and a subclass's own fields."""
-    if problem.get("env_class", "") is None:  # without it the quick way through `canonical` is open
-        problem = {key: value for key, value in problem.items() if key != "env_class"}
+def uid_of(
+    prompt: Sequence[Message], reward_spec: Mapping[str, Any], env_class: str | None, own: Mapping[str, Any] = {}
+) -> str:
+    """A hash of what makes a problem; `own` are the fields of a subclass."""
+    problem = {**own, "prompt": prompt, "reward_spec": reward_spec}
+    if env_class is not None:  # without it the quick way through `canonical` is open
+        problem["env_class"] = env_class
     return hashlib.blake2b(canonical(problem), digest_size=_SIZE).hexdigest()
 
 

@@ -23,7 +23,8 @@ from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
 VERBS = {"show", "validate", "eval", "build verl", "build skyrl", "build trl", "convert"}
-DOORS = {"serve --zmq", "serve --http"}
+DOORS = {"serve"}
+"""Both: what one takes, the other takes."""
 TRAINERS = {"verl", "SkyRL", "AReaL", "TRL"}
 """What takes these kinds is tried in the tests of each trainer, with the real one."""
 
@@ -45,7 +46,7 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
         "eval": ["eval", target, "-m", "scripted:gold", *number, "--json"],
         "build": ["build", target, "--format", *format, *number, "--json"],
         "convert": ["convert", target, "out.parquet", "--to", "verl", "--force", *number, "--json"],
-        "serve": ["serve", target, *format, "127.0.0.1:0"],
+        "serve": ["serve", target, "--http", "127.0.0.1:0"],
     }[verb]
 
 

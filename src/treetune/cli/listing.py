@@ -122,9 +122,8 @@ class TaskKind(StrEnum):
     MULTI_TURN = "environment, several turns"
 
 
-DOORS = ("serve --zmq", "serve --http")
-VERBS = ("show", "validate", "eval", *(f"build {format}" for format in FORMATS), "convert", *DOORS)
-PLAYERS = ("eval", *DOORS, "verl", "SkyRL", "AReaL", "TRL")
+VERBS = ("show", "validate", "eval", *(f"build {format}" for format in FORMATS), "convert", "serve")
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL")
 ONE_TURN = "has episodes of several turns, and verl plays one"
 
 

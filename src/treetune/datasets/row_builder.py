@@ -244,14 +244,12 @@ class RowBuilder:
             raise TasksetError(f"row {index} has the env_class {env_class!r}, which is no name")
         reward = _complete_reward(made.get("reward_model"), config.reward_method)
         spec = _reward_spec(reward)
-        problem = {"prompt": made["prompt"], "reward_spec": spec}
         scorer = taskset.scorer
         if env_class is not None:
-            problem["env_class"] = env_class
             scorer = taskset.scorer_of_environment(env_class)
         elif scorer == RULE and "ground_truth" not in spec:
             scorer = None
-        uid = uid_of(problem)
+        uid = uid_of(made["prompt"], spec, env_class)
         extra = {"index": _index(given.get("index", index), index), "uid": uid, "scorer": scorer}
         if env_class is not None:
             extra["env_class"] = env_class

@@ -22,14 +22,14 @@ from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.sources import check_loading
-from treetune.task import Task
+from treetune.task import UID_VERSION, Task
 
 if TYPE_CHECKING:
     import datasets
     from treetune.datasets.build import Engine, Progress
     from treetune.rows.loading import Source
 
-BUILDER_VERSION = 4
+BUILDER_VERSION = f"4.{UID_VERSION}"
 """Part of every cache key: raise it when the same config begins to give other rows."""
 
 

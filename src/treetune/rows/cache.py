@@ -294,7 +294,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 # Keys follow bytes, and not names
 
 
-def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_version: int) -> str:
+def impl_hash(cls: type, stop: type, further_files: Sequence[Path], builder_version: str) -> str:
     """Of the code that a build runs: the files of `cls` and of those of its bases that are neither `stop`'s nor
     Treetune's, any `further_files`, what all these import from beside them, and the version of the builder. A moved
     file is the same code, and a process that knows it under another module name agrees."""

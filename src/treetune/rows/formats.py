@@ -323,7 +323,7 @@ def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_clas
     plain = isinstance(env_class, str) and env_class != round_trip.SCORED and round_trip.KEY not in extra
     if plain and isinstance(prompt, list) and isinstance(spec, dict):
         # Without making the task.
-        return uid_of({"prompt": prompt, "env_class": env_class, "reward_spec": spec})
+        return uid_of(prompt, spec, env_class)
     named = {name: value for name, value in row.items() if name not in (prompt_key, env_class_key)}
     named |= {name: value for name, value in (("prompt", prompt), ("env_class", env_class)) if value is not None}
     try:

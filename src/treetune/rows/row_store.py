@@ -32,12 +32,13 @@ from treetune.rows.formats import row_uid
 from treetune.rows.loading import open_source
 from treetune.rows.reading import BUFFER, arrow_rows, batches_of
 from treetune.rows.sources import File, HubName, ReadError, Row
+from treetune.task import UID_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSION = 3
-"""Of the file's layout and of how uids are made."""
+"""Of the file's layout."""
 
 TOGETHER = 64
 """Rows that are read together: few, for a training loop wants one here and one there."""
@@ -58,7 +59,7 @@ class RowStore:
     def open(cls, source: File | HubName, cache: Cache, *, prompt_key: str, env_class_key: str) -> Self:
         """The store of a source; written where the cache has none."""
         name, identity = str(source), _identify(source, cache)
-        config = {"prompt_key": prompt_key, "env_class_key": env_class_key, "version": VERSION}
+        config = {"prompt_key": prompt_key, "env_class_key": env_class_key, "version": [VERSION, UID_VERSION]}
         key = f"rows_{config_hash(config, {'content': identity})}"
 
         def build(path: Path) -> Sidecar:

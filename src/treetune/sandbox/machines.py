@@ -4,7 +4,8 @@
     async with await Machine.of(task.extra_info).open(SandboxLimits()) as shell: ...
     await share_pool(SandboxLimits(), Machine()).take()                  # one that was started before
 
-Another kind is a module with what opens it (as `docker.py`), its name in `KindName` and its line in `Machine.open`.
+Another kind is a module with what opens it (as `docker.py`), its name in `KindName`, its case in `Machine.open` and,
+where it has images, its name in `WITH_IMAGES`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from treetune.sandbox.shell import Shell
 from treetune.taskset import TasksetConfig
 
 KindName = Literal["bubblewrap", "docker"]
+WITH_IMAGES = ("docker",)
+"""The kinds whose machines are made of an image; else the host's system, or a folder, stands in for it."""
 
 
 class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -41,8 +44,7 @@ class MachineConfig(TasksetConfig, frozen=True, kw_only=True):
 
     @property
     def has_images(self) -> bool:
-        """Whether a machine is made of an image; else the host's system, or a folder, stands in for it."""
-        return self.sandbox == "docker"
+        return self.sandbox in WITH_IMAGES
 
     def describe_machine(self, image: str | None = None) -> dict[str, str]:
         """What a task says of its `Machine`; nothing of the host's own system."""
@@ -79,13 +81,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert({"sandbox": "docker", **extra_info} if "image" in extra_info else dict(extra_info), cls)
 
     async def open(self, limits: SandboxLimits) -> Shell:
-        if self.has_images:
-            return await docker.open_shell(self.image or "", limits)
-        return await Shell.open(limits, rootfs=self.rootfs)
+        match self.sandbox:
+            case "docker":
+                return await docker.open_shell(self.image or "", limits)
+            case "bubblewrap":
+                return await Shell.open(limits, rootfs=self.rootfs)
 
     @property
     def has_images(self) -> bool:
-        return self.sandbox == "docker"
+        return self.sandbox in WITH_IMAGES
 
     @property
     def python(self) -> str:

@@ -21,7 +21,7 @@ from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UsageError
 from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, pause_gc, to_rows
-from treetune.rows.formats import detect, format_named
+from treetune.rows.formats import FORMATS, detect, format_named
 from treetune.rows.reading import BUFFER, arrow_rows, hub_batches, refuse_several, text_batches
 from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
 from treetune.validate import prompts
@@ -314,7 +314,7 @@ def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
             yield Chunk(path, "row", numbers, None, (), table.replace_schema_metadata(file.metadata.metadata))
 
 
-_QUICK = ("prompt.role", "extra_info.max_turns", "reward_spec.ground_truth", "reward_model.ground_truth")
+_QUICK = ("prompt.role", "extra_info.max_turns", *(".".join(format.truth) for format in FORMATS.values()))
 """What the rules read that need no contents."""
 
 
