@@ -8,28 +8,32 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import cost, show
-from treetune.evaluation import TRACES, RunFolder, Runner, local_host, read_evaluation
+from treetune.evaluation import TRACES, EvalConfig, RunFolder, Runner, read_config
+from treetune.host import LocalHost, always
 from treetune.policies import load_policy
+from treetune.streams import Streams
 
 ROLLOUTS = 5000
 
 
 def ours() -> None:
-    evaluation = read_evaluation(
-        {"taskset": {"id": "arithmetic"}, "model": "scripted:gold", "num_tasks": ROLLOUTS, "num_rollouts": 1}
+    evaluation = read_config(
+        {"taskset": {"id": "arithmetic"}, "model": "scripted:gold", "num_tasks": ROLLOUTS, "num_rollouts": 1},
+        EvalConfig,
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder.create(Path(folder) / "run", TRACES, evaluation)
-        with run:
-            policy = load_policy("scripted:gold", evaluation.taskset)
-            summary = asyncio.run(Runner(evaluation, run).run(local_host(evaluation, policy)))
-    assert summary.mean_reward == 1.0
-    assert summary.rollouts == ROLLOUTS
+        with RunFolder.create(Path(folder) / "run", TRACES, evaluation) as run:
+            policy = always(load_policy("scripted:gold", evaluation.taskset))
+            host = LocalHost(Streams(evaluation.taskset), policy, capacity=evaluation.config.max_concurrent)
+            asyncio.run(Runner(evaluation, run).run(host))
+        summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["mean_reward"] == 1.0
+    assert summary["rollouts"] == ROLLOUTS
 
 
 def bare_loop() -> None:
     """What a script would do: no concurrency, no timing, no resume."""
-    taskset = read_evaluation({"taskset": {"id": "arithmetic"}, "model": "scripted:gold"}).taskset
+    taskset = read_config({"taskset": {"id": "arithmetic"}, "model": "scripted:gold"}, EvalConfig).taskset
     with tempfile.TemporaryFile("w") as file:
         for task in taskset.draw(ROLLOUTS):
             answer = taskset.gold(task)
