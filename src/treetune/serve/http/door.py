@@ -167,10 +167,20 @@ class HttpDoor(Door):
         return encode(wire.StepBatchAnswer(await _answer_each(self.step(body) for body in bodies)))
 
     async def _info(self, request: HttpRequest) -> bytes:
-        """Those fields of the server's info, its limits and the door's config that clients of an episode need."""
-        parts = info_of(self.server.streams), self.server.config.limits, self.config
-        known = {name: value for part in parts for name, value in msgspec.structs.asdict(part).items()}
-        return encode(msgspec.convert(known, wire.InfoAnswer))
+        info, config = info_of(self.server.streams), self.config
+        return encode(
+            wire.InfoAnswer(
+                name=info.name,
+                num_tasks=info.num_tasks,
+                cursor=info.cursor,
+                by_index=info.by_index,
+                fingerprint=info.fingerprint,
+                max_episodes=config.max_episodes,
+                idle_seconds=config.idle_seconds,
+                deadline_seconds=config.deadline_seconds,
+                max_turns=self.server.config.limits.max_turns,
+            )
+        )
 
     async def _health(self, request: HttpRequest) -> bytes:
         self.server.refuse_stopping()
