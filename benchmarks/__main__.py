@@ -37,6 +37,7 @@ QUICK = {
     "serve": ["sample", "rollouts"],
     "http_steps": ["step"],
     "http_client": [],
+    "floods": ["--seconds", "3"],
 }
 """Every benchmark, with the arguments that make it quick."""
 

@@ -1,4 +1,5 @@
-"""What a sandbox costs: a one-shot command, a shell cold and warm, a command in it, beside a plain process.
+"""What a sandbox costs: a one-shot command, a shell cold and warm, a command in it, beside a plain process; a copy of
+one, beside another shell, and a command on a copy, beside one on the machine itself.
 
 python -m benchmarks.sandbox [ROOTFS]
 
@@ -89,6 +90,23 @@ async def main() -> None:
         show("sandbox: command in the shell", await median(lambda: shell.execute("/bin/true")), *plain, target="6 ms")
         show("sandbox: command beside the shell", await median(lambda: shell.run(["true"])), *plain)
     await pool.close()
+    await copies()
+
+
+async def copies() -> None:
+    command = ["bash", "-c", "ls /srv | wc -l"]
+
+    async def run_on_copy(shell: Shell) -> None:
+        async with await shell.copy() as copy:
+            await copy.run(command)
+
+    async with await Shell.open() as shell:
+        cold = ("another shell, cold", await median(Shell.open, Shell.close))
+        show("sandbox: copy of a shell", await median(shell.copy, Shell.close), *cold, target="50 ms")
+        beside = ("on the machine itself", await median(lambda: shell.run(command)))
+        show("sandbox: command on a copy", await median(lambda: run_on_copy(shell)), *beside, target="80 ms")
+        await shell.run(["sh", "-c", "cd /srv && seq 1000 | xargs touch && head -c 32M /dev/zero > much"])
+        show("sandbox: copy, 1,000 files and 32 MB more", await median(shell.copy, Shell.close), *cold)
 
 
 if __name__ == "__main__":

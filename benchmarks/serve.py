@@ -19,7 +19,7 @@ from typing import Any
 import zmq
 
 from benchmarks.measure import Cost, children_of, cpu_of, memory_of, read_ready, show
-from treetune.serve.messages import pack
+from treetune.serve.messages import CLIENT_BYTES, pack, pack_head
 from treetune.serve.zmq.client import EnvClient
 
 CALLS = 40_000
@@ -66,7 +66,7 @@ def bare_server() -> Iterator[tuple[str, list[int], float]]:
         "task = {'idx': 1, 'prompt': 'What is 3 + 4? Answer with just the number.', 'ground_truth': '7'}\n"
         "print('ready', flush=True)\n"
         "while True:\n"
-        "    identity, id, method, payload = s.recv_multipart()\n"
+        "    identity, id, method, head, payload = s.recv_multipart()\n"
         "    decode(payload); s.send_multipart([identity, id, encode({'success': True, 'task': task})])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program, address], stdout=subprocess.PIPE)
@@ -100,13 +100,13 @@ def raw_samples(address: str, calls: int) -> None:
     """A pipelined client with no more in it than frames: `CONCURRENT` requests are always under way."""
     socket = zmq.Context.instance().socket(zmq.DEALER)
     socket.connect(address)
-    payload, name = pack({}), os.urandom(8)
+    payload, head = pack({}), pack_head(os.urandom(CLIENT_BYTES))
     for number in range(CONCURRENT):
-        socket.send_multipart([name + number.to_bytes(8, "big"), b"sample", payload])
+        socket.send_multipart([number.to_bytes(8, "big"), b"sample", head, payload])
     for number in range(CONCURRENT, calls + CONCURRENT):
         socket.recv_multipart()
         if number < calls:
-            socket.send_multipart([name + number.to_bytes(8, "big"), b"sample", payload])
+            socket.send_multipart([number.to_bytes(8, "big"), b"sample", head, payload])
     socket.close(0)
 
 

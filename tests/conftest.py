@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -82,3 +83,21 @@ def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real one (Debian: `chromium`, `chromium-driver`)."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    driver = shutil.which("chromedriver")
+    if driver is None:
+        pytest.skip("no chromedriver")
+    options = webdriver.ChromeOptions()
+    options.add_argument("--headless=new")
+    options.add_argument("--disable-dev-shm-usage")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    if os.geteuid() == 0:
+        options.add_argument("--no-sandbox")  # Chromium's own wants another user; the pages are ours
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()

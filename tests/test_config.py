@@ -15,6 +15,7 @@ from treetune.config import convert, dump_yaml, field_docs, load_yaml, to_plain,
 from treetune.errors import ConfigError
 from treetune.evaluation.config import EvalConfig, ValidateConfig, read_config
 from treetune.policies import EndpointConfig
+from treetune.variables import conceal
 
 
 def test_overrides_lie_over_yaml_and_interpolations_see_them(tmp_path):
@@ -151,3 +152,28 @@ def test_a_missing_file_and_a_value_of_a_wrong_type_come_with_a_remedy(treetune,
     assert f"taken from {tmp_path}" in missing.json["remedy"]
     assert "write a whole number" in treetune("show", "arithmetic", "--taskset.level", "many").err
     assert "write a list" in treetune("eval", "arithmetic", "-m", "scripted:gold", "--sampling.stop", "3").err
+
+
+def test_values_from_the_environment_are_written_as_they_were(monkeypatch, tmp_path):
+    monkeypatch.setenv("SECRET_ONE", "s3cret")
+    monkeypatch.setenv("SECRET_TWO", "other")
+    (tmp_path / "a.yaml").write_text(
+        "direct: ${oc.env:SECRET_ONE}\nwithin: x-${oc.env:SECRET_TWO}-\\${no}\nindirect: [plain, '${direct}!']\n"
+        "absent: ${oc.env:NOT_SET,usual}\nplain: other\nnumber: ${oc.decode:${oc.env:NUMBER,3}}\n"
+    )
+    written = load_yaml(tmp_path / "a.yaml")
+    read = with_overrides(written, {})
+    assert read == {
+        "direct": "s3cret", "within": "x-other-${no}", "indirect": ["plain", "s3cret!"], "absent": "usual",
+        "plain": "other", "number": 3,
+    }  # fmt: skip
+    dumped = dump_yaml(read)
+    assert "s3cret" not in dumped
+    assert "x-other" not in dumped
+    (tmp_path / "b.yaml").write_text(dumped)
+    again = load_yaml(tmp_path / "b.yaml")
+    assert again["direct"] == "${oc.env:SECRET_ONE}"
+    assert again["indirect"] == ["plain", "${oc.env:SECRET_ONE}!"]
+    assert again["plain"] == "other"  # the same text under another key is no secret
+    assert with_overrides(again, {}) == read
+    assert dump_yaml(conceal(read)) == dumped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from pathlib import Path
 
 import aiohttp
@@ -12,7 +13,7 @@ import pytest
 from serving import serving
 
 from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout, streams
-from treetune.episode import DeadlinePassed, Episode, play_answer
+from treetune.episode import DeadlinePassed, Episode, Result, play_answer
 from treetune.errors import EnvironmentFault, TasksetError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policies.scripted import Replay
@@ -22,6 +23,7 @@ from treetune.serve.http import HttpConfig
 from treetune.serve.http.door import HttpDoor
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.door import ZmqDoor
 from treetune.trace import decode_trace, encode_trace
 
 
@@ -441,10 +443,86 @@ def test_a_client_of_another_protocol_is_told_so(monkeypatch):
         async with serving(Counted()) as server, EnvClient(server.address) as client:
             task = await client.sample()
             assert isinstance(client.portable(task), WireTask)
-            monkeypatch.setattr("treetune.serve.zmq.client.PROTOCOL", 1)
-            with pytest.raises(Misused, match="speaks protocol 2, the client protocol 1"):
-                await client.start(task)
-            with pytest.raises(Misused, match="speaks protocol 2, this client protocol 1"):
-                await client.info()
+            monkeypatch.setattr("treetune.serve.zmq.client.PROTOCOL", 2)
+            async with EnvClient(server.address) as other:
+                with pytest.raises(Misused, match="speaks protocol 3, the client protocol 2"):
+                    await other.run_rollout(client.portable(task))
 
     run(play())
+
+
+def test_rewards_of_steps_are_summed_exactly():
+    """Ten times 0.1 is 0.9999999999999999 where each sum is rounded."""
+    result = Result()
+    for _ in range(10):
+        result.add(Step(reward=0.1))
+    assert (result.reward, result.passed()) == (1.0, True)
+
+
+# Whose doing it is
+
+
+class Napping(Environment):
+    def step(self, action):
+        if action.text == "sleep":
+            time.sleep(1)
+        return Step("on", 0.25)
+
+
+class Naps(Taskset):
+    def load_tasks(self):
+        return [Task(prompt="?")]
+
+    def environment(self, task):
+        return Napping(task)
+
+
+LATE = Limits(timeout=0.2, timeout_reward=-0.5)
+
+
+def test_a_step_over_its_time_ends_the_episode_with_the_reward_that_the_limits_give():
+    async def play():
+        taskset = Naps()
+        episode = await Episode.start(taskset, taskset[0], LATE)
+        return [await episode.step(text) for text in ("go", "sleep")], episode
+
+    (_, last), episode = run(play())
+    assert (last.done, last.truncated, episode.result.reward, episode.result.success) == (True, True, -0.5, False)
+    assert episode.over
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_over_both_doors_too(workers):
+    async def play():
+        doors = [ZmqDoor("tcp://127.0.0.1:0"), HttpDoor(HttpConfig(address=":0"))]
+        async with serving(Naps(), doors=doors, workers=workers, limits=LATE):
+            pulled, spoken = (door.address for door in doors)
+            async with EnvClient(pulled) as client, aiohttp.ClientSession() as session:
+                begun = await client.start(await client.sample())
+                steps = [await client.step(begun.episode, text, turn) for turn, text in enumerate(("go", "sleep"))]
+                answers = [await post(session, f"{spoken}/api/episode/start", {})]
+                for text in ("go", "sleep"):
+                    body = {"episode_id": answers[0]["episode_id"], "action": text}
+                    answers.append(await post(session, f"{spoken}/api/episode/step", body))
+                return (
+                    [step.reward for step in steps],
+                    [answer["reward"] for answer in answers[1:]],
+                    answers[-1]["done"],
+                )
+
+    assert run(play()) == ([0.25, -0.75], [0.25, -0.75], True)
+
+
+async def post(session, url, body):
+    async with session.post(url, json=body) as response:
+        return await response.json()
+
+
+def test_the_host_and_whoever_asks_say_what_a_timeout_earns():
+    def narrowed(own, asked):
+        return LocalHost(streams.Streams(Naps()), always(saying("x")), own)._narrow(asked)
+
+    given = Limits(timeout_reward=0.0)
+    assert narrowed(LATE, Limits(max_turns=3)) == Limits(timeout=0.2, timeout_reward=-0.5, max_turns=3)
+    assert narrowed(LATE, given).timeout_reward == 0.0
+    assert narrowed(Limits(), given) == given

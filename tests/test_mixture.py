@@ -14,7 +14,7 @@ from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.order import Interleave, Spread
 from treetune.streams import Draw, Streams
 from treetune.target import describe
-from treetune.taskset import ShuffleConfig
+from treetune.taskset_config import ShuffleConfig
 
 weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
 

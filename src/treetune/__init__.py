@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from treetune.environment import make as make
     from treetune.environment import register as register
     from treetune.episode import Limits as Limits
+    from treetune.errors import InvalidAction as InvalidAction
     from treetune.errors import TreetuneError as TreetuneError
     from treetune.mixture import Mixture as Mixture
     from treetune.mixture import Union as Union
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from treetune.target import load_taskset as load_taskset
     from treetune.task import Message as Message
     from treetune.task import Task as Task
-    from treetune.taskset import ShuffleConfig as ShuffleConfig
     from treetune.taskset import Taskset as Taskset
-    from treetune.taskset import TasksetConfig as TasksetConfig
+    from treetune.taskset_config import ShuffleConfig as ShuffleConfig
+    from treetune.taskset_config import TasksetConfig as TasksetConfig
     from treetune.trace import Outcome as Outcome
     from treetune.trace import Trace as Trace
     from treetune.trace import Turn as Turn
@@ -49,14 +50,15 @@ _HOMES = {
     for module, names in {
         "environment": "Action Environment Observation Step make register",
         "episode": "Limits",
-        "errors": "TreetuneError",
+        "errors": "InvalidAction TreetuneError",
         "mixture": "Mixture Union",
         "policy": "Completion Policy Request Sampling",
         "rollout": "run_rollout",
         "score": "UNCHECKED VALID Score Verdict invalid",
         "target": "build_taskset load_taskset",
         "task": "Message Task",
-        "taskset": "ShuffleConfig Taskset TasksetConfig",
+        "taskset": "Taskset",
+        "taskset_config": "ShuffleConfig TasksetConfig",
         "trace": "Outcome Trace Turn",
     }.items()
     for name in names.split()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast,
 import msgspec
 
 from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
+from treetune.variables import escape, resolve
 
 if TYPE_CHECKING:
     from treetune.taskset import Taskset
@@ -87,28 +88,17 @@ def with_overrides(
     try:
         if only is not None:
             parts = {key: config[key] for key in only}
-            return {
-                key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
-                for key, part in parts.items()
-            }
-        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+            return {key: resolve(part) if OmegaConf.is_config(part) else part for key, part in parts.items()}
+        return cast(dict[str, Any], resolve(config))
     except OmegaConfBaseException as error:
         raise ConfigError([("", str(error).splitlines()[0])], source=source) from None
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
+    """What `load_yaml` reads the same; what came from the environment stands as it was written."""
     import yaml
 
     return str(yaml.safe_dump(escape(dict(data)), sort_keys=False, allow_unicode=True))
-
-
-def escape(value: Any) -> Any:
-    """Text as it must be written for `load_yaml` to read the same: a literal `${` would be an interpolation."""
-    if isinstance(value, str):
-        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    if isinstance(value, Mapping):
-        return {key: escape(item) for key, item in value.items()}
-    return [escape(item) for item in value] if isinstance(value, list) else value
 
 
 def convert(
@@ -129,9 +119,14 @@ def convert(
         if key not in known:
             hint = did_you_mean(str(key), known) or f"; known: {', '.join(known)}"
             faults.append((here, f"unknown key{hint}"))
-        elif (nested := _struct_in(hints[key])) is not None and isinstance(value, Mapping):
+        elif (nested := _struct_in(hints[key], value)) is not None and isinstance(value, Mapping):
+            tag = nested.__struct_config__.tag_field
             with gather_faults(faults):
-                values[key] = convert(value, nested, path=here, raw=raw)
+                values[key] = convert({k: v for k, v in value.items() if k != tag}, nested, path=here, raw=raw)
+        elif isinstance(value, Mapping) and (tags := _tags_of(hints[key])) is not None:
+            given = value.get(tags[0])
+            near = did_you_mean(given, tags[1]) if isinstance(given, str) else ""
+            faults.append((f"{here}.{tags[0]}", f"expected one of {', '.join(tags[1])}, got {given!r:.60}{near}"))
         else:
             try:
                 values[key] = _value(value, hints[key], (raw or {}).get(here))
@@ -250,10 +245,23 @@ def _value(value: Any, hint: Any, raw: str | None) -> Any:
         raise
 
 
-def _struct_in(hint: Any) -> type | None:
+def _struct_in(hint: Any, value: Any) -> type[msgspec.Struct] | None:
+    """The struct that a value of this type is read as: of several the one that its tag names."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     structs = [option for option in options if isinstance(option, type) and issubclass(option, msgspec.Struct)]
+    if len(structs) > 1 and isinstance(value, Mapping):
+        configs = [struct.__struct_config__ for struct in structs]
+        structs = [
+            one for one, config in zip(structs, configs, strict=True) if value.get(config.tag_field) == config.tag
+        ]
     return structs[0] if len(structs) == 1 else None
+
+
+def _tags_of(hint: Any) -> tuple[str, list[str]] | None:
+    """The key that tells the structs of a union apart, and its values."""
+    structs = [part for part in get_args(hint) if isinstance(part, type) and issubclass(part, msgspec.Struct)]
+    configs = [struct.__struct_config__ for struct in structs]
+    return (str(configs[0].tag_field), [str(config.tag) for config in configs]) if len(configs) > 1 else None
 
 
 _SPELLINGS = {

@@ -19,6 +19,7 @@ import msgspec
 
 from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 from treetune.plugins import environments
+from treetune.score import judge
 from treetune.task import Message, Task
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ class Environment:
     MULTI_TURN: ClassVar[bool] = False
     """Its episodes have several turns: refused where a trainer plays only one. A contract's `max_turns` says it too."""
 
+    WRONG: ClassVar[dict[str, str]] = {}
+    """Answers that must never be worth a gold one, each by what it is: `validate --gold` tries them."""
+
     @classmethod
     def gold(cls, task: Task) -> str | list[str] | None:
         """What earns the full reward, made from the task alone: one answer or one action a turn; None if unknown."""
@@ -137,7 +141,7 @@ class SingleTurn(Environment):
         self._taskset = taskset
 
     async def step(self, action: Action) -> Step:
-        score = await self._taskset.judge(self.task, action.text)
+        score = await judge(self._taskset, self.task, action.text)
         info = {"answer": score.answer, "explanation": score.explanation, "metrics": score.metrics}
         known = {key: value for key, value in info.items() if value not in (None, {})}
         return Step(reward=score.reward, done=True, info=known)
@@ -235,6 +239,10 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         if kind in self.takes or (kind is Kind.CASES and Kind.LIST in self.takes):
             return None
         return f"is {kind.value}, expected {' or '.join(self.takes)}"
+
+    def is_free(self, truth: Any) -> bool:
+        """Whether an answer that says nothing matches a ground truth, in the form in which it is stored."""
+        return False
 
     def encode(self, truth: Any, task: Task | None = None) -> Any:
         """A natural ground truth in the form that trainers' environments read; what the task says may matter too."""

@@ -10,6 +10,7 @@ Whoever plays (a rollout, a trainer, a server) goes through it, and so sees the 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable
 from typing import Annotated, Any, Self, TypeVar
@@ -17,9 +18,9 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 
 from treetune.environment import Action, Environment, Observation, SingleTurn, Sink, Step, show_to
-from treetune.errors import EnvironmentFault, UsageError, described
-from treetune.score import finite
-from treetune.task import Task
+from treetune.errors import EnvironmentFault, InvalidAction, UsageError, described
+from treetune.score import finite, total
+from treetune.task import Task, without_surrogates
 from treetune.taskset import Taskset
 from treetune.threads import call
 
@@ -33,6 +34,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The most answers of one episode; absent: the environment decides."""
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The most seconds of one rollout, of scoring a group, and of each call of an episode that others step."""
+    timeout_reward: float | None = None
+    """The reward of an episode that ran over `timeout` after it was started; absent: it has none, and is a failure."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_reward is not None and not math.isfinite(self.timeout_reward):
+            raise ValueError("timeout_reward must be finite")
 
     def until(self) -> float | None:
         """When the time that they allow from now on is over, by the loop's clock."""
@@ -77,6 +84,8 @@ class Result(msgspec.Struct):
     success: bool | None = None
     """What the environment says of success, where it says anything."""
     metrics: dict[str, float] = {}
+    warnings: list[str] = []
+    """What its author should know."""
 
     def add(self, step: Step) -> None:
         """Takes one more step in; the one place that reads the `info` of steps."""
@@ -92,8 +101,13 @@ class Result(msgspec.Struct):
             self.explanation = str(explanation)
         if (success := info.get("success")) is not None:
             self.success = bool(success)
-        self.reward += step.reward
-        self.rewards.append(step.reward)
+        if (warning := info.get("warning")) is not None:
+            self.warnings.append(str(warning))
+        self.pay(step.reward)
+
+    def pay(self, reward: float) -> None:
+        self.rewards.append(reward)
+        self.reward = total(self.rewards)
 
     def passed(self, threshold: float = 1.0) -> bool:
         """Whether it counts as solved: the environment's own word, else a reward that reaches the threshold."""
@@ -119,6 +133,8 @@ class Episode:
         """A step said that it is done."""
         self.cut_short = False
         """The limit on turns ended it, not its environment."""
+        self.timed_out: DeadlinePassed | None = None
+        """A step ran over the limit on time, and earned what the limits give for that."""
         self.start_seconds = self.step_seconds = self.close_seconds = 0.0
         self.close_failure: str | None = None
         """What went wrong when the environment was closed. What the episode earned stands all the same."""
@@ -162,7 +178,7 @@ class Episode:
         """The answer to an action. Whoever plays waits for it before the next; a host's book sees to that."""
         if self._environment is None:
             raise UsageError("this episode is over", remedy="start another")
-        step = await self._play(self._environment, Action.of(action))
+        step = await self._play(self._environment, _make_readable(Action.of(action)))
         if step.done:
             self.finished = True
             await self.close()
@@ -174,15 +190,36 @@ class Episode:
             answer = await in_time(call(environment.step, action), self._limits, self._until)
             step = _check_step(environment, answer)
             self.result.add(step)
-        except BaseException:
-            # What an environment is worth after a failed step nobody knows.
-            await self.close()
-            raise
+        except BaseException as error:
+            try:
+                step = self._end_by(error)
+            except BaseException:
+                # What an environment is worth after a failed step nobody knows.
+                await self.close()
+                raise
         finally:
             self.step_seconds += time.perf_counter() - began
         most = self._limits.max_turns
         if not step.done and most is not None and len(self.result.rewards) >= most:
             step.done = step.truncated = self.cut_short = True
+        return step
+
+    def _end_by(self, error: BaseException) -> Step:
+        """The last step where it is the policy's doing that there was none; raises any other error."""
+        if isinstance(error, InvalidAction):
+            info: dict[str, Any] = {"explanation": error.message, "success": False}
+            if error.warning is not None:
+                info["warning"] = error.warning
+            step = Step(reward=finite(error.reward, "reward"), done=True, info=info)
+        elif isinstance(error, DeadlinePassed) and self._limits.timeout_reward is not None:
+            self.timed_out = error
+            # The whole episode earns it, whatever the steps before have earned.
+            reward = self._limits.timeout_reward - self.result.reward
+            info = {"explanation": str(error), "success": False}
+            step = Step(reward=reward, done=True, info=info, truncated=True)
+        else:
+            raise error
+        self.result.add(step)
         return step
 
     async def close(self) -> None:
@@ -225,6 +262,20 @@ async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limit
         return episode
     finally:
         await episode.close()
+
+
+def _make_readable(action: Action) -> Action:
+    """The action as an environment sees it, whichever way it came: text that any wire and file can hold."""
+    if isinstance(action.content, str):
+        text = without_surrogates(action.content)
+        return action if text is action.content else Action(action.type, text)
+    try:
+        msgspec.json.encode(action.content, enc_hook=repr)
+    except UnicodeEncodeError:
+        return Action(action.type, without_surrogates(action.content))
+    except RecursionError:
+        return Action("text", "")  # nested deeper than any wire allows
+    return action
 
 
 def _is_own(method: Any) -> bool:

@@ -20,7 +20,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from treetune.environment import Action, Sink, Step
+from treetune.episode_record import EpisodeRecord
 from treetune.errors import TreetuneError, UsageError, described
+from treetune.trace import Outcome
 
 EPISODE_IDLE_SECONDS = 900.0
 """An episode that nobody steps for so long is closed."""
@@ -66,6 +68,17 @@ ending = functools.lru_cache(maxsize=64)(Ending)
 FINISHED = ending("finished", "this episode is over")
 
 
+_OUTCOMES = {
+    "finished": Outcome.COMPLETED,
+    "cancelled": Outcome.CANCELLED,
+    "stopping": Outcome.CANCELLED,
+    "expired": Outcome.TIMEOUT,
+    "failed": Outcome.ENVIRONMENT_ERROR,
+    "worker_lost": Outcome.ENVIRONMENT_ERROR,
+}
+"""What each kind of ending is in a trace."""
+
+
 class EpisodeEnded(UsageError):
     """There is no such episode, or no longer."""
 
@@ -80,6 +93,14 @@ class EpisodeEnded(UsageError):
 class WrongTurn(UsageError):
     def __init__(self, turn: int, asked: int) -> None:
         super().__init__(f"this episode is at turn {turn}, not {asked}", remedy="send the next turn")
+
+
+class NameTaken(UsageError):
+    """A start has a name that was given to another."""
+
+    def __init__(self, name: str) -> None:
+        problem = f"the name {name!r:.80} was given to a start that asked for something else"
+        super().__init__(problem, remedy="give each start a name of its own, such as 16 random bytes in hex")
 
 
 class LiveEpisode(msgspec.Struct, eq=False):
@@ -101,6 +122,8 @@ class LiveEpisode(msgspec.Struct, eq=False):
     """One step at a time."""
     watchers: list[Sink] = []
     """Are given what the environment shows while a step is under way."""
+    record: EpisodeRecord | None = None
+    """What it came to so far, where somebody counts it."""
 
     def show(self, text: str) -> None:
         for watcher in list(self.watchers):
@@ -115,34 +138,43 @@ class LiveEpisode(msgspec.Struct, eq=False):
 
 
 class EpisodeBook:
-    def __init__(self) -> None:
+    def __init__(self, on_ended: Callable[[str, Ending], None] = lambda id, why: None) -> None:
+        """`on_ended` is told of every episode that ends, and why."""
+        self._on_ended = on_ended
         self.live: dict[str, LiveEpisode] = {}
         self.ended = EndedEpisodes()
         self._names: dict[Hashable, LiveEpisode] = {}
-        self._starts: dict[str, asyncio.Task[Any]] = {}
+        self._starts: dict[str, tuple[Hashable, asyncio.Task[Any]]] = {}
+        """By name: what was asked for, and the start."""
         self._closings: dict[str, asyncio.Task[None]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._ended_since_trim = 0
 
     # How episodes begin
 
-    def add(self, id: str, home: Home, terms: Terms, name: Hashable | None = None) -> None:
+    def add(
+        self, id: str, home: Home, terms: Terms, name: Hashable | None = None, record: EpisodeRecord | None = None
+    ) -> None:
         """`name` is that of the request which started it."""
-        episode = self.live[id] = LiveEpisode(id, home, terms, name)
+        episode = self.live[id] = LiveEpisode(id, home, terms, name, record=record)
         terms.live += 1
         if name is not None:
             self._names[name] = episode
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
 
-    async def start_once(self, name: str, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The same name gets the same episode: the reply to the first may have been lost."""
+    async def start_once(self, name: str, asked: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same name gets the same episode: the reply to the first may have been lost. Where something else is asked
+        for, somebody else has taken the name."""
         if (why := self.ended.why(name)) is not None:
             raise EpisodeEnded(name, why)
         if name not in self._starts:
-            self._starts[name] = asyncio.create_task(start())
+            self._starts[name] = asked, asyncio.create_task(start())
+        first, starting = self._starts[name]
+        if first != asked:
+            raise NameTaken(name)
         try:
-            result: T = await asyncio.shield(self._starts[name])
+            result: T = await asyncio.shield(starting)
             return result
         except Exception:
             self._starts.pop(name, None)  # what failed may be tried again
@@ -177,6 +209,7 @@ class EpisodeBook:
         """A step that fails ends its episode: what the environment is worth then nobody knows."""
         playing = episode.playing = asyncio.current_task()
         assert playing is not None
+        began = time.perf_counter()
         try:
             step = await episode.home.play(action, episode.show)
             reply = episode.terms.render(step)
@@ -186,6 +219,8 @@ class EpisodeBook:
                 raise
         except Exception as error:
             if episode.id in self.live:
+                if episode.record is not None:
+                    episode.record.fail(error)
                 reason = error.message if isinstance(error, TreetuneError) else described(error)
                 self.end(episode, "failed", f"this episode ended with an error: {reason}")
                 raise
@@ -196,6 +231,8 @@ class EpisodeBook:
                 playing.uncancel()
             raise EpisodeEnded(episode.id, self.ended.why(episode.id))
         episode.keep(reply)
+        if episode.record is not None:
+            episode.record.add(action, step, time.perf_counter() - began)
         if step.done:
             self.ended.keep_reply(episode.id, episode.turn - 1, reply, episode.terms)
             self._remove(episode, FINISHED)
@@ -233,6 +270,9 @@ class EpisodeBook:
             self._starts.pop(episode.name, None)  # type: ignore[call-overload]
         episode.terms.live -= 1
         self._ended_since_trim += 1
+        if episode.record is not None:
+            episode.record.end(_OUTCOMES[why.kind], "" if why is FINISHED else why.error)
+        self._on_ended(episode.id, why)
 
     async def close(self, terms: Terms | None = None) -> None:
         """Ends all, or all on these terms, and waits until they are closed."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import PurePath
 from typing import ClassVar
 
 Faults = list[tuple[str, str]]
@@ -68,6 +71,10 @@ class TasksetError(TreetuneError):
     """A taskset that breaks its contract."""
 
 
+class DrawFailed(TasksetError):
+    """The task of a draw could not be made; it is tried again, or skipped."""
+
+
 class EmptyTasksetError(TasksetError):
     """A taskset without a single task."""
 
@@ -76,8 +83,22 @@ class EnvironmentFault(TreetuneError):
     """An environment that breaks its contract."""
 
 
+class InvalidAction(TreetuneError):
+    """What an environment or a scorer raises for an action that it cannot take: the action earns `reward` and ends the
+    episode, which is scored. Any other error is a failure of the environment's, and has no reward."""
+
+    def __init__(self, message: str, *, reward: float = 0.0, warning: str | None = None) -> None:
+        """`warning` is for the author: it ends up in the trace and in the summary of a run."""
+        super().__init__(message)
+        self.reward, self.warning = reward, warning
+
+
 class PolicyError(TreetuneError):
     """A policy that could not answer."""
+
+
+class ContextFullError(PolicyError):
+    """A prompt that the model has no room for. After the first turn it is the policy that said too much."""
 
 
 class StorageError(TreetuneError):
@@ -142,6 +163,17 @@ def check_all(checks: Iterable[tuple[str, Callable[[], object]]], *, source: str
 def described(error: BaseException) -> str:
     """`ValueError: why`; only the type where there is no why."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def place_of(error: BaseException) -> str:
+    """`tasks.py:12`: the last line of the user's own code that an error went through; else the last of all."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [place for place in frames if not place[0].startswith((_PACKAGE, *_LIBRARIES, "<"))]
+    return f"{PurePath(own[-1][0]).name}:{own[-1][1]}" if own else ""
+
+
+_PACKAGE = str(PurePath(__file__).parent)
+_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

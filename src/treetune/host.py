@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
@@ -22,17 +22,20 @@ import msgspec
 from treetune import streams
 from treetune.environment import Observation, Step
 from treetune.episode import Episode, Limits, Started
-from treetune.episode_book import EpisodeBook, Home, Terms
+from treetune.episode_book import Ending, EpisodeBook, Home, Terms
+from treetune.episode_record import EpisodeRecord
 from treetune.errors import TreetuneError, UsageError
+from treetune.pending import HERE, Draw, check_lease
 from treetune.policy import Policy, Sampling
 from treetune.rollout import run_rollout, score_together
-from treetune.streams import Draw, State, Streams, StreamState
+from treetune.streams import DRAW_TRIES, State, Streams, StreamState
 from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.trace import Trace
+from treetune.trace import Outcome, Trace
 
-PROTOCOL = 2
-"""The version of what hosts and clients say to each other. 2: a failed rollout has no reward."""
+PROTOCOL = 3
+"""The version of what hosts and clients say to each other. 2: a failed rollout has no reward. 3: a request has a frame
+that says who asks."""
 MOST_IN_GROUP = 4096
 _AHEAD = 32
 """Tasks that are asked of a remote host before they are needed."""
@@ -78,6 +81,10 @@ class PlayOptions(TypedDict, total=False):
     sampling: Sampling | None
     limits: Limits | None
     occurrence: int
+    step: int | None
+    """The trainer's, which their traces keep."""
+    attempt: int
+    """How often the task was given out before; of a task with a lease it is known."""
     request: str | None
     """A name by which `cancel` can stop it."""
 
@@ -85,7 +92,20 @@ class PlayOptions(TypedDict, total=False):
 class Host(Protocol):
     async def info(self) -> Info: ...
     async def health(self) -> Health: ...
-    async def sample(self, index: int | None = None, *, stream: str = "") -> Task: ...
+    async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
+        """The next task of a stream; with an index that task, and no cursor moves. With a `lease`, in seconds, it is
+        given out again unless it is finished or renewed in time: by a rollout or an episode of it, by `finish` or
+        `renew`."""
+        ...
+
+    async def renew(self, task: Task, lease: float | None = None) -> bool:
+        """The lease of a task begins anew, perhaps with other seconds; says whether there is one."""
+        ...
+
+    async def finish(self, task: Task) -> bool:
+        """The task need not be given out again; says whether it had a lease."""
+        ...
+
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
         """The first tasks of the order, each once, with its occurrence; no cursor moves."""
         ...
@@ -97,7 +117,7 @@ class Host(Protocol):
         """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
         ...
 
-    async def start(self, task: Task) -> Started: ...
+    async def start(self, task: Task, *, step: int | None = None) -> Started: ...
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step: ...
     async def cancel(self, id: str) -> bool: ...
     async def observe(self, task: Task, reward: float, *, stream: str = "") -> None: ...
@@ -120,12 +140,15 @@ class LocalHost:
         self._capacity = capacity
         self._free = asyncio.Semaphore(capacity) if capacity is not None else nullcontext()
         self._requests: dict[str, asyncio.Task[Any]] = {}
-        self.episodes = EpisodeBook()
+        self.episodes = EpisodeBook(self._end_episode)
         self._terms = Terms()
 
     @classmethod
-    async def open(cls, taskset: Taskset[Any, Any], policy_of: PolicyOf, limits: Limits | None = None) -> Self:
-        return cls(await streams.load(taskset), policy_of, limits)
+    async def open(
+        cls, taskset: Taskset[Any, Any], policy_of: PolicyOf, limits: Limits | None = None, tries: int = DRAW_TRIES
+    ) -> Self:
+        """`tries` is how often the task of a draw may fail before it is skipped."""
+        return cls(await streams.load(taskset, tries), policy_of, limits)
 
     async def info(self) -> Info:
         return msgspec.structs.replace(info_of(self.streams), capacity=self._capacity)
@@ -133,9 +156,22 @@ class LocalHost:
     async def health(self) -> Health:
         return Health(in_flight=len(self._requests) + len(self.episodes.live))
 
-    async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
-        """The next task of a stream; with an index that task, and no cursor moves."""
-        return await self.fetch(self.streams.advance(stream) if index is None else self.streams.draw_at(index))
+    async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
+        if index is not None:
+            return await self.fetch(self.streams.draw_at(index))
+        seconds, pending = check_lease(lease or 0), self.streams.pending
+        pending.renew_all_work()  # whoever asked for it is alive: it is this process
+        pending.expire()
+        draw, task = await self.streams.sample(stream, self.fetch)
+        if seconds:
+            pending.lease(draw, task.idx, seconds, HERE)
+        return task
+
+    async def renew(self, task: Task, lease: float | None = None) -> bool:
+        return self.streams.pending.renew_task(task.idx, HERE, lease)
+
+    async def finish(self, task: Task) -> bool:
+        return self.streams.pending.finish_task(task.idx, HERE)
 
     async def fetch(self, draw: Draw) -> Task:
         """Makes the task of a draw."""
@@ -148,7 +184,8 @@ class LocalHost:
         if self.taskset.scores_group_of(task):
             remedy = "call run_group(task, n) instead of run_rollout(task)"
             raise UsageError(f"task {task.idx} of {self.taskset.name} is scored with its group", remedy=remedy)
-        return await self._run_named(options.get("request"), self._player(task, options)(rollout))
+        with self._leased(task, options):
+            return await self._run_named(options.get("request"), self._player(task, options)(rollout))
 
     async def run_group(
         self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
@@ -164,28 +201,76 @@ class LocalHost:
                 await score_together(self.taskset, task, traces, self._narrow(options.get("limits")))
             return traces
 
-        return await self._run_named(options.get("request"), run())
+        with self._leased(task, options):
+            return await self._run_named(options.get("request"), run())
+
+    @contextlib.contextmanager
+    def _leased(self, task: Task, options: PlayOptions) -> Iterator[None]:
+        """Within it a rollout of the task is under way; once it has ended the lease is finished."""
+        pending, name = self.streams.pending, object()
+        if (key := pending.find(task.idx, HERE)) is None:
+            yield
+            return
+        options.setdefault("attempt", pending.attempt(key))
+        pending.begin_work(key, name)
+        try:
+            yield
+        except BaseException:
+            pending.end_work(name, finish=None)
+            raise
+        pending.end_work(name)
 
     def _player(self, task: Task, options: PlayOptions) -> Callable[[int], Coroutine[Any, Any, Trace]]:
         """What plays the rollouts of a task, given the number of each."""
         policy = self._policy_of(options.get("model"), options.get("endpoint"))
         limits, sampling = self._narrow(options.get("limits")), options.get("sampling")
-        occurrence = options.get("occurrence", 0)
+        occurrence, attempt = options.get("occurrence", 0), options.get("attempt", 0)
 
         async def play(rollout: int) -> Trace:
             async with self._free:
-                return await run_rollout(
+                trace = await run_rollout(
                     self.taskset, task, policy, sampling=sampling, limits=limits, occurrence=occurrence, rollout=rollout
                 )
+            trace.step = options.get("step")
+            trace.attempt = attempt
+            return trace
 
         return play
 
-    async def start(self, task: Task, *, terms: Terms | None = None, name: Hashable | None = None) -> Started:
-        """A door of a server has terms of its own; `name` is that of its request."""
-        id = f"e-{secrets.token_hex(12)}"
-        home, observation = await self._open(id, task)
-        self.episodes.add(id, home, terms or self._terms, name)
+    async def start(
+        self,
+        task: Task,
+        *,
+        step: int | None = None,
+        terms: Terms | None = None,
+        name: Hashable | None = None,
+        holder: bytes = HERE,
+    ) -> Started:
+        """A door of a server has terms of its own; `name` is that of its request, `holder` the client that has a lease
+        on the task."""
+        id, record = f"e-{secrets.token_hex(12)}", self._new_record(task, step)
+        if (key := self.streams.pending.find(task.idx, holder, free=True)) is not None:
+            self.streams.pending.begin_work(key, id)
+        try:
+            home, observation = await self._open(id, task)
+        except BaseException as error:
+            self.streams.pending.end_work(id, finish=None)
+            if record is not None and isinstance(error, Exception):
+                record.fail(error, "start")
+                record.end(Outcome.ENVIRONMENT_ERROR)
+            raise
+        if record is not None:
+            record.begin(observation)
+        self.episodes.add(id, home, terms or self._terms, name, record)
         return Started(id, observation)
+
+    def _new_record(self, task: Task, step: int | None) -> EpisodeRecord | None:
+        """Where what episodes come to is counted: a server does."""
+        return None
+
+    def _end_episode(self, id: str, why: Ending) -> None:
+        """One that nobody stepped, or whose worker died, is to be given out again; any other is finished."""
+        self.streams.pending.end_work(id, finish=why.kind not in ("expired", "worker_lost", "stopping"))
 
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
         """Starts the environment of a task."""
@@ -194,6 +279,7 @@ class LocalHost:
 
     async def step(self, episode: str, action: Any, turn: int | None = None, *, terms: Terms | None = None) -> Any:
         """A `Step`, or what the terms make of it."""
+        self.streams.pending.renew_work(episode)
         return await self.episodes.step(episode, action, turn, terms or self._terms)
 
     async def cancel(self, id: str) -> bool:
@@ -217,9 +303,12 @@ class LocalHost:
             running.cancel()
         await self.episodes.close()
 
-    async def _run_named(self, request: str | None, run: Awaitable[T]) -> T:
+    async def _run_named(self, request: str | None, run: Coroutine[Any, Any, T]) -> T:
         if request is None:
             return await run
+        if request in self._requests:
+            run.close()
+            raise UsageError(f"a request named {request!r:.80} is under way", remedy="give each a name of its own")
         self._requests[request] = work = asyncio.ensure_future(run)
         try:
             return await work  # which is cancelled with whoever waits for it
@@ -231,7 +320,11 @@ class LocalHost:
         own = self._limits
         if asked is None:
             return own
-        return Limits(max_turns=_least(own.max_turns, asked.max_turns), timeout=_least(own.timeout, asked.timeout))
+        return Limits(
+            max_turns=_least(own.max_turns, asked.max_turns),
+            timeout=_least(own.timeout, asked.timeout),
+            timeout_reward=own.timeout_reward if asked.timeout_reward is None else asked.timeout_reward,
+        )
 
 
 def always(policy: Policy) -> PolicyOf:

@@ -4,23 +4,28 @@
 
 A draw is a pure function of its index: which source, and which of that source's own draws. Finite sources loop
 over epochs, each a pass over all their tasks; infinite ones are drawn lazily. Each source comes in the order that it
-has alone.
+has alone. `ByParameter` is a taskset with several values of one of its keys, drawn by their pass rates.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, chain
 from typing import Any, Self
 
 import msgspec
 
 from treetune import order
+from treetune.curriculum import Learning
 from treetune.errors import ConfigError, Faults, TasksetError, UsageError, check_all, gather_faults
 from treetune.order import Interleave, Spread
+from treetune.profile import PRIOR, ProfileConfig, Rates, hashable
+from treetune.source_curriculum import SourceCurriculum, split_position
 from treetune.task import Task
-from treetune.taskset import ConfigT, Taskset, TasksetConfig
+from treetune.taskset import ConfigT, Taskset
+from treetune.taskset_config import TasksetConfig
 
 
 class UnionConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -90,6 +95,13 @@ def owner_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Taskset[Any, Any],
     return taskset, task
 
 
+def parts_of(taskset: Taskset[Any, Any]) -> Iterator[Taskset[Any, Any]]:
+    """Itself, and the sources that it mixes."""
+    yield taskset
+    for source in getattr(taskset, "sources", []):
+        yield from parts_of(source)
+
+
 class Mixture(_Sources[MixtureConfig]):
     """Several tasksets drawn by weight, without end."""
 
@@ -113,6 +125,9 @@ class Mixture(_Sources[MixtureConfig]):
         if len(self.sources) != len(self.weights):
             raise UsageError(f"{len(self.sources)} sources but {len(self.weights)} weights")
         self._interleave = Interleave(self.weights, seed)
+        self._seed = seed
+        self._by_position = _learns(self) or self.config.profile is not None
+        """Whether a position holds the source's own position: where shares follow pass rates, or a source learns."""
 
     @classmethod
     def of(cls, sources: Sequence[Taskset[Any, Any]], weights: Sequence[float], seed: int | None = None) -> Self:
@@ -120,9 +135,29 @@ class Mixture(_Sources[MixtureConfig]):
         return cls(None, sources, weights, seed)
 
     def place(self, index: int) -> tuple[int, int]:
+        if self._by_position:
+            return split_position(index, len(self.sources))
         number, within = self._interleave.at(index)
         source = self.sources[number]
         return number, source.position_at(within, source._size())
+
+    @cached_property
+    def _curriculum(self) -> SourceCurriculum | None:  # type: ignore[override]
+        if not self._by_position:
+            return None
+        profile = self.config.profile
+        _refuse_generators(self)
+        rates = (
+            [PRIOR] * len(self.sources) if profile is None else _rates_of(self.sources, "source", profile, self.name)
+        )
+        return SourceCurriculum(self.sources, self.weights, self._seed, profile, rates)
+
+    @property
+    def in_load_order(self) -> bool:
+        return not self._by_position
+
+    def learning(self) -> Learning | None:
+        return self._curriculum.learn() if self._curriculum is not None and _learns(self) else None
 
     def source(self) -> str | None:
         return f"weights {self.weights}"
@@ -134,11 +169,13 @@ class Union(_Sources[UnionConfig]):
     def __init__(self, config: UnionConfig | None = None, sources: Sequence[Taskset[Any, Any]] | None = None) -> None:
         super().__init__(config)
         self.sources = _build_sources(self.config.sources) if sources is None else sources
-        endless = [source.name for source in self.sources if source.INFINITE]
+        endless = [source.name for source in self.sources if source.endless]
         if endless:
             raise UsageError(f"{', '.join(endless)} never ends", remedy="use a mixture, with a weight for each source")
-        self._sizes = [source._count() or 0 for source in self.sources]
-        self._starts = [0, *accumulate(self._sizes)]
+        # Of each source: how many tasks it has, and how many of them an epoch has.
+        self._starts = [0, *accumulate(source._count() or 0 for source in self.sources)]
+        self._sizes = [(source._size() if source._count() else 0) or 0 for source in self.sources]
+        self._ends = list(accumulate(self._sizes))
         self._spread = Spread(self._sizes)
 
     @classmethod
@@ -155,19 +192,101 @@ class Union(_Sources[UnionConfig]):
         number = bisect_right(self._starts, index) - 1
         return number, index - self._starts[number]
 
-    def position_at(self, index: int, count: int | None) -> int:
+    def position_at(self, index: int, size: int | None) -> int:
         """In each epoch the sources come in proportion, so that the first hundred tasks are some of each; each source
         in the order that it has alone. A shuffle of the union itself mixes them all."""
-        if self.order_seed is not None or self.in_load_order:
-            return super().position_at(index, count)
-        epoch, offset = divmod(index, self.count())
-        number, within = self._spread.at(offset)
-        size = self._sizes[number]
-        return self._starts[number] + self.sources[number].position_at(epoch * size + within, size)
+        if self.config.profile is not None or self.in_load_order:
+            return super().position_at(index, size)
+        total = sum(self._sizes)
+        if self.order_seed is not None:
+            offset = order.locate(index, total, self.order_seed)[1]
+            number = bisect_right(self._ends, offset)
+            epoch, within = 0, offset - (self._ends[number] - self._sizes[number])
+        else:
+            epoch, offset = divmod(index, total)
+            number, within = self._spread.at(offset)
+        own = self._sizes[number]
+        return self._starts[number] + self.sources[number].position_at(epoch * own + within, own)
+
+    def list_uids(self) -> Iterable[tuple[str, str]]:
+        return chain.from_iterable(source.list_uids() for source in self.sources)
+
+    def _size(self) -> int | None:
+        size = super()._size()
+        return size if self.config.profile is not None else sum(self._sizes)
 
     @property
     def in_load_order(self) -> bool:
-        return self.order_seed is None and len(self.sources) == 1 and self.sources[0].in_load_order
+        return super().in_load_order and len(self.sources) == 1 and self.sources[0].in_load_order
+
+
+class ByParameter(_Sources[TasksetConfig]):
+    """An endless taskset with several values of one of its keys, such as `level`: a source for each value."""
+
+    INFINITE = True
+
+    def __init__(self, config: TasksetConfig, sources: Sequence[Taskset[Any, Any]], name: str) -> None:
+        """`config` is that of the taskset; the `sources` have it with one of the values each."""
+        self.config_type = type(config)  # type: ignore[misc]
+        super().__init__(config)
+        assert config.profile is not None
+        self.profile, self.parameter = config.profile, str(config.profile.parameter)
+        self.sources, self.name = sources, name
+
+    def place(self, index: int) -> tuple[int, int]:
+        return split_position(index, len(self.sources))
+
+    def position_at(self, index: int, size: int | None) -> int:
+        if self.profile.path is None and self.profile.schedule is None:
+            return index  # nothing is known: the values take turns
+        return super().position_at(index, size)
+
+    def value_of(self, task: Task) -> Any:
+        """The value that a task was made with."""
+        return self.profile.values[self.place(task.idx)[0]]
+
+    @cached_property
+    def _curriculum(self) -> SourceCurriculum:  # type: ignore[override]
+        _refuse_generators(self)
+        values = self.profile.values
+        rates = (
+            _rates_of(values, self.parameter, self.profile, self.name) if self.profile.path else [PRIOR] * len(values)
+        )
+        return SourceCurriculum(self.sources, [1.0] * len(values), self._order_seed, self.profile, rates)
+
+    @property
+    def _order_seed(self) -> int | None:
+        return None if self.config.shuffle is None else self.config.shuffle.seed
+
+    @property
+    def in_load_order(self) -> bool:
+        return False
+
+
+def _learns(taskset: Taskset[Any, Any]) -> bool:
+    """Whether it, or a source of it, has pass rates that move."""
+    return any(part.config.profile is not None and part.config.profile.online for part in parts_of(taskset))
+
+
+def _refuse_generators(taskset: _Sources[Any]) -> None:
+    if named := [source.name for source in taskset.sources if source.INFINITE and not source.random_access]:
+        problem = f"{', '.join(named)} is only a generator, and the shares of {taskset.name} follow pass rates"
+        raise UsageError(problem, remedy="write task_at(index)")
+
+
+def _rates_of(arms: Sequence[Any], key: str, profile: ProfileConfig, name: str) -> list[float]:
+    """The pass rate of each source or value, which the lines of the profile name under `key`."""
+    rates = Rates(profile)
+    known = rates.by(key)
+    names = [arm.name if isinstance(arm, Taskset) else hashable(arm) for arm in arms]
+    found = [known.get(name, rates.unrated) for name in names]
+    if missing := [name for name, rate in zip(names, found, strict=True) if rate is None]:
+        listing = ", ".join(map(str, known)) or "none"
+        raise UsageError(
+            f"{profile.path} has no pass rate of {key} {', '.join(map(str, missing))} of {name}; it has: {listing}",
+            remedy="profile them, or give them a rate with unrated: 0.5",
+        )
+    return [rate for rate in found if rate is not None]
 
 
 def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, Any]:
@@ -177,8 +296,7 @@ def _shuffle_source(node: dict[str, Any], number: int, seed: int) -> dict[str, A
     cls = taskset_class(node)
     if "shuffle" in node or cls is None or (cls.INFINITE and "seed" in node):
         return node
-    own = int.from_bytes(order.stream_key(seed, f"source {number}", 0)[:4], "little") >> 1
-    return {**node, "shuffle": {"seed": own}}
+    return {**node, "shuffle": {"seed": order.derive_seed(seed, f"source {number}")}}
 
 
 def _build_sources(nodes: list[dict[str, Any]]) -> list[Taskset[Any, Any]]:

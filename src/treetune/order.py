@@ -55,6 +55,11 @@ def stream_key(seed: int, use: str, number: int) -> bytes:
     return hashlib.blake2b(f"{seed}\x00{use}\x00{number}".encode(), person=b"treetune-order").digest()
 
 
+def derive_seed(seed: int, use: str) -> int:
+    """Another seed, for a use of its own."""
+    return int.from_bytes(stream_key(seed, use, 0)[:4], "little") >> 1
+
+
 @lru_cache(maxsize=64)
 def _shuffle(count: int, seed: int, epoch: int) -> tuple[int, ...]:
     # 64! has 296 bits, so the 512 of one hash pick a permutation with a bias below 2**-200.
@@ -91,6 +96,17 @@ def _permute(offset: int, count: int, keys: tuple[int, ...]) -> int:
             return value
 
 
+def scramble(number: int, seed: int, epoch: int) -> int:
+    """A 64-bit rank of a number: sorted by it, numbers stand in the order of a shuffle of that epoch."""
+    keys = _round_keys(seed, epoch)
+    mixed = number & _MASK
+    for key in keys[:2]:
+        mixed = ((mixed ^ key) * _MULTIPLIER) & _MASK
+        mixed = ((mixed ^ (mixed >> 32)) * _MULTIPLIER) & _MASK
+        mixed ^= mixed >> 32
+    return mixed
+
+
 _CIRCLE = 1 << 32
 _STEP = 2654435769
 """The golden ratio's share of the circle, odd so that 2**32 draws visit every point once."""
@@ -116,7 +132,7 @@ class Interleave:
         """The stream that draw `index` takes from, and which of that stream's own draws it is."""
         reached, before = self._cursor
         if index != reached:
-            before = self._counts_before(index)
+            before = self.counts_before(index)
         point = (self._offset + index * _STEP) % _CIRCLE
         stream = next(number for number, end in enumerate(self._ends) if point < end)
         within = before[stream]
@@ -125,7 +141,7 @@ class Interleave:
         self._cursor = (index + 1, after)
         return stream, within
 
-    def _counts_before(self, index: int) -> list[int]:
+    def counts_before(self, index: int) -> list[int]:
         """How often each stream came before `index`: the draws on a point below its end, less the streams before it."""
         start, rounds = self._offset, _floor_sum(index, _CIRCLE, _STEP, self._offset)
         below = [index + rounds - _floor_sum(index, _CIRCLE, _STEP, start + _CIRCLE - end) for end in self._ends]

@@ -14,10 +14,10 @@ from typing import Any
 
 from treetune.environment import Action
 from treetune.episode import DeadlinePassed, Episode, Limits, in_time
-from treetune.errors import EnvironmentFault
+from treetune.errors import ContextFullError, EnvironmentFault
 from treetune.policy import Completion, Policy, Request, Sampling, Usage, check_continues
 from treetune.score import finite
-from treetune.task import Message, Task, begins_answer
+from treetune.task import Message, Task, begins_answer, without_surrogates
 from treetune.taskset import Taskset
 from treetune.threads import call
 from treetune.tokens import Tokens
@@ -53,12 +53,14 @@ async def score_together(
             trace.reward = reward
     except Exception as error:
         for trace in scored:
-            _fail(trace, error, "score_group")
+            _fail(trace, error, "score_group", limits)
 
 
-def _fail(trace: Trace, error: Exception, phase: str) -> None:
+def _fail(trace: Trace, error: Exception, phase: str, limits: Limits | None) -> None:
     if isinstance(error, DeadlinePassed):
         trace.fail(Outcome.TIMEOUT, Failure("TimeoutError", str(error), phase))
+        if limits is not None and phase in ("policy", "environment"):  # the policy has had its say
+            trace.reward = limits.timeout_reward
     else:
         culprit = Outcome.POLICY_ERROR if phase == "policy" else Outcome.ENVIRONMENT_ERROR
         trace.fail(culprit, Failure.of(error, phase))
@@ -85,7 +87,7 @@ class Rollout:
             trace.fail(Outcome.CANCELLED, Failure("CancelledError", "cancelled", self._phase))
             raise
         except Exception as error:
-            _fail(trace, error, self._phase)
+            _fail(trace, error, self._phase, self._limits)
         finally:
             await episode.close()  # a cancelled rollout still cleans up
             self._record(episode)
@@ -102,7 +104,15 @@ class Rollout:
             trace.turns.append(turn)
             # A last message of the assistant's is the beginning of the answer, which the answer holds then.
             continues = begins_answer(observed)
-            completion = await self._complete(conversation, until, continues)
+            try:
+                completion = await self._complete(conversation, until, continues)
+            except ContextFullError as error:
+                if len(trace.turns) == 1:
+                    raise  # the task itself is too long
+                turn.finish_reason = "length"
+                trace.outcome, trace.reward = Outcome.TRUNCATED, episode.result.reward
+                trace.warnings.append(error.message)
+                return
             turn.message = completion.as_message()
             turn.finish_reason = completion.finish_reason
             if continues:
@@ -112,6 +122,8 @@ class Rollout:
             step = await episode.step(_action(completion))
             turn.reward, turn.info = step.reward, step.info
             observed = step.observation.messages()
+            if episode.timed_out is not None:
+                raise episode.timed_out
             if step.done:
                 # An answer cut off by a token limit is scored, but it is not what the policy meant to say.
                 cut = step.truncated or completion.finish_reason == "length"
@@ -136,6 +148,9 @@ class Rollout:
             completion = await in_time(self._policy.complete(request), self._limits, until)
         finally:
             trace.timing.policy += time.perf_counter() - began
+        if not completion.text.isascii() or completion.message is not None:
+            completion.text = without_surrogates(completion.text)
+            completion.message = completion.message and without_surrogates(completion.message)
         check_continues(request, completion, self._policy.name)
         if completion.usage is not None:
             trace.usage = Usage(
@@ -157,6 +172,7 @@ class Rollout:
         trace, result, timing = self.trace, episode.result, self.trace.timing
         trace.answer, trace.explanation, trace.success = result.answer, result.explanation, result.success
         trace.metrics = result.metrics
+        trace.warnings += result.warnings
         timing.start, timing.environment = episode.start_seconds, episode.step_seconds
         timing.close = episode.close_seconds
         if episode.close_failure is not None:

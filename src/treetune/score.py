@@ -8,12 +8,19 @@ def reward(self, task, answer):
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treetune.errors import EnvironmentFault, TasksetError
+from treetune.errors import EnvironmentFault, InvalidAction, TasksetError, place_of
+
+if TYPE_CHECKING:
+    from treetune.task import Task
+    from treetune.taskset import Taskset
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -34,6 +41,10 @@ class Score(msgspec.Struct, frozen=True):
         return score
 
 
+class NotANumberError(EnvironmentFault, ValueError):
+    """A reward that is none. An answer may be the cause: `float("nan")`."""
+
+
 def finite(value: Any, what: str) -> float:
     """`value` as a float; a NaN or a wrong type is a fault of the scorer, never a silent 0."""
     try:
@@ -41,10 +52,63 @@ def finite(value: Any, what: str) -> float:
             raise TypeError
         number = float(value)
     except (TypeError, ValueError):
-        raise EnvironmentFault(f"{what} must be a number, got {type(value).__name__}: {value!r}") from None
+        raise NotANumberError(f"{what} must be a number, got {type(value).__name__}: {value!r:.200}") from None
+    except OverflowError:
+        raise NotANumberError(f"{what} must be finite, got more than a float holds") from None
     if not math.isfinite(number):
-        raise EnvironmentFault(f"{what} must be finite, got {number}")
+        raise NotANumberError(f"{what} must be finite, got {number}")
     return number
+
+
+def total(rewards: Iterable[float]) -> float:
+    """The reward of an episode, of those of its steps: summed exactly and rounded once, so that ten times 0.1 is 1."""
+    return math.fsum(rewards)
+
+
+_BY_DATA = (
+    *(ValueError, ArithmeticError, LookupError, TypeError, AttributeError, AssertionError, SyntaxError),
+    *(RecursionError, MemoryError, re.error),
+)
+"""What code raises that was given something it did not expect. What fails outside, a file or an address, is no such."""
+
+
+async def judge(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
+    """The `reward` of an answer. Where that raises, an experiment says whose doing it is: a scorer that takes another
+    answer to the same task failed by this one, which is invalid and earns 0."""
+    try:
+        return await _score(taskset, task, answer)
+    except _BY_DATA as error:
+        if isinstance(error, OSError):
+            raise
+        raised = error
+    with suppress(*_BY_DATA):  # what passes now was not the answer's doing
+        return await _score(taskset, task, answer)
+    if not await _takes_another(taskset, task, answer):
+        raise raised
+    where = f" at {place}" if (place := place_of(raised)) else ""
+    what = f"{taskset.name}.reward() raised {type(raised).__name__}{where}"
+    problem, warning = f"{what}: {str(raised)[:200]}", f"{what} for an answer, which counts as 0"
+    raise InvalidAction(problem, warning=warning) from raised
+
+
+async def _score(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
+    from treetune.threads import call  # here, for reading and checking rows does without asyncio
+
+    return Score.of(await call(taskset.reward, task, answer))
+
+
+async def _takes_another(taskset: Taskset[Any, Any], task: Task, answer: str) -> bool:
+    """Whether it takes the gold answer, or else a plain one."""
+    gold: str | list[str] | None = None
+    with suppress(Exception):
+        gold = await taskset.gold_of(task)
+    known = [gold] if isinstance(gold, str) else (gold or [])[:1]
+    for other in [*known, "", "0"]:
+        with suppress(Exception):
+            if other != answer:
+                await _score(taskset, task, other)
+                return True
+    return False
 
 
 class Validity(StrEnum):

@@ -1,26 +1,29 @@
 """Streams hand out a taskset's tasks in order: each named stream is one cursor, owned here and nowhere else.
 
     streams = Streams(taskset)
-    draw = streams.advance("trainer-a")      # the next index of that stream
-    task = await streams.fetch(draw)         # its task: a pure function of the draw
+    draw, task = await streams.sample("trainer-a")      # the next index of that stream, and its task
 
-`state()` is a small value for a checkpoint; `restore` refuses one that was taken over other tasks.
+A task is a pure function of its draw. A draw whose task could not be made is not drawn: the next who asks gets it,
+until it was tried too often and is skipped. `state()` is a small value for a checkpoint; `restore` refuses one that was
+taken over other tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import msgspec
 
-from treetune.errors import ResumeError, TasksetError, UsageError, user_code
+from treetune.errors import DrawFailed, ResumeError, TasksetError, TreetuneError, UsageError, described
 from treetune.order import LAST, read_index
+from treetune.pending import Draw, Pending, PendingDraws
 from treetune.score import finite
 from treetune.target import Fingerprint, taskset_fingerprint
 from treetune.task import Task, digest
@@ -36,15 +39,10 @@ AHEAD = 64
 KEPT = 4096
 """How many of the latest tasks of a generator can be given again."""
 _TAKING_SECONDS = 0.05
-
-
-class Draw(msgspec.Struct, frozen=True):
-    """One draw from a stream; all that is needed to make its task again."""
-
-    stream: str
-    index: int
-    position: int | None = None
-    """Where a curriculum chose it: the position in the taskset."""
+DRAW_TRIES = 3
+"""How often the task of a draw may fail before it is skipped."""
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -72,6 +70,9 @@ class StreamState(msgspec.Struct, frozen=True):
     index: int
     """The next index it gives."""
     curriculum: Any = None
+    """What it has learned from observed rewards: pass rates, and what was drawn by them."""
+    pending: list[Pending] = []
+    """Draws before that index that are not done."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -82,8 +83,11 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Streams:
-    def __init__(self, taskset: Taskset[Any, Any]) -> None:
+    def __init__(self, taskset: Taskset[Any, Any], tries: int = DRAW_TRIES) -> None:
+        """`tries` is how often the task of a draw may fail before it is skipped."""
         self.taskset = taskset
+        self.tries = tries
+        self.pending = PendingDraws()
         self.sequential = taskset.INFINITE and not taskset.random_access
         """Only a generator: its tasks can be read forward, one reader a stream."""
         self.cheap = not self.sequential
@@ -98,14 +102,16 @@ class Streams:
     def load(self) -> None:
         """Whatever the first draw would wait for: data, the count, a few tasks to know them and their cost by."""
         self.count = self.taskset._size()
+        self.taskset.learning()  # what every stream begins with is worked out now
         probe = None if self.sequential else self._probe()
         self.identity = Identity(taskset_fingerprint(self.taskset), self.count, probe)
 
     def _probe(self) -> str:
         last = self.count - 1 if self.count is not None else _PROBES - 1
-        positions = sorted({last * number // (_PROBES - 1) for number in range(_PROBES)})
+        indices = sorted({last * number // (_PROBES - 1) for number in range(_PROBES)})
         tasks, spent = [], []
-        for position in positions:
+        for index in indices:
+            position = self.taskset.position_at(index, self.count) if self.count is None else index
             began = time.perf_counter()
             tasks.append(self.taskset[position])
             spent.append(time.perf_counter() - began)
@@ -125,18 +131,55 @@ class Streams:
         return self._streams[name]
 
     def advance(self, stream: str = "") -> Draw:
-        """The next draw of a stream; the only place where a cursor moves on."""
+        """The next draw of a stream: one that is to be given out again, else where the cursor is, which moves on here
+        and nowhere else."""
         current = self._streams.get(stream) or self.open(stream)
+        if self.pending.due and (due := self.pending.take(stream)) is not None:
+            return due
         position = None
-        if current.curriculum is not None:
-            with user_code(f"{self.taskset.name}.curriculum().draw()"):
-                position = current.curriculum.draw(current.index)
-            if type(position) is not int or not 0 <= position < (LAST if self.count is None else self.count):
-                problem = f"{self.taskset.name}.curriculum().draw() gave {position!r:.60}"
-                raise TasksetError(problem, remedy="return the position of a task: a number from 0 on, below count()")
+        if current.learning is not None:
+            position = current.learning.draw(current.index)
         draw = Draw(stream, current.index, position)
         current.index += 1
         return draw
+
+    async def sample(
+        self, stream: str = "", fetch: Callable[[Draw], Awaitable[Task]] | None = None
+    ) -> tuple[Draw, Task]:
+        """The next draw and its task, which `fetch` makes."""
+        self.pending.hold(draw := self.advance(stream))
+        task = await self.make(draw, fetch or self.fetch)
+        self.pending.settle(draw)
+        return draw, task
+
+    async def make(
+        self, draw: Draw, fetch: Callable[[Draw], Awaitable[T]], excused: tuple[type[Exception], ...] = ()
+    ) -> T:
+        """What `fetch` makes of a draw that is held. Its failure counts as a try, unless it is `excused`."""
+        try:
+            return await fetch(draw)
+        except excused:
+            self.pending.give_back(draw)
+            raise
+        except Exception as error:
+            raise self.fail(draw, error) from error
+        except BaseException:  # its caller gave up
+            self.pending.give_back(draw)
+            raise
+
+    def fail(self, draw: Draw, error: Exception) -> DrawFailed:
+        """The task of a draw that was held could not be made. Gives what to tell."""
+        tries = self.pending.fail(draw, self.tries)
+        where = f"index {draw.index}" + (f" of stream {draw.stream!r}" if draw.stream else "")
+        problem = error.message if isinstance(error, TreetuneError) else described(error)
+        if tries >= self.tries:
+            log.warning("%s is skipped, after %d tries: %s", where, tries, problem)
+            remedy = f"{where} is skipped after {tries} tries; sample again for the next one"
+        else:
+            remedy = f"sample again: {where} was tried {tries} of {self.tries} times, and is not drawn yet"
+        if isinstance(error, TreetuneError) and error.remedy:
+            remedy = f"{error.remedy}; {remedy}"
+        return DrawFailed(problem, remedy=remedy)
 
     def draw_at(self, index: int) -> Draw:
         """The draw of an index of the order, whatever the cursors say."""
@@ -153,10 +196,10 @@ class Streams:
         return {name: stream.index for name, stream in self._streams.items()}
 
     def observe(self, task: Task, reward: float, stream: str = "") -> None:
-        """Tells the stream's curriculum, where there is one."""
-        if (curriculum := self.open(stream).curriculum) is not None:
-            with user_code(f"{self.taskset.name}.curriculum().observe()"):
-                curriculum.observe(task, finite(reward, "an observed reward"))
+        """Moves the pass rate of a task, where the stream learns."""
+        reward = finite(reward, "an observed reward")
+        if (learning := self.open(stream).learning) is not None:
+            learning.observe(task, reward)
 
     def state(self, stream: str | None = None) -> State:
         """Of all streams, or of one. The one without a name is always among them, so a first state goes back too."""
@@ -164,15 +207,14 @@ class Streams:
         return State({name: self.stream_state(name) for name in names}, self.identity)
 
     def stream_state(self, name: str) -> StreamState:
+        return StreamState(self.cursor(name), self.curriculum_state(name), self.pending.of(name))
+
+    def curriculum_state(self, name: str) -> Any:
         stream = self._streams.get(name) or _Stream(self.taskset)  # asking opens none
-        if stream.curriculum is None:
-            return StreamState(stream.index)
-        with user_code(f"{self.taskset.name}.curriculum().state()"):
-            # Plain values only: anything else could not be kept, nor travel.
-            return StreamState(stream.index, msgspec.to_builtins(stream.curriculum.state(), builtin_types=(bytes,)))
+        return None if stream.learning is None else stream.learning.state()
 
     def restore(self, state: State) -> None:
-        """Puts the streams of `state` where they were; others stay."""
+        """Puts the streams of `state` where they were; others stay. What was out on a lease then is given out again."""
         if changes := state.taskset.differences(self.identity):
             raise ResumeError(
                 "the taskset changed since this state was taken: " + "; ".join(changes),
@@ -180,18 +222,24 @@ class Streams:
             )
         self.place(state.streams)
 
-    def place(self, streams: Mapping[str, StreamState]) -> None:
+    def place(self, streams: Mapping[str, StreamState], keep_leases: bool = False) -> None:
         if wrong := [name for name, entry in streams.items() if not 0 <= entry.index < LAST]:
-            raise UsageError(f"the cursor of a stream is a number from 0 to 2**62; wrong are {wrong}")
+            raise UsageError(f"the cursor of a stream is a number from 0 to 2**62; wrong are {wrong[:5]}")
+        if wrong := [name for name, entry in streams.items() if _has_wrong_draws(entry)]:
+            raise UsageError(f"a draw that is not done lies before the cursor of its stream; wrong are {wrong[:5]}")
+        if len(self._streams.keys() | streams.keys()) > MOST_STREAMS:  # before any of them is opened
+            raise UsageError(f"there can be {MOST_STREAMS} streams", remedy="restore fewer of them")
         for name, entry in streams.items():
+            self.pending.place(name, entry.pending, keep_leases)
             if entry.index == 0 and entry.curriculum is None:
                 self._streams.pop(name, None)  # a stream at its very beginning is one that never was
                 continue
-            stream = self.open(name)
-            if stream.curriculum is not None and entry.curriculum is not None:
-                with user_code(f"{self.taskset.name}.curriculum().restore()"):
-                    stream.curriculum.restore(entry.curriculum)
-            stream.index = entry.index
+            self.restore_curriculum(name, entry.curriculum)
+            self.open(name).index = entry.index
+
+    def restore_curriculum(self, name: str, state: Any) -> None:
+        if (learning := self.open(name).learning) is not None and state is not None:
+            learning.restore(state)
 
     # The tasks
 
@@ -229,17 +277,21 @@ class Streams:
 
 
 class _Stream:
-    """A cursor, with its own curriculum where the taskset has them, and its own reader where that is a generator."""
+    """A cursor, with pass rates of its own where they move, and its own reader where the taskset is a generator."""
 
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self.index = 0
-        self.curriculum = taskset.curriculum()
+        self.learning = taskset.learning()
         self.reader: Reader | None = None
 
 
-async def load(taskset: Taskset[Any, Any]) -> Streams:
+def _has_wrong_draws(entry: StreamState) -> bool:
+    return any(not 0 <= draw.index < entry.index or draw.tries < 0 or draw.attempt < 0 for draw in entry.pending)
+
+
+async def load(taskset: Taskset[Any, Any], tries: int = DRAW_TRIES) -> Streams:
     """The streams of a taskset, ready to give tasks."""
-    streams = Streams(taskset)
+    streams = Streams(taskset, tries)
     await call_apart(streams.load)
     return streams
 
@@ -260,7 +312,7 @@ async def draw_tasks(taskset: Taskset[Any, Any], num_tasks: int | None = None) -
     raise failure
 
 
-def _take(tasks: Iterator[Task]) -> tuple[list[Task], Exception | None]:
+def _take(tasks: Iterable[Task]) -> tuple[list[Task], Exception | None]:
     """As many tasks as there is time for, and what went wrong with the next."""
     taken: list[Task] = []
     until = time.monotonic() + _TAKING_SECONDS
@@ -282,38 +334,32 @@ class Reader:
         self._tasks: dict[int, Task] = {}
         self._next = 0
         self._lock = asyncio.Lock()
-        self._failure: Exception | None = None
+        self._failures: dict[int, Exception] = {}
+        """Of tasks that could not be read, until they are asked for."""
 
     async def task(self, index: int) -> Task:
         async with self._lock:
             while index not in self._tasks:
+                if (failure := self._failures.pop(index, None)) is not None:
+                    raise failure  # asked for again, it is read again
                 await self._read(index)
             return self._tasks[index]
 
     async def _read(self, index: int) -> None:
-        if not self._next <= index <= self._next + KEPT:
-            # A restored cursor: reading begins anew, a little before it, which is all a generator allows.
-            self._tasks, self._next, self._failure = {}, max(0, index - KEPT // 2), None
-        if self._failure is not None:
-            raise self._failure  # a generator that has failed gives nothing more
-        tasks, self._failure = await call_apart(_take, map(self._taskset.at, range(self._next, index + AHEAD)))
-        for task in tasks:
-            self._tasks[self._next] = task
-            self._tasks.pop(self._next - KEPT, None)
-            self._next += 1
-
-
-class Curriculum(Protocol):
-    def draw(self, index: int) -> int:
-        """The position of the task that draw number `index` gives."""
-        ...
-
-    def observe(self, task: Task, reward: float) -> None:
-        """What a rollout of a task earned."""
-        ...
-
-    def state(self) -> Any:
-        """A small plain value (numbers, texts, lists, dicts) that `restore` goes on from."""
-        ...
-
-    def restore(self, state: Any) -> None: ...
+        if self._next - KEPT <= index < self._next:
+            wanted = range(index, index + 1)  # one that failed before
+        else:
+            if not self._next <= index <= self._next + KEPT:
+                # A restored cursor: reading begins anew, a little before it, which is all a generator allows.
+                self._tasks, self._failures, self._next = {}, {}, max(0, index - KEPT // 2)
+            wanted = range(self._next, index + AHEAD)
+        tasks, failure = await call_apart(_take, map(self._taskset.at, wanted))
+        for number, task in enumerate(tasks, wanted.start):
+            self._tasks[number] = task
+            self._tasks.pop(number - KEPT, None)
+        last = wanted.start + len(tasks)
+        if failure is not None:
+            self._failures[last] = failure
+            self._failures.pop(last - KEPT, None)
+            last += 1
+        self._next = max(self._next, last)

@@ -29,10 +29,22 @@ from treetune.config import (
     to_plain,
     with_overrides,
 )
-from treetune.errors import ConfigError, PluginError, TasksetError, TreetuneError, UsageError, gather_faults, user_code
+from treetune.errors import (
+    ConfigError,
+    Faults,
+    PluginError,
+    TasksetError,
+    TreetuneError,
+    UsageError,
+    did_you_mean,
+    gather_faults,
+    user_code,
+)
 from treetune.files import code_hash, hash_files
+from treetune.profile import Rates
 from treetune.task import canonical, digest
 from treetune.taskset import Taskset
+from treetune.variables import conceal
 
 NEEDS_TASKS = "needs the tasks themselves"
 """What a verb says of a server whose tasks it would need."""
@@ -112,6 +124,8 @@ def build_taskset(
         config = convert_node(node, cls, path=path, raw=raw, any_key=any_key)
     if faults:
         raise ConfigError(faults, source=source)
+    if config.profile is not None and config.profile.parameter is not None:
+        return _by_parameter(node, cls, config, path, source)
     with user_code(f"making {cls.__name__}"):
         taskset = cls.from_config(config, **options)
     if not hasattr(taskset, "config"):
@@ -120,6 +134,37 @@ def build_taskset(
     if taskset.name == cls.__name__ and ":" not in str(node.get("id", ":")):
         taskset.name = str(node["id"])
     return taskset
+
+
+def _by_parameter(
+    node: Mapping[str, Any], cls: type[Taskset[Any, Any]], config: Any, path: str, source: str
+) -> Taskset[Any, Any]:
+    """The taskset with each of the values of a parameter, which its profile names."""
+    from treetune.mixture import ByParameter
+
+    profile, at = config.profile, f"{path}.profile" if path else "profile"
+    key = profile.parameter
+    faults: Faults = []
+    if not cls.INFINITE:
+        faults = [
+            (f"{at}.parameter", f"is for a taskset that never ends; {cls.__name__} has a pass rate for each task")
+        ]
+    elif key not in cls.config_type.__struct_fields__:
+        known = [
+            field for field in cls.config_type.__struct_fields__ if field not in Taskset.config_type.__struct_fields__
+        ]
+        hint = did_you_mean(key, known) or f"; it has: {', '.join(known) or 'none of its own'}"
+        faults = [(f"{at}.parameter", f"{cls.__name__} has no key {key!r}{hint}")]
+    sources: list[Taskset[Any, Any]] = []
+    for value in [] if faults else profile.values:
+        own: Faults = []
+        with gather_faults(own):
+            kept = {name: given for name, given in node.items() if name != "profile"}
+            sources.append(build_taskset({**kept, key: value}, path=path, source=source))
+        faults += [(f"{at}.values", problem) for _, problem in own]
+    if faults:
+        raise ConfigError(faults, source=source)
+    return ByParameter(config, sources, sources[0].name)
 
 
 def taskset_class(node: Mapping[str, Any], path: str = "taskset") -> type[Taskset[Any, Any]] | None:
@@ -195,6 +240,8 @@ def find_files(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]
         for kind, find in ((FileName, plugins.absolute_path), (CodeName, plugins.absolute_spec)):
             for key in found.keys() & set(declared_keys(cls.config_type, kind)):
                 found[key] = _find_each(found[key], find, folders)
+    if isinstance(profile := found.get("profile"), Mapping) and isinstance(profile.get("path"), str):
+        found["profile"] = {**profile, "path": plugins.absolute_path(profile["path"], folders)}
     return found
 
 
@@ -213,6 +260,8 @@ def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
     named = {key: found[key] for key in ("id", "custom_cls", "weight") if key in found}
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
+    if isinstance(found.get("profile"), Mapping) and config.get("profile") is not None:
+        config["profile"] |= {key: found["profile"][key] for key in ("path",) if key in found["profile"]}
     if "sources" in config:
         built = zip(getattr(taskset, "sources", []), config["sources"], strict=False)
         config["sources"] = [describe(source, node) for source, node in built]
@@ -230,6 +279,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
     """What identifies the data, where the taskset says so."""
     parts: list[Fingerprint] = []
     """Those of a mixture's sources."""
+    profile: str | None = None
+    """Identifies the pass rates that it is drawn by."""
 
     def differences(self, now: Fingerprint, path: str = "") -> list[str]:
         """What changed from this one to `now`, in words."""
@@ -241,6 +292,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
         changes += [f"{path}{change}" for change in config_differences(self.config, now.config)]
         if self.source != now.source:
             changes.append(f"{path}data: {self.source} -> {now.source}")
+        if self.profile != now.profile:
+            changes.append(f"{path}the pass rates of its profile changed")
         if len(self.parts) != len(now.parts):
             changes.append(f"{path}sources: {len(self.parts)} -> {len(now.parts)}")
         for number, (old, new) in enumerate(zip(self.parts, now.parts, strict=False)):
@@ -250,10 +303,12 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
     parts = [taskset_fingerprint(part) for part in getattr(taskset, "sources", [])]
-    config = to_plain(taskset.config)
+    config: dict[str, Any] = conceal(to_plain(taskset.config))
     if parts:
         config.pop("sources", None)  # each is a part, whichever way it was written
-    return Fingerprint(type(taskset).__name__, _code_of(taskset), config, taskset.source(), parts)
+    named = taskset.config.profile
+    profile = Rates(named).digest if named is not None and named.path is not None else None
+    return Fingerprint(type(taskset).__name__, _code_of(taskset), config, taskset.source(), parts, profile)
 
 
 def _code_of(taskset: Taskset[Any, Any]) -> str | None:

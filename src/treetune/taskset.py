@@ -25,40 +25,14 @@ from typing_extensions import TypeVar
 
 from treetune import order
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described, user_code
-from treetune.score import UNCHECKED, Score, Verdict
+from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
+from treetune.taskset_config import TasksetConfig
 
 if TYPE_CHECKING:
+    from treetune.curriculum import Curriculum, Learning
     from treetune.environment import Environment
-    from treetune.streams import Curriculum
     from treetune.trace import Trace
-
-
-class ShuffleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    seed: int = 0
-    """Picks the permutation of a finite taskset, and seeds the generation of an infinite one."""
-
-
-class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every taskset can be configured with; subclass it to add keys."""
-
-    shuffle: ShuffleConfig | None = None
-    """Absent: load order, the same every epoch. Present: a fresh permutation each epoch."""
-
-    extra: dict[str, Any] = {}
-    """Further keys of a `custom_cls` class that declares no config type of its own; read as `config.get("key")`."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.extra.get(key, default) if key not in self.__struct_fields__ else getattr(self, key)
-
-    def __getitem__(self, key: str) -> Any:
-        return self.extra[key] if key not in self.__struct_fields__ else getattr(self, key)
-
-    def __getattr__(self, name: str) -> Any:
-        # Only reached for what is no field.
-        if not name.startswith("_") and name in self.extra:
-            return self.extra[name]
-        raise AttributeError(f"{type(self).__name__} has no key {name!r}")
 
 
 TaskT = TypeVar("TaskT", bound=Task, default=Task)
@@ -169,10 +143,6 @@ class Taskset(Generic[TaskT, ConfigT]):
 
         return absolute_spec(env_class, folders_of(type(self)))
 
-    def curriculum(self) -> Curriculum | None:
-        """What chooses the next task and learns from rewards, a fresh one for each stream; None: the order is fixed."""
-        return None
-
     def source(self) -> str | None:
         """What identifies the data behind the tasks (a file's hash, a revision), for the fingerprint."""
         return None
@@ -221,11 +191,17 @@ class Taskset(Generic[TaskT, ConfigT]):
         except IndexError as error:
             raise self._missing(position, f"task_at({position}) failed: {described(error)}") from error
         except Exception as error:
-            raise TasksetError(f"{self.name}.task_at({position}) failed: {described(error)}") from error
+            # The method that the author wrote: without a `task_at` it is `load_tasks` that gave the tasks.
+            method = f"task_at({position})" if self.overrides("task_at") else f"load_tasks()[{position}]"
+            raise TasksetError(f"{self.name}.{method} failed: {described(error)}") from error
         return self._set_position(task, position)
 
     def __iter__(self) -> Iterator[TaskT]:
         """All tasks in load order, built one by one."""
+        if not self.overrides("load_tasks"):
+            count = self._count()
+            yield from (self[position] for position in (count_from() if count is None else range(count)))
+            return
         with user_code(f"{self.name}.load_tasks()"):
             for position, task in enumerate(self.load_tasks()):
                 yield self._set_position(task, position)
@@ -234,17 +210,49 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The task that an endless stream over this taskset gives at `index`, epoch after epoch."""
         return self[self.position_at(order.read_index(index), self._size())]
 
-    def position_at(self, index: int, count: int | None) -> int:
-        """Where in load order the task lies that comes at `index` of the order; `count` is what `count()` says."""
-        return index if count is None else order.locate(index, count, self.order_seed)[1]
+    def position_at(self, index: int, size: int | None) -> int:
+        """Where in load order the task lies that comes at `index` of the order; `size` is what `_size()` says."""
+        if self._curriculum is not None:
+            return self._curriculum.position_at(index)
+        return index if size is None else order.locate(index, size, self.order_seed)[1]
 
     @property
     def in_load_order(self) -> bool:
         """Whether tasks come in load order, the same in every epoch."""
-        return self.order_seed is None
+        return self.order_seed is None and self.config.profile is None
+
+    @property
+    def endless(self) -> bool:
+        """Whether the order has no end: there are no last tasks, or a schedule draws them again and again."""
+        return self.INFINITE or (self.config.profile is not None and self.config.profile.schedule is not None)
+
+    def learning(self) -> Learning | None:
+        """What draws by pass rates that rewards move, a fresh one for each stream; None: the order is fixed."""
+        profile = self.config.profile
+        if profile is None or profile.online is None or self._curriculum is None:
+            return None
+        return self._curriculum.learn()
+
+    def list_uids(self) -> Iterable[tuple[str, str]]:
+        """The uid and the source of each task in load order: every task is made for it."""
+        tasks = (self[position] for position in range(self._count() or 0))
+        return ((task.uid, task.data_source) for task in tasks)
+
+    @cached_property
+    def _curriculum(self) -> Curriculum | None:
+        if self.config.profile is None:
+            return None
+        from treetune.curriculum import TaskCurriculum
+
+        if self.INFINITE:
+            remedy = "profile one of its keys: profile: {parameter: level, values: [1, 2, 3]}"
+            raise UsageError(f"{self.name} never ends, so its tasks have no pass rates of their own", remedy=remedy)
+        return TaskCurriculum(self.config.profile, self.list_uids(), self.order_seed, self.name)
 
     def _size(self) -> int | None:
-        """`count`, where an empty taskset is an error."""
+        """How many tasks an epoch of the order has; None: it has no end. An empty taskset is an error."""
+        if self._curriculum is not None:
+            return self._curriculum.size
         count = self._count()
         if count == 0:
             raise self._empty()
@@ -265,23 +273,18 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The first `num_tasks` of the order, each at most once; only what is taken is built."""
         if num_tasks is not None and num_tasks < 1:
             raise UsageError(f"the number of tasks must be at least 1, got {num_tasks}")
-        if self.INFINITE and num_tasks is None:
-            raise UsageError(f"{self.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)")
+        if self.endless and num_tasks is None:
+            what = "is INFINITE" if self.INFINITE else "has a schedule, which never ends"
+            raise UsageError(f"{self.name} {what}: a draw from it needs an end", remedy="pass --num-tasks (-n)")
         if self.in_load_order:
             return self._first(num_tasks)
-        count = self._size() or 0
-        wanted = count if num_tasks is None else min(num_tasks, count)
-        return (self[self.position_at(index, count)] for index in range(wanted))
+        size = self._size()
+        wanted = min(number for number in (size, num_tasks) if number is not None)
+        return (self[self.position_at(index, size)] for index in range(wanted))
 
     def select_tasks(self, num_tasks: int | None = None) -> list[TaskT]:
         """The tasks of a run, as a list; `draw` gives the same lazily."""
         return list(self.draw(num_tasks))
-
-    async def judge(self, task: TaskT, answer: str) -> Score:
-        """`reward`, off the event loop where it is synchronous."""
-        from treetune.threads import call
-
-        return Score.of(await call(self.reward, task, answer))
 
     async def gold_of(self, task: TaskT) -> str | list[str] | None:
         """`gold`, off the event loop where it is synchronous, and of a right type."""
@@ -337,9 +340,11 @@ class Taskset(Generic[TaskT, ConfigT]):
         with user_code(f"{self.name}.load_tasks()"):
             if self._reader is None or index < self._read:
                 self._reader, self._read = iter(self.load_tasks()), 0
-            for task in self._reader:
+            reader, self._reader = self._reader, None  # a generator that raised gives nothing more: it is read anew
+            for task in reader:
                 self._read += 1
                 if self._read > index:
+                    self._reader = reader
                     return task
         raise self._missing(index, f"it ended after {self._read} tasks")
 
@@ -385,36 +390,9 @@ class Taskset(Generic[TaskT, ConfigT]):
         return re.search(r"seed|shuffle|self\.config\b(?!\.)", source) is not None
 
 
-def parts_of(taskset: Taskset[Any, Any]) -> Iterator[Taskset[Any, Any]]:
-    """Itself, and the sources that it mixes."""
-    yield taskset
-    for source in getattr(taskset, "sources", []):
-        yield from parts_of(source)
-
-
 _encoder = msgspec.json.Encoder()
 
 
 @lru_cache(maxsize=256)
 def _decoder(task_type: type[Task]) -> msgspec.json.Decoder[Task]:
     return msgspec.json.Decoder(task_type)
-
-
-class ByEnvironment(Taskset[Task, TasksetConfig]):
-    """The taskset of tasks that come from elsewhere: each is played by the environment that it names, or by the one
-    that is given for all of them."""
-
-    def __init__(self, environment: str | type[Environment] | None = None, name: str = "rows") -> None:
-        super().__init__()
-        self.name = name
-        self._environment = environment
-
-    def load_tasks(self) -> Iterable[Task]:
-        return ()
-
-    def environment(self, task: Task) -> Environment:
-        from treetune.environment import make
-
-        if isinstance(self._environment, type):
-            return self._environment(task)
-        return make(self._environment or task.env_class or "", task)

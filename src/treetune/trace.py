@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from treetune.errors import place_of
 from treetune.policy import Usage
-from treetune.task import Message, Task, begins_answer
+from treetune.task import Message, Task, begins_answer, without_surrogates
 from treetune.tokens import Tokens
 
 
@@ -24,7 +25,7 @@ class Outcome(StrEnum):
     TRUNCATED = "truncated"
     """A limit ended it: turns or tokens. It is scored with what it had."""
     TIMEOUT = "timeout"
-    """The rollout's deadline passed."""
+    """The rollout's deadline passed. It has a reward only where `limits.timeout_reward` gives one."""
     ENVIRONMENT_ERROR = "environment_error"
     """The environment or the scorer failed."""
     POLICY_ERROR = "policy_error"
@@ -34,7 +35,7 @@ class Outcome(StrEnum):
 
     @property
     def scored(self) -> bool:
-        """Whether the reward says something of the policy. Failures are counted apart, never as zeros."""
+        """Whether the environment scored it. A timeout may have a reward too, of the limits'."""
         return self in (Outcome.COMPLETED, Outcome.TRUNCATED)
 
 
@@ -46,11 +47,14 @@ class Failure(msgspec.Struct):
     phase: str
     """start, policy, environment or score_group."""
     traceback: str = ""
+    place: str = ""
+    """The line of the author's own code that raised: `tasks.py:12`."""
 
     @classmethod
     def of(cls, error: BaseException, phase: str) -> Failure:
         message = str(error) or type(error).__name__
-        return cls(type(error).__name__, message, phase, "".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
+        return cls(type(error).__name__, message, phase, text, place_of(error))
 
 
 class Turn(msgspec.Struct):
@@ -82,8 +86,12 @@ class Trace(msgspec.Struct, kw_only=True):
     uid: str
     occurrence: int = 0
     """Equal tasks share a uid: which of them this is."""
+    attempt: int = 0
+    """How often the task was given out before, to a client that let its lease run out."""
     rollout: int = 0
     """Which of the rollouts of this task."""
+    step: int | None = None
+    """The trainer's step that it was asked for in, where the trainer told."""
     model: str = ""
     outcome: Outcome = Outcome.COMPLETED
     reward: float | None = None
@@ -102,6 +110,11 @@ class Trace(msgspec.Struct, kw_only=True):
     timing: Timing = msgspec.field(default_factory=Timing)
     tokens: Tokens | None = None
     """Present where the policy gives token ids."""
+
+    @property
+    def scored(self) -> bool:
+        """Whether it has a reward, which says something of the policy."""
+        return self.reward is not None
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -129,8 +142,9 @@ class Trace(msgspec.Struct, kw_only=True):
         self.outcome, self.failure, self.reward = outcome, failure, None
 
 
-def encode_trace(trace: Trace) -> bytes:
-    """One line of JSON; a task's own fields included, and what JSON cannot hold as its `repr`."""
+def encode_trace(trace: Trace | Turn) -> bytes:
+    """One line of JSON, of a trace or a part of it; a task's own fields included, and what JSON cannot hold as its
+    `repr`."""
     try:
         return msgspec.json.encode(trace, enc_hook=repr)
     except UnicodeEncodeError:
@@ -143,15 +157,6 @@ def decode_trace(line: bytes, type_of: Callable[[Task], type[Task]] | None = Non
     if type_of is not None and (concrete := type_of(trace.task)) is not Task:
         trace.task = msgspec.json.decode(_raw_decoder.decode(line)["task"], type=concrete)
     return trace
-
-
-def without_surrogates(value: Any) -> Any:
-    """Without halves of surrogate pairs, which a model can sample and no text can hold."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
-    return [without_surrogates(item) for item in value] if isinstance(value, list) else value
 
 
 _decoder = msgspec.json.Decoder(Trace)

@@ -24,17 +24,43 @@ def checkout(tmp_path):
                 "evaluation": {"match": "2"},
             }
         ],
+        "train_0317/training.json": [
+            {
+                "description": "three",
+                "create": {"init": {"file": "init/y.sh"}},
+                "evaluation": {"match": "3"},
+            }
+        ],
     }.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(samples))
-    script = folder / "scripts" / "1" / "init" / "x.sh"
-    script.parent.mkdir(parents=True)
-    script.write_text("touch /made")
+    # The training samples' scripts are those of the last folder.
+    for path in ("1/init/x.sh", "7/init/y.sh"):
+        script = folder / "scripts" / path
+        script.parent.mkdir(parents=True)
+        script.write_text("touch /made")
+    for name, content in CONFIGS.items():
+        file = tmp_path / "configs" / "tasks" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "description"), [("os-dev", "one"), ("os-std", "two")])
+CONFIGS = {
+    "dbbench.yaml": """
+default: {module: src.server.tasks.dbbench.DBBenchTask, parameters: {max_round: 15}}
+dbbench-std: {parameters: {name: dbbench-std, data_file: data/dbbench/standard.jsonl}}
+dbbench-env_train: {parameters: {name: dbbench-env_train}}
+""",
+    "card_game.yaml": "default: {module: src.server.tasks.card_game.CardGame}\ncg-std: {parameters: {test_time: 5}}\n",
+    "mind2web.yaml": "default: {module: src.server.tasks.mind2web.Mind2Web}\nm2w-dev: {parameters: {name: M}}\n",
+    "avalon.yaml": "default: {module: a.B}\navalon-dev-single: {parameters: {name: A}}\n",
+}
+"""As a checkout has them."""
+
+
+@pytest.mark.parametrize(("name", "description"), [("os-dev", "one"), ("os-std", "two"), ("os-env_train", "three")])
 def test_os_tasks_run_on_our_own_machines(checkout, name, description):
     taskset = load_taskset(f"agentbench:{name}", {"taskset.root": str(checkout)})
     assert isinstance(taskset, OSInteraction)
@@ -47,7 +73,27 @@ def test_os_tasks_ask_for_a_checkout():
         load_taskset("agentbench:os-dev")
 
 
-@pytest.mark.parametrize("name", ["dbbench-dev", "kg-dev"])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("dbbench-std", "DBBenchTask"),
+        ("dbbench-env_train", "DBBenchTask"),
+        ("cg-std", "CardGame"),
+        ("m2w-dev", "Mind2Web"),
+        ("avalon-dev-single", "B"),
+    ],
+)
+def test_other_tasks_are_found_in_the_config_that_has_them(checkout, name, found):
+    spec, _ = load_taskset(f"agentbench:{name}", {"taskset.root": str(checkout)})._find_class()
+    assert spec.endswith(f".{found}")
+
+
+def test_a_name_that_a_checkout_no_longer_has_says_which_it_has(checkout):
+    with pytest.raises(UnknownNameError, match="dbbench-std"):
+        load_taskset("agentbench:dbbench-dev", {"taskset.root": str(checkout)})._find_class()
+
+
+@pytest.mark.parametrize("name", ["dbbench-dev", "kg-dev", "kg-std", "alfworld-env_train", "webshop-std"])
 def test_other_tasks_say_what_they_need(name):
     with pytest.raises((UsageError, MissingExtraError), match=r"agentrl-worker|checkout"):
         load_taskset(f"agentbench:{name}").count()

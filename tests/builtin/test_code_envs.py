@@ -497,15 +497,27 @@ class TestSearchCode:
         ("actions", "reward"),
         [
             (["<solution>#### 42</solution>"], 1.0),
-            (["#### 42", "no more"], 1.0),
-            (["#### 41", "<solution>#### 42</solution>"], 0.0),  # the first counts, as in skyrl-gym
-            (["<solution>42</solution>"], 0.0),
+            (["#### 42", "no more"], 0.0),
+            (["#### 41", "<solution>#### 42</solution>"], 1.0),
+            (["<solution>42</solution>"], 1.0),
             (["<tool><python>print('####', 42)</python></tool>", "that is it"], 0.0),  # the program said it
             (["<tool><search>number</search></tool>", "<solution>#### 42</solution>"], 1.0),  # and so did a document
         ],
     )
-    def test_the_first_number_that_the_policy_says_counts(self, ask, actions, reward):
+    def test_the_number_in_the_solution_counts(self, ask, actions, reward):
         assert rewards(ask(), *actions)[-1] == reward
+
+    @pytest.mark.parametrize(
+        ("actions", "reward"),
+        [
+            (["#### 42", "no more"], 1.0),
+            (["#### 41", "<solution>#### 42</solution>"], 0.0),
+            (["<solution>42</solution>"], 0.0),
+            (["<tool><python>print('####', 42)</python></tool>", "that is it"], 0.0),
+        ],
+    )
+    def test_to_the_letter_of_skyrl_gym_the_first_number_counts(self, ask, actions, reward):
+        assert rewards(ask(strict=False), *actions)[-1] == reward
 
     def test_two_turns_unless_the_row_says_otherwise(self, ask):
         assert len(play(ask(), *["?"] * 9)) == 2

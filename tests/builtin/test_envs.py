@@ -8,6 +8,8 @@ import json
 import os
 import re
 import sqlite3
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -23,11 +25,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Action, Completion, Outcome, Step, Task, Taskset, make, run_rollout
-from treetune.builtin import math_verifier
-from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortEnvironment
+from treetune.answers import tagged
+from treetune.builtin import math_verifier, sql_worker, text2sql
+from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortConfig, AlphabetSortEnvironment
 from treetune.builtin.search import Index, load_index
-from treetune.builtin.turns import find_tagged
+from treetune.builtin.worker_process import Workers
 from treetune.environment import Contract, contract_of
+from treetune.episode import Episode
 from treetune.errors import EnvironmentFault, MissingExtraError
 from treetune.plugins import environments
 from treetune.policy import Request
@@ -86,21 +90,37 @@ class TestGsm8k:
             ("#### 6", "5", 0.0),
             ("#### 1,000", "1000", 1.0),
             ("#### -1.50", "-1.50", 1.0),
-            ("#### 5.", "5", 0.0),
-            ("####5", "5", 0.0),
-            ("#### $5", "5", 0.0),
+            ("#### 5.", "5", 1.0),
+            ("####5", "5", 1.0),
+            ("#### $5", "5", 1.0),
             ("5", "5", 0.0),
-            ("#### 5 or #### 6", "5", 1.0),  # the first counts, as in skyrl-gym
+            ("#### 5 or #### 6", "5", 0.0),
             ("#### 5", 5, 1.0),
             ("#### 42", 42.0, 1.0),
             ("#### 42.0", 42.0, 1.0),
             ("#### 0.25", 0.25, 1.0),
-            ("#### 007", 7, 0.0),
+            ("#### 007", 7, 1.0),
         ],
     )
     def test_the_number_after_the_signs_is_compared(self, action, truth, reward):
         (step,) = play(task_of("gsm8k", truth), action)
         assert (step.reward, step.done, step.info["success"]) == (reward, True, reward == 1.0)
+
+    @pytest.mark.parametrize(
+        ("action", "reward"),
+        [("#### 5.", 0.0), ("####5", 0.0), ("#### $5", 0.0), ("#### 5 or #### 6", 1.0), ("#### 5/7", 1.0)],
+    )
+    def test_to_the_letter_of_skyrl_gym_the_first_number_counts(self, action, reward):
+        assert rewards(task_of("gsm8k", "5", strict=False), action) == [reward]
+
+    def test_strict_is_true_or_false(self):
+        with pytest.raises(EnvironmentFault, match="write true or false"):
+            make("gsm8k", task_of("gsm8k", strict="no"))
+
+    @pytest.mark.parametrize("name", ["gsm8k", "gsm8k_multi_turn", "searchcode"])
+    def test_a_ground_truth_that_is_no_number_is_a_fault(self, name):
+        with pytest.raises(EnvironmentFault, match="no answer is right"):
+            make(name, episodes.task_of(name, "seventy-two"))
 
     @pytest.mark.parametrize("truth", [["5"], True, {"a": 1}])
     @pytest.mark.parametrize("name", ["gsm8k", "gsm8k_multi_turn", "aime"])
@@ -168,11 +188,13 @@ class TestAime:
             ("Answer: $\\boxed{204}$", "204", 1.0),
             ("answer : 1,204", "1204", 1.0),
             ("Answer: x = 204 <end>", "204", 1.0),
-            ("Answer: 1\nAnswer: 204", "204", 1.0),
+            ("Answer: 1\nAnswer: 204", "204", -1.0),
+            ("Answer: 204\nAnswer: $204$", "204", 1.0),
             ("Answer: 204\nAnswer: 1", "204", -1.0),
             ("\\boxed{204}", "204", -1.0),
             ("204", "204", -1.0),
-            ("Answer: 204" + " " * 300, "204", -1.0),
+            ("Answer: 204" + " " * 300, "204", 1.0),
+            ("Answer: 204" + " so" * 100, "204", -1.0),
             ("Answer: \\frac12", "\\frac{1}{2}", 1.0),
             ("Answer: 30 degrees", "30", 1.0),
             ("Answer: 204", 204, 1.0),
@@ -182,6 +204,17 @@ class TestAime:
     def test_the_last_answer_is_normalised_and_compared(self, action, truth, reward):
         (step,) = play(task_of("aime", truth), action)
         assert (step.reward, step.done, step.info["success"]) == (reward, True, reward == 1.0)
+
+
+def small_worker(folder: Path) -> Path:
+    """The SQL worker with little memory, so that a test need not fill much of it."""
+    file = folder / "small_worker.py"
+    file.write_text(
+        Path(sql_worker.__file__)
+        .read_text()
+        .replace("HEAP, MEMORY, LARGEST_FILE = 512 << 20", "HEAP, MEMORY, LARGEST_FILE = 16 << 20")
+    )
+    return file
 
 
 class TestText2Sql:
@@ -202,7 +235,8 @@ class TestText2Sql:
             ("SELECT name FROM pet", 0.0, "not expected: Tom"),
             ("SELECT name FROM pet WHERE age = 5", 0.0, "1 of 2 rows are missing"),
             ("SELEC", 0.0, "syntax error"),
-            ("", 0.0, "2 of 2"),
+            ("", 0.0, "no query"),
+            ("-- nothing", 0.0, "no query"),
             ("DROP TABLE pet", 0.0, "readonly"),
             ("SELECT '\udc80'", 0.0, "surrogates"),
             ("SELECT '\0'", 0.0, "null character"),
@@ -271,6 +305,57 @@ class TestText2Sql:
         assert "no end after 0.3 seconds" in shown(first)
         assert "no end after 0.3 seconds" in second.info["explanation"]
 
+    UNINTERRUPTIBLE = "SELECT instr(zeroblob(9000000), zeroblob(4500000) || x'01')"
+    SORT = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000000) "
+        "SELECT i FROM n ORDER BY hex(randomblob(500))"
+    )
+
+    def test_a_query_that_cannot_be_interrupted_is_killed_and_others_go_on(self, ask, monkeypatch):
+        monkeypatch.setattr("treetune.builtin.text2sql.TRY_SECONDS", 0.2)
+        monkeypatch.setattr("treetune.builtin.text2sql.JUDGE_SECONDS", 0.2)
+        first, second, third = play(
+            ask(),
+            f"<sql>{self.UNINTERRUPTIBLE}</sql>",
+            "<think>t</think><sql>SELECT 7</sql>",
+            f"<think>t</think><solution>{self.UNINTERRUPTIBLE}</solution>",
+        )
+        assert "no end after 0.2 seconds" in shown(first)
+        assert "Error" not in shown(second)
+        assert (third.reward, third.info["metrics"]["sql_errors"]) == (0.0, 1)
+
+    def test_a_ground_truth_that_cannot_be_interrupted_is_a_fault(self, ask, monkeypatch):
+        monkeypatch.setattr("treetune.builtin.text2sql.JUDGE_SECONDS", 0.2)
+        with pytest.raises(EnvironmentFault, match="the ground truth does not run"):
+            play(ask(self.UNINTERRUPTIBLE), "<think>t</think><solution>SELECT 1</solution>")
+
+    def test_a_sort_has_a_limit_of_memory_and_writes_no_files(self, ask, monkeypatch, tmp_path):
+        monkeypatch.setattr(text2sql, "_workers", Workers(str(small_worker(tmp_path)), "SQLite", "", ("-I", "-S")))
+        monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
+        (step,) = play(ask(), f"<sql>{self.SORT}</sql>")
+        assert "over 16 MB of memory" in shown(step)
+        workers = text2sql._workers.idle[os.getpid()]
+        assert len(workers) == 1  # it goes on
+        assert "temp" not in " ".join(map(os.readlink, Path(f"/proc/{workers[0].pid}/fd").iterdir()))
+
+    @pytest.mark.parametrize("end", ["sys.exit()", "os.kill(os.getpid(), 9)"])
+    def test_no_process_is_left_behind(self, database, end):
+        code = (
+            "import os, sys\nfrom treetune import Task, make\n"
+            "task = Task(prompt='?', env_class='text2sql', reward_spec={'ground_truth': 'SELECT 1'},"
+            " extra_info={'db_path': sys.argv[1]})\n"
+            "environment = make('text2sql', task)\n"
+            "from treetune.builtin.text2sql import _workers\n"
+            f"print(*(one.pid for many in _workers.idle.values() for one in many), flush=True)\n{end}\n"
+        )
+        ran = subprocess.run([sys.executable, "-c", code, database], capture_output=True, text=True)
+        (pid,) = ran.stdout.split()
+        status = Path(f"/proc/{pid}/status")
+        until = time.monotonic() + 30
+        while status.exists() and "(zombie)" not in status.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     @pytest.mark.parametrize(
         "sql",
         [
@@ -314,7 +399,7 @@ class TestText2Sql:
         environment = make("text2sql", ask())
         database.unlink()
         with pytest.raises(EnvironmentFault, match="cannot be read"):
-            environment.step(Action.of("<sql>SELECT * FROM pet</sql>"))
+            asyncio.run(environment.step(Action.of("<sql>SELECT * FROM pet</sql>")))
 
     def test_the_data_source_or_the_row_itself_says_where_it_is(self, ask, database, monkeypatch):
         solution = "<think>t</think><solution>SELECT name FROM pet WHERE age > 2</solution>"
@@ -365,18 +450,31 @@ class TestSearch:
     @pytest.mark.parametrize(
         ("actions", "reward"),
         [
-            (["<answer>Rome</answer><answer>Paris</answer>"], 1.0),
+            (["<answer>Rome</answer><answer>Paris</answer>"], 0.0),
             (["<answer>Paris</answer><answer>Rome</answer>"], 0.0),
+            (["<answer>Paris</answer><answer>paris.</answer>"], 1.0),
+            (["<think><answer>Rome</answer></think><answer>Paris</answer>"], 1.0),
             (["<answer>Paris"], 0.0),
             (["</answer>Paris<answer>"], 0.0),
             (["<answer><answer>Paris</answer></answer>"], 0.0),
-            (["<answer>Paris", "<answer>Paris</answer>"], 0.0),  # the first tag was never closed
+            (["<answer>Paris", "<answer>Paris</answer>"], 1.0),
             (["<answer>Par", "is</answer>"], 0.0),
             (["Paris", "<answer>Paris</answer>"], 1.0),
         ],
     )
-    def test_the_last_answer_counts(self, actions, reward):
+    def test_one_answer_counts(self, actions, reward):
         assert rewards(task_of("search"), *actions)[-1] == reward
+
+    @pytest.mark.parametrize(
+        ("actions", "reward"),
+        [
+            (["<answer>Rome</answer><answer>Paris</answer>"], 1.0),
+            (["<answer>Paris</answer><answer>Rome</answer>"], 0.0),
+            (["<answer>Paris", "<answer>Paris</answer>"], 0.0),  # the first tag was never closed
+        ],
+    )
+    def test_to_the_letter_of_skyrl_gym_the_last_answer_counts(self, actions, reward):
+        assert rewards(task_of("search", strict=False), *actions)[-1] == reward
 
     def test_an_answer_that_a_document_holds_is_not_the_policys(self, corpus):
         _, last = play(task_of("search", corpus=str(corpus)), "<search>zebras</search>", "<search>zebras</search>")
@@ -588,7 +686,7 @@ def test_a_huge_action_costs_linear_time(name, part, ask, corpus):
 
 @given(st.lists(st.sampled_from(["<a>", "</a>", "x", "\n", "<b>"])).map("".join))
 def test_what_stands_between_tags_is_what_the_pattern_finds(text):
-    assert list(find_tagged(text, "a")) == re.findall("<a>(.*?)</a>", text, re.DOTALL)
+    assert list(tagged(text, "a")) == re.findall("<a>(.*?)</a>", text, re.DOTALL)
 
 
 GOLDEN = {
@@ -629,12 +727,30 @@ def test_gold_of_several_turns_is_one_action_each():
     task = AlphabetSort()[0]
     gold = AlphabetSortEnvironment.gold(task)
     assert len(gold) == len(task.rounds)
-    assert sum(rewards(task, *gold)) == pytest.approx(1.0)
+    assert sum(rewards(task, *gold)) == 1.0
+
+
+@pytest.mark.parametrize("turns", [1, 3, 6, 7, 10, 49])
+def test_a_perfect_episode_of_parts_is_one_and_a_success(turns):
+    """Six times 1/6 is 0.9999999999999999, and 49 times 1/49 is not 1 even where the sum is rounded once."""
+    taskset = AlphabetSort(AlphabetSortConfig(turns=turns, names_per_turn=1, num_tasks=1))
+    task = taskset[0]
+    gold = AlphabetSortEnvironment.gold(task)
+
+    async def play_all(actions: list[str]) -> Any:
+        episode = await Episode.start(taskset, task)
+        for action in actions:
+            await episode.step(action)
+        return episode.result
+
+    perfect, wrong = asyncio.run(play_all(gold)), asyncio.run(play_all([*gold[:-1], "?"]))
+    assert (perfect.reward, perfect.success, sum(perfect.rewards)) == (1.0, True, 1.0)
+    assert (wrong.reward, wrong.success) == ((turns - 1) / turns, False)
 
 
 def test_a_gold_that_cannot_be_matched_earns_nothing():
     """So that a check of gold answers finds it."""
-    task = task_of("gsm8k", "1,000")
+    task = task_of("gsm8k", "1,000", strict=False)
     assert rewards(task, environments.resolve("gsm8k").gold(task)) == [0.0]
 
 
@@ -675,8 +791,9 @@ class TestMathVerify:
 
     @pytest.mark.parametrize("method", [None, "rule"])
     def test_other_rows_are_compared_as_ever(self, method):
-        assert self.reward("\\frac{1}{2}", "0.5", method) == -1.0
+        assert self.reward("\\sqrt{8}", "2\\sqrt{2}", method) == -1.0
         assert self.reward("\\frac{1}{2}", "\\frac12", method) == 1.0
+        assert self.reward("\\frac{1}{2}", "0.5", method) == 1.0
 
     def test_without_the_mark_nothing_counts(self):
         task = Task(prompt="?", env_class="aime", reward_spec={"ground_truth": "204", "method": "math_verify"})
@@ -688,9 +805,9 @@ class TestMathVerify:
         endless = "9^{9^{9^9}}"
 
         async def together() -> list[float]:
-            spec = {"ground_truth": "\\frac{1}{2}", "method": "math_verify"}
+            spec = {"ground_truth": "\\sqrt{8}", "method": "math_verify"}
             task = Task(prompt="?", env_class="aime", reward_spec=spec)
-            answers = [endless, "0.5", endless, "0.5", "0.6", endless]
+            answers = [endless, "2\\sqrt{2}", endless, "2\\sqrt{2}", "3\\sqrt{2}", endless]
             ticks = 0
 
             async def tick() -> None:
@@ -709,11 +826,11 @@ class TestMathVerify:
 
     def test_a_worker_that_is_killed_is_replaced(self):
         pytest.importorskip("math_verify")
-        assert self.reward("\\frac{1}{2}", "0.5") == 1.0
-        for worker in math_verifier._idle[os.getpid()]:
+        assert self.reward("\\sqrt{8}", "2\\sqrt{2}") == 1.0
+        for worker in math_verifier._workers().idle[os.getpid()]:
             worker.kill()
             worker.wait()
-        assert [self.reward("\\frac{1}{2}", f"{n}/{2 * n}") for n in range(2, 8)] == [1.0] * 6
+        assert [self.reward("\\sqrt{8}", f"{2 * n}\\sqrt{{2}}/{n}") for n in range(2, 8)] == [1.0] * 6
 
     def test_without_the_package_it_is_said(self, monkeypatch):
         monkeypatch.setattr(math_verifier, "find_spec", lambda name: None)

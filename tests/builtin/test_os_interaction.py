@@ -111,11 +111,21 @@ def test_what_is_no_action_is_said_to_be_none(said):
         ("integer-match", "042", "42", True),
         ("integer-match", "42.0", "42", False),
         ("integer-match", "", "42", False),
+        ("integer-match", "4" * 5000, "42", False),
+        ("size-match", "4" * 5000, "42", False),
         ("integer-match", "x", "x", False),
         ("string-match", "a\r\nb ", "a\nb\n", True),
         ("string-match", "A", "a", False),
         ("size-match", "1.2G", "1.2G\n", True),
-        ("size-match", "1.2 GB", "1258291K", True),
+        ("size-match", "1.2 GB", "1.2G", True),
+        ("size-match", "2048K", "2M", True),
+        ("size-match", "512 bytes", "512", True),
+        ("size-match", "1.2 GB", "1258291K", False),
+        ("size-match", "1.25G", "1.2G", False),
+        ("size-match", "100M", "104M", False),
+        ("size-match", "0", "0", True),
+        ("size-match", "4.0K", "4096", True),
+        ("size-match", "much", "much", False),
         ("size-match", "1.2", "1.2G", False),
         ("size-match", "0", "1.2G", False),
     ],
@@ -207,6 +217,16 @@ def test_tampering_with_what_checks_run_on_earns_nothing(machine, tmp_path, lang
     assert play(samples(tmp_path, row), bash(mischief), "Act: finish")[-1].reward == 0.0
 
 
+@pytest.mark.parametrize("language", ["bash", "python"])
+def test_what_the_policy_left_running_learns_nothing_of_a_check(machine, tmp_path, language):
+    code = {"bash": "sleep 0.5; [ -f /data/x93 ]", "python": "import os, time; time.sleep(0.5); os.stat('/data/x93')"}
+    check = {"language": language, "code": code[language]}
+    row = {"description": "?", "create": {"init": "mkdir /data"}, "evaluation": {"check": [check]}}
+    watch = "for p in /proc/[0-9]*; do f=$(cat $p/cmdline $p/environ | tr -d '\\0' | grep -o '/data/x[0-9]*' | head -1)"
+    script = f'(while :; do {watch}; [ -z "$f" ] || touch $f; done; done) >/dev/null 2>&1 &'
+    assert play(samples(tmp_path, row), bash(script), "Act: finish")[-1].reward == 0.0
+
+
 def test_programs_may_be_made_used_and_what_the_task_changed_may_be_changed(machine, tmp_path):
     make = "printf '#!/bin/sh\\necho 42\\n' > /usr/bin/calc; chmod +x /usr/bin/calc; python3 -c 'import json, csv'"
     row = {
@@ -249,10 +269,127 @@ def test_output_is_shortened_and_deadlines_are_told(machine, tmp_path):
 
 
 def test_a_reference_that_is_not_to_be_had_is_an_error_not_a_reward(machine, tmp_path):
-    for example in ("exit 3", "true", "echo many"):
+    for example, why in (("exit 3", "ended with 3"), ("true", "no integer"), ("echo many", "no integer: many")):
         taskset = samples(tmp_path, {"description": "?", "evaluation": {**COUNT, "example": example}})
-        with pytest.raises(EnvironmentFault, match="reference"):
+        with pytest.raises(EnvironmentFault, match=f"example.*{why}"):
             play(taskset, "Act: answer(0)")
+
+
+# The machine that the reference is taken on
+
+
+def referenced(init, example, **more):
+    create = {"create": {"init": init}} if init else {}
+    evaluation = {"check": [None, {"language": "python", "file": "check/string-match.py"}], "example": example}
+    return {"description": "?", **create, "evaluation": evaluation, **more}
+
+
+async def _play_reference(taskset, position=0):
+    """What an episode's own machine says to its example, and what that earns there."""
+    environment = taskset.environment(taskset[position])
+    try:
+        await environment.start()
+        example = environment.task.sample.evaluation.example.code
+        seen = (await environment.step(Action.of(bash(example)))).observation.content
+        return seen, (await environment.step(Action.of(f"Act: answer({seen})"))).reward
+    finally:
+        await environment.close()
+        for pool in _pools.get(asyncio.get_running_loop(), {}).values():
+            await pool.close()
+
+
+def test_a_machine_that_was_made_at_random_has_its_own_reference(machine, tmp_path):
+    init = "shuf -i 0-999999 -n 20 > /root/numbers; echo $RANDOM$RANDOM > /usr/share/drawn; mkdir /srv/$RANDOM"
+    taskset = samples(tmp_path, referenced(init, "md5sum /root/numbers; cat /usr/share/drawn; ls /srv"))
+    first, second = (asyncio.run(_play_reference(taskset)) for _ in range(2))
+    assert first[0] != second[0]
+    assert (first[1], second[1]) == (1.0, 1.0)
+
+
+LEAVES = """
+tar -xf /root/data.tar -C /root
+echo 42 > /root/answer; echo 42 > /tmp/answer; echo 42 > /usr/share/answer; echo 42 > /dev/shm/answer
+touch /var/tmp/left; rm /root/old; echo changed > /root/kept; useradd jill; sed -i s/x/y/ /etc/environment
+(sleep 1000 &) ; echo export ANSWER=42 >> /root/.bashrc; history -s answer 42; cat /root/part/* | wc -l
+"""
+LOOK = """
+find /root /tmp /var/tmp /dev/shm /srv /home -mindepth 1 | sort | xargs; cat /root/kept
+ls /usr/share/answer 2>/dev/null; grep -c jill /etc/passwd; pgrep sleep; env | grep -i answer; history | grep answer
+find / -xdev -newer /root/made ! -path '/proc/*' ! -type d 2>/dev/null; true
+"""
+"""What a policy would look for that wants to be told the answer."""
+
+
+def test_what_takes_the_reference_leaves_nothing_on_the_policys_machine(machine, tmp_path):
+    init = (
+        "cd /root; mkdir part; seq 30 > part/a; seq 12 > part/b; tar -cf data.tar part; rm -r part; echo old > old;"
+        "echo kept > kept; sleep 0.02; touch made"
+    )
+    row = referenced(init, LEAVES)
+    look, end = play(samples(tmp_path, row), bash(LOOK), "Act: answer(42)")
+    assert look.observation.content == "/root/data.tar /root/kept /root/made /root/old\nkept\n0"
+    assert end.reward == 1.0
+    nothing = play(samples(tmp_path, {**row, "evaluation": {"match": "x"}}), bash(LOOK))[0]
+    assert nothing.observation.content == look.observation.content
+
+
+def test_a_reference_is_taken_once_an_episode_and_ends_with_its_machine(machine, tmp_path):
+    row = referenced("echo 1 > /root/n", "n=$(cat /root/n); echo $((n + 1)) | tee /root/n")
+    taskset = samples(tmp_path, row)
+    steps = play(taskset, bash("cat /root/n; echo 7 > /root/n"), "Act: answer(2)")
+    assert (steps[0].observation.content, steps[1].reward) == ("1", 1.0)
+
+
+def test_a_reference_sees_what_start_did(machine, tmp_path):
+    row = referenced("mkdir /data", "ls /data", start="touch /data/made; cd /data; x=3")
+    assert play(samples(tmp_path, row), bash("pwd; echo $x"), "Act: answer(made)")[-1].reward == 1.0
+
+
+def test_a_reference_sees_the_shell_that_every_machine_has(machine, tmp_path):
+    taskset = samples(tmp_path, referenced(None, "ps -eo args= | grep -c '^bash --login'"))
+    assert asyncio.run(_play_reference(taskset)) == ("1", 1.0)
+
+
+@pytest.mark.parametrize("script", ["init", "start"])
+def test_a_reference_that_would_miss_running_processes_is_not_taken(machine, tmp_path, script):
+    left = "sleep 1234 >/dev/null 2>&1 & sleep 1235 >/dev/null 2>&1 &"
+    row = referenced(left if script == "init" else None, "pgrep sleep | wc -l")
+    row |= {"start": left} if script == "start" else {}
+    with pytest.raises(EnvironmentFault, match=r"leaves 2 processes running.*sleep 1235"):
+        play(samples(tmp_path, row))
+    fine = samples(tmp_path, {**row, "evaluation": {"match": "2"}})
+    assert play(fine, bash("pgrep sleep | wc -l"), "Act: answer(2)")[0].observation.content == "2"
+
+
+@pytest.mark.parametrize(
+    ("init", "found"),
+    [
+        ("echo made; echo broken >&2; exit 7", r"init script ended with 7(.|\n)*made\nbroken"),
+        ("echo before; sleep 1000", r"init script was stopped \(timeout\)(.|\n)*before"),
+        (["true", {"language": "python", "code": "raise ValueError('no data')"}], r"ended with 1(.|\n)*no data"),
+        ("kill -9 $$", "ended with 137"),
+    ],
+)
+def test_an_init_that_fails_or_hangs_is_an_invalid_sample_with_its_output(machine, tmp_path, init, found):
+    taskset = samples(tmp_path, referenced(init, "echo 1"), setup_seconds=0.5)
+    with pytest.raises(EnvironmentFault, match=r"sample is invalid: its (.|\n)*" + found):
+        play(taskset, "Act: answer(1)")
+
+
+def test_a_start_that_fails_is_an_invalid_sample(machine, tmp_path):
+    taskset = samples(tmp_path, {"description": "?", "start": "cd /nowhere", "evaluation": {"match": "x"}})
+    with pytest.raises(EnvironmentFault, match=r"its start script ended with 1(.|\n)*/nowhere"):
+        play(taskset)
+
+
+def test_invalid_samples_are_told_by_validate_and_have_no_reward(machine, tmp_path, treetune):
+    rows = [referenced("echo oh no >&2; exit 3", "echo 1"), referenced("true", "echo 1")]
+    (tmp_path / "samples.json").write_text(json.dumps(rows))
+    checked = treetune("validate", "os-interaction", "--taskset.data", "samples.json", "--json")
+    assert (checked.code, checked.json["valid"], checked.json["invalid"]) == (1, 1, 1)
+    assert "oh no" in checked.json["findings"][0]["found"]
+    result = treetune("eval", "os-interaction", "--taskset.data", "samples.json", "-m", "scripted:echo", "--json")
+    assert result.json["outcomes"] == {"environment_error": 1, "truncated": 1}, result.json
 
 
 def test_scripts_are_found_under_their_root(machine, tmp_path):

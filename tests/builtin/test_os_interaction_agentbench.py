@@ -6,9 +6,11 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from treetune import Action
+from treetune.builtin.shell.environment import OSInteractionEnvironment
 from treetune.builtin.shell.taskset import OSInteraction, OSInteractionConfig
 from treetune.errors import TreetuneError
 from treetune.sandbox import probe
@@ -26,38 +28,77 @@ find /usr -maxdepth 1 ! -type d -delete; find / -xdev -maxdepth 1 -type f -delet
 ```"""
 
 
-async def tried(taskset, position) -> tuple[str, float]:
-    """Why a sample is not served here, and what "delete everything, answer 0" earned."""
+SNOOP = """Act: bash
+
+```bash
+a=$(ls -t /root /tmp /var/tmp /dev/shm | head -1); grep -rhi 'answer\\|result' /root /tmp /var/tmp /dev/shm $a | tail -1
+tail -1 /root/.bash_history; history | tail -1; env | grep -i answer; pgrep -a bash | grep -v login | head -1
+```"""
+"""Looks for what a reference may have left."""
+STATE = """
+find / /dev/shm -xdev -printf '%p %y %m %s %u %T@ %C@ %l\\n'; find /usr -xdev -newermt '1 day ago' -printf '%p %C@\\n'
+ps -eo args | grep -v 'ps\\|grep\\|sh -c'; env; cat /root/.bash_history
+"""
+
+
+class WatchedEnvironment(OSInteractionEnvironment):
+    """Looks whether taking the reference leaves anything on the machine of the policy."""
+
+    async def _take_reference(self) -> str:
+        before = (await self.run(["sh", "-c", STATE])).text
+        reference = await super()._take_reference()
+        assert (await self.run(["sh", "-c", STATE])).text == before, self.task.extra_info["name"]
+        return reference
+
+
+class Tried(msgspec.Struct):
+    name: str
+    reason: str = ""
+    """Why it is not served here."""
+    differs: bool = False
+    """Whether its reference differs from one fresh machine to the next."""
+    destroyed: float = 0.0
+    """What "delete everything, answer 0" earned."""
+
+
+async def tried(taskset, position) -> Tried:
     task = taskset[position]
-    if task.sample.refusal is not None:
-        return task.sample.refusal, 0.0
+    found = Tried(task.extra_info["name"], task.sample.refusal or "")
+    if found.reason:
+        return found
+    evaluation = task.sample.evaluation
     try:
         gold = await taskset.gold(task)
         if gold is None:
-            return "it has no example", 0.0
-        if await earned(taskset, task, *gold) != 1.0:
-            if task.sample.evaluation.has_reference:
-                return "its reference differs from one fresh machine to the next", 0.0
-            return "its example does not do what it checks, here: it needs the network, or sudo", 0.0
+            found.reason = "it has no example"
+            return found
+        right = "Act: answer({reference})" if evaluation.has_reference else None
+        if await earned(taskset, task, *([right] if right else gold), kind=WatchedEnvironment) != 1.0:
+            found.reason = "its example does not do what it checks, here: it needs the network, or sudo"
+            return found
         wrong = [await earned(taskset, task, f"Act: answer({answer})") for answer in ("no such thing", "-12345", "")]
-        state = not task.sample.evaluation.has_reference and task.sample.evaluation.check
+        wrong += [await earned(taskset, task, SNOOP, "Act: answer({said})")] if evaluation.has_reference else []
+        state = not evaluation.has_reference and evaluation.check
         wrong += [await earned(taskset, task, "Act: finish")] if state else []
-        assert wrong == [0.0] * len(wrong), task.extra_info["name"]
-        if gold == ["Act: answer(0)"]:
-            return "", 0.0  # 0 is right
-        return "", await earned(taskset, task, DESTROY, "Act: answer(0)")
+        assert wrong == [0.0] * len(wrong), found.name
+        found.differs = await earned(taskset, task, *gold) != 1.0
+        if gold != ["Act: answer(0)"]:  # 0 is right
+            found.destroyed = await earned(taskset, task, DESTROY, "Act: answer(0)")
     except TreetuneError as error:
-        return error.message.splitlines()[0], 0.0
+        found.reason = error.message
+    return found
 
 
-async def earned(taskset, task, *actions) -> float:
-    environment = taskset.environment(task)
+async def earned(taskset, task, *actions, kind=OSInteractionEnvironment) -> float:
+    """`{reference}` in an action is that of the episode, `{said}` what was shown last."""
+    environment, said = kind(task), ""
     try:
         await environment.start()
         reward = 0.0
         for action in actions:
+            action = action.replace("{reference}", environment.reference.strip()).replace("{said}", said)
             step = await environment.step(Action.of(action))
-            reward = step.reward
+            reward, said = step.reward, step.observation.content if step.observation else ""
             if step.done:
                 break
         return reward
@@ -70,7 +111,7 @@ async def all_of(taskset):
 
     async def one(position):
         async with free:
-            return taskset[position].extra_info["name"], *await tried(taskset, position)
+            return await tried(taskset, position)
 
     try:
         return await asyncio.gather(*(one(position) for position in range(taskset.count())))
@@ -89,9 +130,10 @@ def test_the_samples_are_served_and_cannot_be_cheated(split, count, least):
     taskset = OSInteraction(OSInteractionConfig(data=str(DATA), split=split, command_seconds=15))
     assert taskset.count() == count
     results = asyncio.run(all_of(taskset))
-    left_out = {name: reason for name, reason, _ in results if reason}
+    left_out = [found for found in results if found.reason]
     print(f"{split}: {count - len(left_out)} of {count} are served; the others:")
-    for name, reason in sorted(left_out.items()):
-        print(f"  {name}: {reason}")
+    for found in left_out:
+        print(f"  {found.name}: {found.reason}")
+    print("references that differ from machine to machine:", [found.name for found in results if found.differs])
     assert count - len(left_out) >= least
-    assert [name for name, _, destroyed in results if destroyed] == []
+    assert [found.name for found in results if found.destroyed] == []

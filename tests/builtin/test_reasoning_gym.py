@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from treetune import build_taskset
+from treetune.builtin.reasoning_gym import is_plain_expression
 from treetune.errors import ConfigError, UnknownNameError
 
 pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
@@ -50,3 +51,30 @@ def test_names_and_params_are_checked():
     assert all(
         prompt.count("+") + prompt.count("-") <= 2 for prompt in prompts(0, params={"min_terms": 2, "max_terms": 2})
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["(3 + 4) * 5 - 2 / 7", "x**2 + 3*x*y - 7*x**(1/2)", "sin(x)*exp(-x) + C", "[[1, 2], [3, 4]]", "['a', 'b']"]
+)
+def test_plain_expressions_reach_a_scorer_that_evaluates_them(text):
+    assert is_plain_expression(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("9**9**9", "(9**99)**99", "9**999", "1e999999999", "1e-999999999", "9" * 60, "exp(exp(99))", "1 << 10**9"),
+        *("__import__('os')", "x.y", "print(1)", "open('a')", "lambda: 1", "[i for i in x]", "x if y else z"),
+        *("'a' * 10**9", "(" * 9999, "f'{x}'", "range(9)", "x := 1", "sin(x, evaluate=1)"),
+    ],
+)
+def test_anything_else_does_not(text):
+    assert not is_plain_expression(text)
+
+
+def test_an_answer_is_not_run_as_code(tmp_path):
+    taskset = build_taskset({"id": "reasoning-gym", "dataset": "binary_matrix"})
+    answer = f"<answer>open({str(tmp_path / 'was_run')!r}, 'w')</answer>"
+    assert taskset.reward(taskset[0], answer).reward == 0.0
+    assert not (tmp_path / "was_run").exists()
+    assert taskset.reward(taskset[0], f"<answer>{taskset[0].ground_truth}</answer>").reward == 1.0

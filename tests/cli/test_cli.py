@@ -29,7 +29,7 @@ def test_imports_stay_light(code):
 
 
 def test_every_verb_has_help_worth_reading(treetune):
-    verbs = ("list", "show", "validate", "eval", "rescore", "init", "demo")
+    verbs = ("list", "show", "validate", "eval", "profile", "rescore", "init", "demo")
     overview = treetune("--help")
     assert overview.code == 0
     for verb in verbs:

@@ -105,6 +105,7 @@ def test_a_group_that_fails_without_a_word_does_not_end_the_run(treetune, tmp_pa
     ("command", "wait_for"),
     [
         ((*EVAL, "-c", "2"), "run/traces.jsonl"),
+        (("profile", *EVAL[1:4], "-c", "2"), "rates.jsonl.runs/scripted-echo-b255fb79/traces.jsonl"),
         (("validate", "broken.py:Broken", "-c", "2", "-o", "run"), "run/results.jsonl"),
         (("rescore", "done", "-o", "run"), "run/traces.jsonl"),
         (SHOW, "drawn"),
@@ -175,3 +176,17 @@ def test_an_override_may_stand_anywhere(treetune, arguments):
 def test_verbs_without_overrides_refuse_them(treetune):
     result = treetune("list", "--taskset.level", 2, "--json")
     assert (result.code, "--taskset.level" in result.json["error"]) == (2, True)
+
+
+def test_one_gold_answer_that_fails_hides_no_other_task(treetune, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.py").write_text(
+        "from treetune import Task, Taskset\n"
+        "class Some(Taskset):\n"
+        "    def load_tasks(self): return [Task(prompt=str(n), reward_spec={'ground_truth': n}) for n in range(3)]\n"
+        "    def gold(self, task): return str(6 // (task.ground_truth - 1))\n"
+    )
+    shown = treetune("show", "some.py:Some", "--json").json["tasks"]
+    assert [task.get("gold") for task in shown] == ["-6", None, "6"]
+    assert "ZeroDivisionError" in shown[1]["gold_failure"]
+    assert "gold_failure: Some.gold() of task 1 failed" in treetune("show", "some.py:Some").out

@@ -22,7 +22,7 @@ from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
-VERBS = {"show", "validate", "eval", "build verl", "build skyrl", "build trl", "convert"}
+VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
 TRAINERS = {"verl", "SkyRL", "AReaL", "TRL"}
@@ -43,7 +43,17 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
     return {
         "show": ["show", target, "-n", "3", "--json"],
         "validate": ["validate", target, *number, "--json"],
+        "audit": [
+            "audit",
+            target,
+            "-n",
+            "3",
+            "--skip",
+            "tasks-differ,reward-differs,observations-differ,not-portable",
+            "--json",
+        ],
         "eval": ["eval", target, "-m", "scripted:gold", *number, "--json"],
+        "profile": ["profile", target, "-m", "scripted:gold", "-r", "2", "-o", "rates.jsonl", *number, "--json"],
         "build": ["build", target, "--format", *format, *number, "--json"],
         "convert": ["convert", target, "out.parquet", "--to", "verl", "--force", *number, "--json"],
         "serve": ["serve", target, "--http", "127.0.0.1:0"],
@@ -69,8 +79,12 @@ def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
             assert len(result.json["tasks"]) == 3
         elif verb == "eval":
             assert result.json["mean_reward"] == 1.0
+        elif verb == "profile":
+            assert result.json["models"][0]["all_1"] == 1.0
         elif verb == "convert":
             assert result.json["rows"] >= 3
+        elif verb == "audit":
+            assert len(result.json["tasks"]) == 3
         elif verb != "validate":
             assert result.json["tasks"][0]["rows"] >= 3
 

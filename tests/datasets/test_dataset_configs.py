@@ -350,7 +350,11 @@ def test_a_value_that_is_no_choice_lists_the_choices(source):
 
 
 def test_files_that_a_recipe_names_are_found_beside_it_by_build_and_by_show(source, recipe, tmp_path, monkeypatch):
-    keys = {"custom_cls": {"path": "mytask.py", "name": "My"}, "filter": "keep.py:keep", "pass_rates": "rates.json"}
+    keys = {
+        "custom_cls": {"path": "mytask.py", "name": "My"},
+        "filter": "keep.py:keep",
+        "profile": {"path": "rates.json"},
+    }
     file = recipe(train_tasks=[source(**keys)])
     folder = tmp_path / "sub"
     (folder / "mytask.py").write_text(OWN)
@@ -359,13 +363,15 @@ def test_files_that_a_recipe_names_are_found_beside_it_by_build_and_by_show(sour
     for taskset in (read_declared(file, {})["train"][0], load_taskset(file, split="train")):
         assert type(taskset).__name__ == "My"
         assert taskset.config.filter == f"{folder / 'keep.py'}:keep"
-        assert taskset.config.pass_rates == str(folder / "rates.json")
+        assert taskset.config.profile.path == str(folder / "rates.json")
     # Else from where we are, and an override is always meant from there.
     (folder / "keep.py").rename(tmp_path / "keep.py")
     (tmp_path / "rates.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    config = read_declared(file, {"train_tasks[0].pass_rates": "rates.json"})["train"][0].config
-    assert (config.filter, config.pass_rates) == ("keep.py:keep", "rates.json")
+    config = read_declared(file, {"train_tasks[0].profile.path": "rates.json"})["train"][0].config
+    assert (config.filter, config.profile.path) == ("keep.py:keep", "rates.json")
+    config = read_declared(file, {"train_tasks[0].profile.drop_solved": "true"})["train"][0].config
+    assert (config.profile.path, config.profile.drop_solved) == (str(folder / "rates.json"), True)
 
 
 def test_a_filter_file_that_is_nowhere_is_a_fault(source, recipe):

@@ -1,40 +1,20 @@
-"""The same build on a Ray cluster gives the same rows."""
+"""The same build on a Ray cluster that `ray start` made gives the same rows."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 
+import pyarrow.parquet as pq
 import pytest
 import venvs
+from ray_start import RayCluster
 
 pytestmark = pytest.mark.slow
-
-BUILD = """
-import json, sys
-from pathlib import Path
-import pyarrow.parquet as pq
-from ray.cluster_utils import Cluster
-import ray
-from treetune.datasets.build import build
-from treetune.datasets.declared import load_task
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-cluster.add_node(num_cpus=1)
-ray.init(address=cluster.address, log_to_driver=False)
-task = load_task(json.loads(sys.argv[1]))
-out = Path(sys.argv[2])
-here = build(task, out / "here.parquet", "verl")
-there = build(task, out / "there.parquet", "verl", engine="ray")
-rows = [pq.read_table(out / name).to_pylist() for name in ("here.parquet", "there.parquet")]
-print(json.dumps({"same": rows[0] == rows[1], "rows": len(rows[1]), "dropped": [here.dropped, there.dropped],
-                  "nodes": len({node["NodeID"] for node in ray.nodes() if node["Alive"]})}))
-ray.shutdown()
-cluster.shutdown()
-"""
+ENGINES = ("local", "ray")
 
 
 def test_ray_builds_the_same_rows_in_the_same_order(tmp_path):
-    python = venvs.venv("ray", ["ray[default]==2.60.0"])
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"q": f"{n}?", "a": str(n) if n % 7 else ""}) + "\n" for n in range(45_000))
     )
@@ -43,15 +23,24 @@ def test_ray_builds_the_same_rows_in_the_same_order(tmp_path):
         "    def _make_map_fn(self):\n        make = super()._make_map_fn()\n"
         "        return lambda row, index: {**make(row, index), 'ability': 'math'}\n"
     )
-    node = {
-        "custom_cls": {"path": str(tmp_path / "mine.py")},
-        "loading_params": {"args": ["json"], "kwargs": {"data_files": str(tmp_path / "rows.jsonl"), "split": "train"}},
-        "prompt_template": "{q}",
-        "ground_truth": "a",
-    }
-    printed = venvs.run(python, "-c", BUILD, json.dumps(node), tmp_path, timeout=300, HF_HOME=str(tmp_path / "hf"))
-    result = json.loads(printed.splitlines()[-1])
-    assert result["same"]
-    assert result["nodes"] == 2
-    assert result["dropped"] == [{"no ground truth": 6429}] * 2
-    assert result["rows"] == 45_000 - 6429
+    (tmp_path / "tasks.yaml").write_text(
+        "train_tasks:\n"
+        "  - custom_cls: {path: mine.py}\n"
+        "    loading_params: {args: [json], kwargs: {data_files: rows.jsonl, split: train}}\n"
+        "    prompt_template: '{q}'\n"
+        "    ground_truth: a\n"
+    )
+    python = venvs.venv("ray", ["ray[default]==2.60.0"])
+    with RayCluster(python, cpus=1) as cluster:
+        cluster.add_node(cpus=1)
+        for engine in ENGINES:
+            command = ["build", "tasks.yaml", "--engine", engine, "--cache-dir", engine, "--json"]
+            environment = {**cluster.environment, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+            done = subprocess.run(
+                [python, "-m", "treetune", *command], capture_output=True, text=True, cwd=tmp_path, env=environment
+            )
+            assert done.returncode == 0, done.stderr
+    here, there = ([pq.read_table(path) for path in (tmp_path / engine).rglob("*.parquet")] for engine in ENGINES)
+    assert there[0].num_rows == 45_000 - 6429
+    assert there[0].equals(here[0])
+    assert set(there[0]["ability"].to_pylist()) == {"math"}

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from pass_rates import write_rates
 
 from treetune import Task, load_taskset
 from treetune.datasets.build import build
@@ -253,21 +255,35 @@ def test_nothing_left_is_a_clear_error(source):
         rows_of(source(prompt_template="{question}", filter="level > 9"))
 
 
-def test_pass_rates_of_an_evaluation_select_rows(source, tmp_path, treetune):
-    node = source(
-        [{"q": f"{n} + 1?", "a": str(n + 1)} for n in range(30)],
-        prompt_template="{q}",
-        ground_truth="a",
-        data_source="sums",
-    )
-    (tmp_path / "t.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create({"val_tasks": [node]})))
-    result = treetune("eval", "t.yaml", "-m", "scripted:p=0.5", "-r", 4, "--write-pass-rate", "rates.jsonl", "--json")
-    assert result.code == 0, result.err
-    rates = [json.loads(line)["pass_rate"] for line in (tmp_path / "rates.jsonl").read_text().splitlines()]
-    middling = sum(0.1 < rate < 0.9 for rate in rates)
-    assert 0 < middling < 30
-    keys = {"filter": "0.1 < pass_rate < 0.9", "pass_rates": str(tmp_path / "rates.jsonl")}
-    assert len(rows_of(node, **keys)) == middling
+def test_pass_rates_select_rows_and_those_left_out_are_counted(source, tmp_path):
+    node = source([{"q": f"{n} + 1?", "a": str(n + 1)} for n in range(10)], prompt_template="{q}", ground_truth="a")
+    uids = [row["extra_info"]["uid"] for row in rows_of(node)]
+    write_rates(tmp_path / "rates.jsonl", {uid: number / 8 for number, uid in enumerate(uids[:9])})
+    profile = {"path": str(tmp_path / "rates.jsonl"), "min_solve_rate": 0.2, "drop_solved": True}
+    taskset = DatasetTask({**node, "profile": profile})
+    sidecar, _, _ = taskset.build()
+    assert [task.uid for task in taskset.draw()] == uids[2:8]
+    assert sidecar.dropped == {"pass rate": 3, "no pass rate": 1}
+    kept = DatasetTask({**node, "profile": {**profile, "unrated": 0.5}})
+    assert [task.uid for task in kept.draw()] == [*uids[2:8], uids[9]]
+
+
+def test_a_built_file_has_the_draws_of_a_schedule_and_others_draw_by_the_same(source, tmp_path):
+    node = source([{"q": f"{n} + 1?", "a": str(n + 1)} for n in range(90)], prompt_template="{q}", ground_truth="a")
+    uids = [row["extra_info"]["uid"] for row in rows_of(node)]
+    rates = {uid: number % 9 / 8 for number, uid in enumerate(uids)}
+    write_rates(tmp_path / "rates.jsonl", rates)
+    schedule = {"kind": "gaussian", "start": 0.9, "end": 0.1, "over": 600}
+    profile = {"path": str(tmp_path / "rates.jsonl"), "schedule": schedule, "rows": 600}
+    keys = {"profile": profile, "shuffle": {"seed": 1}}
+    drawn = [row["extra_info"]["uid"] for row in rows_of(node, **keys)]
+    taskset = DatasetTask({**node, **keys})
+    assert (len(drawn), taskset.count()) == (600, 90)
+    assert [task.uid for task in taskset.draw(600)] == drawn
+    means = [fmean(rates[uid] for uid in drawn[start : start + 100]) for start in range(0, 600, 100)]
+    assert means == sorted(means, reverse=True), "what comes first is easy"
+    skyrl = pq.read_table(taskset.get_parquet_path("skyrl")).to_pylist()
+    assert [row["extra_info"]["uid"] for row in skyrl] == drawn
 
 
 def test_extra_fields_are_carried_and_reserved_names_refused(source):
@@ -545,8 +561,8 @@ def test_some_tasks_of_a_list_are_of_all_its_tasks_in_proportion(source, tmp_pat
     assert found == {"a": 20, "b": 10, "c": 10, "d": 1}
     shown = treetune("eval", "tasks.yaml", "-n", "41", "-m", "scripted:gold")
     lines = [line.split() for line in shown.out.splitlines()]
-    at = lines.index(["source", "tasks", "rollouts", "mean", "reward"])
-    assert lines[at + 1 : at + 5] == [[name, str(n), str(n), "1.0000"] for name, n in found.items()]
+    at = lines.index("source tasks rollouts scored mean reward over all".split())
+    assert lines[at + 1 : at + 5] == [[name, *[str(n)] * 3, "1.0000", "1.0000"] for name, n in found.items()]
 
 
 # The cache
@@ -815,7 +831,7 @@ def test_text_and_parts_in_prompts_become_one_type(source):
 @pytest.mark.parametrize(
     ("answer", "reward"),
     [
-        ("#### 72 apples", 1), ("#### 72\n\nHope it helps!", 1), ("#### \\boxed{72}", 1), ("It costs 70-72", 1),
+        ("#### 72 apples", 1), ("#### 72\n\nHope it helps!", 1), ("#### \\boxed{72}", 1), ("It costs 70-72", 0),
         ("so 72.0", 1), ("$72", 1), ("#### 1,072", 0), ("72 or 73", 0), ("", 0), ("####", 0),
         ("\\boxed{\\frac{72}{2}}", 0),
     ],

@@ -125,3 +125,16 @@ def test_a_missing_key_is_told_before_anything_runs(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UsageError, match="OPENAI_API_KEY"):
         OpenAIPolicy("gpt", EndpointConfig())
+
+
+def test_an_answer_with_half_a_surrogate_pair_is_an_answer():
+    halved = web.json_response({**GOOD, "choices": [{"message": {"role": "assistant", "content": "\ud83d"}}]})
+    trace, requests = ask(lambda n, r: halved)
+    assert (trace.outcome, trace.reward, len(requests)) == (Outcome.COMPLETED, 0.0, 1)
+    assert trace.turns[0].message["content"] == "\\ud83d"
+
+
+def test_a_server_that_has_no_room_for_the_prompt_says_so():
+    too_long = "This model's maximum context length is 4096 tokens."
+    trace, requests = ask(lambda n, r: web.json_response({"error": {"message": too_long}}, status=400))
+    assert (trace.outcome, trace.failure.type, len(requests)) == (Outcome.POLICY_ERROR, "ContextFullError", 1)

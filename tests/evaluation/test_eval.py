@@ -519,3 +519,63 @@ def test_the_standard_error_counts_tasks_as_clusters():
 def test_pass_at_k_is_the_unbiased_estimate():
     estimates = pass_at_k([[True, False, False, False], [False] * 4])
     assert estimates == {"1": pytest.approx(0.125), "2": pytest.approx(0.25), "4": pytest.approx(0.5)}
+
+
+RAISES = """
+from treetune import Environment, Step, Task, Taskset
+
+class Strict(Environment):
+    def step(self, action):
+        return Step("", float(int(action.text) == int(self.task.ground_truth)), True)
+
+class Sums(Taskset):
+    def load_tasks(self):
+        for n in range(4):
+            yield Task(prompt=str(n), reward_spec={"ground_truth": str(n)}, data_source="even" if n % 2 == 0 else "odd")
+
+    def environment(self, task):
+        return Strict(task)
+
+    def gold(self, task):
+        return task.ground_truth if task.idx % 2 == 0 else "one"
+"""
+
+
+def test_both_means_are_told_and_a_difference_is_warned_of(treetune, tmp_path):
+    (tmp_path / "raises.py").write_text(RAISES)
+    shown = treetune("eval", "raises.py:Sums", "-m", "scripted:gold", "-r", 2, "-o", "run")
+    assert shown.code == 1
+    assert "warning: 4 of 8 rollouts have no reward: the mean is 1.0000 over the scored, 0.5000 over all" in shown.out
+    assert "4 x environment_error (environment): ValueError at raises.py:6" in shown.out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["mean_reward"], summary["mean_reward_all"]) == (1.0, 0.5)
+    assert (summary["pass_at_k"]["2"], summary["pass_at_k_all"]) == (1.0, {"1": 0.5, "2": 0.5})
+    assert summary["data_sources"]["odd"] == {
+        "tasks": 2, "rollouts": 4, "mean_reward": None, "mean_reward_all": 0.0, "scored": 0
+    }  # fmt: skip
+    assert len(summary["warnings"]) == 2
+    again = treetune("rescore", "run", "--json")
+    assert (again.json["after"]["mean_reward_all"], again.json["skipped"], again.json["changed"]) == (0.5, 4, 0)
+    assert "over all" in again.err
+
+
+def test_an_answer_that_makes_a_scorer_raise_counts_in_the_mean(treetune, tmp_path):
+    (tmp_path / "raises.py").write_text(
+        RAISES.replace("def environment(self, task):\n        return Strict(task)", "def reward(self, task, answer):\n"
+        "        return float(int(answer) == int(task.ground_truth))").replace('"one"', '"9" * 5000')
+    )  # fmt: skip
+    done = treetune("eval", "raises.py:Sums", "-m", "scripted:gold", "--json")
+    assert (done.code, done.json["mean_reward"], done.json["mean_reward_all"]) == (0, 0.5, 0.5)
+    assert done.json["warnings"] == [
+        "2 x Sums.reward() raised ValueError at raises.py:14 for an answer, which counts as 0"
+    ]
+
+
+def test_a_timeout_reward_counts_and_is_not_tried_again(treetune, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW.replace("time.sleep(0.02)", "time.sleep(5)"))
+    limits = ("--limits.timeout", 0.1, "--limits.timeout_reward", 0)
+    done = treetune("eval", "slow.py:Slow", "-m", "scripted:echo", "-n", 2, *limits, "-o", "run", "--json")
+    assert (done.code, done.json["mean_reward"], done.json["outcomes"]) == (0, 0.0, {"timeout": 2})
+    again = treetune("eval", "--resume", "-o", "run", "--json")
+    assert (again.json["rollouts"], again.json["scored"]) == (2, 2)
+    assert not (tmp_path / "run" / "superseded.jsonl").exists()

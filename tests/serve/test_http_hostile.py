@@ -14,7 +14,7 @@ from serving import Numbers, Talks, run, until
 
 from treetune import Observation, Step
 from treetune.episode_book import EndedEpisodes, EpisodeEnded, ending
-from treetune.serve.http import asgi
+from treetune.serve.http import listener
 
 
 class Odd(Talks):
@@ -214,14 +214,14 @@ def test_a_head_without_end_is_cut_off():
     [
         b"",
         b"POST /api/episode/st",
-        b"POST /api/episode/start HTTP/1.1\r\nHost: x\r\n",
-        b"POST /api/episode/start HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
-        b"GET /api/health HTTP/1.1\r\nHost: x\r\n\r\nGET /api/he",
+        b"POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{",
+        b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /api/he",
     ],
 )
 def test_a_request_that_does_not_arrive_in_time_is_given_up(beginning, monkeypatch):
-    monkeypatch.setattr(asgi, "REQUEST_SECONDS", 0.2)
-    monkeypatch.setattr(asgi, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.05)
 
     async def play():
         async with playing(Oddities()) as client:
@@ -240,8 +240,8 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(beginning, monkeypat
 
 
 def test_a_step_that_takes_long_is_not_taken_for_a_request_that_does(monkeypatch):
-    monkeypatch.setattr(asgi, "REQUEST_SECONDS", 0.05)
-    monkeypatch.setattr(asgi, "_CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(listener, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.02)
 
     async def play():
         async with playing(Oddities()) as client:

@@ -64,11 +64,11 @@ def test_a_thousand_clients_that_vanish_leave_nothing_behind(tmp_path):
         async def one():
             async with gate:
                 reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-                writer.write(b"POST /api/episode/start HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+                writer.write(b"POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
                 await writer.drain()
                 await reader.read(20)
                 # Half of a step, and gone.
-                writer.write(b"POST /api/episode/step HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+                writer.write(b"POST /api/episode/step HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
                 writer.transport.abort()
 
         await asyncio.gather(*(one() for _ in range(number)))

@@ -13,7 +13,7 @@ from treetune.errors import TasksetError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policies import load_policy
 from treetune.serve.errors import Misused, ServeError
-from treetune.taskset import ShuffleConfig, TasksetConfig
+from treetune.taskset_config import ShuffleConfig, TasksetConfig
 
 
 class Base(Taskset):
@@ -239,35 +239,3 @@ def test_no_index_is_no_position():
         Numbers()[None]
     with pytest.raises(UsageError, match="got None"):
         Numbers().at(None)
-
-
-@pytest.mark.parametrize("drawn", [None, -1, 3, "1", True], ids=repr)
-def test_a_curriculum_that_draws_no_position_is_told(drawn):
-    class Learns(CountsTooManyByIndex):
-        def count(self):
-            return 3
-
-        def curriculum(self):
-            return Draws()
-
-    class Draws:
-        def draw(self, index):
-            return drawn
-
-        def observe(self, task, reward): ...
-
-        def state(self): ...
-
-        def restore(self, state): ...
-
-    async def sample():
-        taskset = Learns()
-        host = await LocalHost.open(taskset, always(load_policy("scripted:gold", taskset)))
-        try:
-            await host.sample()
-        finally:
-            assert host.streams.cursor() == 0
-
-    with pytest.raises(TasksetError) as caught:
-        asyncio.run(sample())
-    assert f"Learns.curriculum().draw() gave {drawn!r}" in str(caught.value)

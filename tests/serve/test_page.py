@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import urllib.request
 from contextlib import contextmanager
 from importlib import resources
@@ -45,23 +44,6 @@ class Trouble(Taskset):
     def environment(self, task):
         return Talks(task)
 """
-
-
-@pytest.fixture(scope="module")
-def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
-    driver = shutil.which("chromedriver")
-    if driver is None:
-        pytest.skip("no chromedriver")
-    options = webdriver.ChromeOptions()
-    options.add_argument("--headless=new")
-    options.add_argument("--disable-dev-shm-usage")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # Chromium's own wants another user; the pages are ours
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield opened
-    opened.quit()
 
 
 class Page:

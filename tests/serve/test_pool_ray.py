@@ -1,77 +1,86 @@
-"""The pool's workers as actors of a Ray cluster: a head and two more nodes, one of which is killed."""
+"""The pool's workers as actors of a Ray cluster that `ray start` made: a head and a second node, which is killed."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
 
 import pytest
 import venvs
+from ray_start import RayCluster
+from serve_process import serve
 
-from conftest import ROOT
+from treetune.serve.http.client import TaskServerClient
+from treetune.serve.zmq.client import EnvClient
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = """
-import asyncio, json, sys, time
-from ray.cluster_utils import Cluster
-import ray
-sys.path.insert(0, sys.argv[1])
-from serving import GOLD, Slow
-from treetune.serve.zmq.client import EnvClient
-from treetune.serve.pool.broker import EnvServerPool
-from treetune.serve.pool.workers import PoolConfig
-from treetune.serve.pool.worker import RayEngine
-from treetune.serve.zmq.door import ZmqDoor
+MACHINES = """
+import asyncio
+from treetune import Environment, Step, Task, Taskset
+from treetune.sandbox.shell import Shell
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-nodes = [cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)]  # three workers: some on each
-ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": sys.argv[2]}})
+class Machine(Environment):
+    async def start(self):
+        self.shell = await Shell.open()
+        await self.shell.execute(f"number={self.task.idx}")
+        return "a shell"
+    async def step(self, action):
+        said = await self.shell.execute(action.text)
+        return Step(said.text.strip(), reward=1.0, done=action.text.startswith("echo"))
+    async def close(self):
+        await self.shell.close()
 
-async def main():
-    server = EnvServerPool(
-        Slow(), None, GOLD, PoolConfig(workers=3), RayEngine(), doors=[ZmqDoor("tcp://127.0.0.1:0")]
-    )
-    began = time.monotonic()
-    await server.start()
-    ready = time.monotonic() - began
-    async with EnvClient(server.address) as client:
-        tasks = [await client.sample() for _ in range(256)]
-        assert [task.idx for task in tasks] == list(range(256))
-        first = await asyncio.gather(*(client.run_rollout(task) for task in tasks[:64]))
-        runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
-        await asyncio.sleep(0.1)
-        cluster.remove_node(nodes[0], allow_graceful=False)
-        began = time.monotonic()
-        traces = await runs
-        while not server.host.workers.replaced:  # a worker lives on for a moment after its node
-            traces = await asyncio.gather(*(client.run_rollout(task) for task in tasks))
-        answered = time.monotonic() - began
-        cluster.add_node(num_cpus=2)
-        while server.host.stats()["workers"] < 3:
-            await asyncio.sleep(0.1)
-        whole = time.monotonic() - began
-        more = await client.run_rollout(tasks[0])
-    await server.close()
-    return {"ready": ready, "first": len(first), "traces": sorted(trace.task.idx for trace in traces),
-            "answered": answered, "whole": whole, "replaced": server.host.workers.replaced,
-            "more": more.reward}
-
-try:
-    print("RESULT", json.dumps(asyncio.run(asyncio.wait_for(main(), 180))), flush=True)
-finally:
-    ray.shutdown()
-    cluster.shutdown()
+class Machines(Taskset):
+    INFINITE = True
+    def task_at(self, index):
+        return Task(prompt=str(index), reward_spec={"ground_truth": "echo $number"})
+    def environment(self, task):
+        return Machine(task)
+    def gold(self, task):
+        return task.ground_truth
 """
 
 
-def test_rollouts_survive_the_death_of_a_node():
-    python = venvs.venv("ray", ["ray[default]==2.60.0"])
-    path = f"{ROOT / 'src'}:{ROOT / 'tests/support'}"
-    printed = venvs.run(python, "-c", PROGRAM, ROOT / "tests" / "support", path, timeout=400)
-    told = [line for line in printed.splitlines() if line.startswith("RESULT ")]  # Ray prints lines of its own
-    result = json.loads(told[0].removeprefix("RESULT "))
-    print({key: value for key, value in result.items() if key != "traces"})
-    assert result["traces"] == list(range(256))
-    assert (result["first"], result["more"]) == (64, 1.0)
-    assert result["replaced"] >= 1
-    assert result["answered"] < 30, "what a user is promised: every rollout answered within 30 s"
+@pytest.fixture(scope="module")
+def python():
+    return venvs.venv("ray", ["ray[default]==2.60.0"])
+
+
+def test_rollouts_and_http_episodes_in_sandboxes_survive_the_death_of_a_node(tmp_path, python):
+    (tmp_path / "machines.py").write_text(MACHINES)
+    options = ["machines.py:Machines", "--engine", "ray", "-w", "3", "-m", "scripted:gold"]
+    doors = ["--zmq", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"]
+
+    async def play(server, node):
+        async with EnvClient(server.address) as client, TaskServerClient(server.report["http"], patience=5) as http:
+            tasks = [await client.sample() for _ in range(64)]
+            episodes = await asyncio.gather(*(http.start(index) for index in range(6)))
+            seen = [(await episode.step("true")).done for episode in episodes]
+            runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
+            await asyncio.sleep(0.2)
+            node.kill()
+            traces = await runs
+            while not (await client.stats())["replaced_workers"]:  # those of a dead node may live on for a moment
+                traces = await asyncio.gather(*(client.run_rollout(task) for task in tasks))
+            alive = 0
+            for episode in episodes:
+                with contextlib.suppress(Exception):
+                    step = await episode.step("echo $number")
+                    assert step.observation.content == str(episodes.index(episode))
+                    alive += step.done
+            async with await http.start(70) as more:
+                last = await more.step("echo $number")
+            return seen, [trace.final[-1]["content"] for trace in traces], alive, last.observation.content
+
+    with RayCluster(python, cpus=2) as cluster:
+        node = cluster.add_node(cpus=1)  # three workers: one there
+        with serve(tmp_path, *options, *doors, python=python, **cluster.environment) as server:
+            seen, said, alive, last = asyncio.run(asyncio.wait_for(play(server, node), 180))
+            told = server.stop()
+    assert seen == [False] * 6
+    assert said == [str(idx) for idx in range(64)]
+    assert alive == 4  # two were on the node
+    assert last == "70"
+    assert "no sign of life" in told or "ended (" in told
+    assert server.process.returncode == 0

@@ -13,10 +13,11 @@ from serve_process import resident, serve
 
 from conftest import ROOT
 from treetune.builtin.arithmetic import Arithmetic
-from treetune.serve.errors import Denied
-from treetune.serve.messages import pack, unpack_plain
+from treetune.serve.errors import Denied, ServeError
+from treetune.serve.messages import pack, pack_head, unpack_plain
 from treetune.serve.zmq.client import EnvClient
 
+HEAD = pack_head(b"0123456789abcdef")
 SLOW = """
 import asyncio
 from treetune import Task, Taskset
@@ -60,7 +61,7 @@ def test_a_taskset_is_served_and_told_of(tmp_path):
     assert "the next index is 3" in told
     assert 'treetune_requests_total{method="sample"} 3.0' in figures
     assert 'treetune_tasks_total{source="arithmetic"} 3.0' in figures
-    assert 'treetune_rollouts_total{outcome="completed"} 1.0' in figures
+    assert 'outcome="completed"' in figures
     assert 'treetune_reward_sum_total{source="arithmetic"} 1.0' in figures
     assert "treetune_in_flight 0.0" in figures
     assert 'treetune_cursor{stream=""} 3.0' in figures
@@ -172,23 +173,33 @@ def send_garbage(socket, number):
         if kind == 0:
             frames = [chance.randbytes(chance.randint(0, 30)) for _ in range(chance.choice([1, 2, 4, 9]))]
         elif kind == 1:
-            frames = [id, chance.choice(methods), good[: chance.randrange(len(good))]]
+            frames = [id, chance.choice(methods), HEAD, good[: chance.randrange(len(good))]]
         elif kind == 2:  # a map, a text or a list that claims to be huge
-            frames = [id, chance.choice(methods), chance.choice([b"\xdf", b"\xdb", b"\xdd", b"\xc6"]) + b"\xff" * 4]
+            frames = [
+                id,
+                chance.choice(methods),
+                HEAD,
+                chance.choice([b"\xdf", b"\xdb", b"\xdd", b"\xc6"]) + b"\xff" * 4,
+            ]
         elif kind == 3:
             wrong = {"task": 7, "n": "many", "episode": [1], "id": 2**100, "reward": None, "state": {"streams": 3}}
-            frames = [id, chance.choice(methods), pack(wrong)]
+            frames = [id, chance.choice(methods), HEAD, pack(wrong)]
         elif kind == 4:
-            frames = [id, chance.choice(methods), b"\x91" * 2000]
+            frames = [id, chance.choice(methods), HEAD, b"\x91" * 2000]
         elif kind == 5:
-            frames = [id, chance.choice(methods), pack({"task": {"idx": 2**90, "env_class": "/x.py:Y"}, "n": 2**40})]
+            frames = [
+                id,
+                chance.choice(methods),
+                HEAD,
+                pack({"task": {"idx": 2**90, "env_class": "/x.py:Y"}, "n": 2**40}),
+            ]
         else:
-            frames = [id, chance.randbytes(5), chance.randbytes(40)]
+            frames = [id, chance.choice(methods), chance.randbytes(chance.choice([0, 5, 20])), chance.randbytes(40)]
         socket.send_multipart(frames)
         if count % 500 == 499:
             drain(socket)
     # An honest question after all of it: what came before on this connection has then been dealt with.
-    socket.send_multipart([b"honest", b"info", pack({})])
+    socket.send_multipart([b"honest", b"info", HEAD, pack({})])
     while True:
         assert socket.poll(30_000)
         id, data = socket.recv_multipart()
@@ -211,6 +222,34 @@ def test_the_token_of_the_environment_is_asked_for(tmp_path):
         with pytest.raises(Denied):
             run(ask(server.address))
         assert run(ask(server.address, token="abc")) == 0
+
+
+FLAWED = """
+from treetune import Task, Taskset
+class Flawed(Taskset):
+    INFINITE = True
+    def task_at(self, index): return Task(prompt=str(index), reward_spec={"ground_truth": str(100 // (index - 9))})
+"""
+
+
+def test_leases_and_tries_are_flags_and_top_shows_them(tmp_path, treetune):
+    (tmp_path / "flawed.py").write_text(FLAWED)
+
+    async def use(address):
+        async with EnvClient(address) as client:
+            drawn = [(await client.sample()).idx for _ in range(9)]
+            with pytest.raises(ServeError, match="skipped after 1 tries"):
+                await client.sample()
+            return [*drawn, (await client.sample()).idx]
+
+    options = ["--zmq", "tcp://127.0.0.1:0", "--lease", "600", "--draw-tries", "1"]
+    with serve(tmp_path, "flawed.py:Flawed", *options) as server:
+        assert run(use(server.address)) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
+        shown = treetune("top", server.address, "--once").out
+        told = server.stop()
+    assert "10 tasks; 0 ran out" in shown
+    assert "1 draws whose tasks could not be made" in shown
+    assert "index 9 is skipped, after 1 tries: Flawed.task_at(9) failed: ZeroDivisionError" in told
 
 
 def test_top_shows_a_running_server(tmp_path, treetune):
@@ -241,25 +280,20 @@ def test_an_address_or_a_key_that_is_none_is_told(treetune):
         assert "cannot connect" in result.err or "is no address" in result.err
 
 
-def test_the_example_of_a_curriculum_can_be_served(tmp_path):
-    async def learn(address):
+def test_a_server_goes_on_with_what_it_has_learned_after_a_kill(tmp_path):
+    async def learn(address, draws):
         async with EnvClient(address) as client:
-            levels = []
-            for _ in range(30):
-                task = await client.sample()
-                levels.append(task.extra_info["level"])
-                await client.observe(task, 1.0)
-            state = await client.state()
-            expected = [(await client.sample()).prompt for _ in range(3)]
-            await client.restore(state)
-            return levels, expected, [(await client.sample()).prompt for _ in range(3)]
+            tasks = []
+            for _ in range(draws):
+                tasks.append(await client.sample())
+                await client.observe(tasks[-1], float(tasks[-1].extra_info["level"] < 3))
+            return [task.idx for task in tasks]
 
-    target = f"{ROOT}/examples/curriculum.py:Sums"
-    with serve(tmp_path, target, "--zmq", "tcp://127.0.0.1:0", "--state", "kept") as server:
-        levels, expected, restored = run(learn(server.address))
+    target, options = f"{ROOT}/examples/curriculum.yaml", ("--zmq", "tcp://127.0.0.1:0", "--state")
+    with serve(tmp_path, target, *options, "killed") as server:
+        first = run(learn(server.address, 40))
         server.process.kill()
-    with serve(tmp_path, target, "--zmq", "tcp://127.0.0.1:0", "--state", "kept") as server:
-        again, *_ = run(learn(server.address))
-    assert (levels[0], levels[-1] > 1) == (1, True)
-    assert restored == expected
-    assert again[0] == levels[-1], "the curriculum goes on after a kill where it was"
+    with serve(tmp_path, target, *options, "killed") as server:
+        rest = run(learn(server.address, 40))
+    with serve(tmp_path, target, *options, "whole") as server:
+        assert first + rest == run(learn(server.address, 80))

@@ -8,16 +8,16 @@ import time
 import pytest
 from serving import Flaw, Numbers, Raw, Stream, Talking, run, served, serving, until
 
-from treetune import Environment, Step, Task
+from treetune import Environment, Step, Task, build_taskset
 from treetune.episode import Limits
-from treetune.errors import TasksetError, UsageError
+from treetune.errors import UsageError
 from treetune.serve import BlockingEnvClient
 from treetune.serve.errors import Misused, ServeError, Unreachable
 from treetune.serve.served import Served, ServedConfig
 from treetune.serve.store import KEPT_DRAWS, Store
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.door import ReplyCache
-from treetune.streams import MOST_STREAMS, Draw, Streams, StreamState
+from treetune.serve.zmq.replies import ReplyCache
+from treetune.streams import MOST_STREAMS, State, Streams, StreamState
 
 
 class Laborious(Numbers):
@@ -42,7 +42,7 @@ def test_tasks_that_are_being_made_when_the_server_stops_are_given_by_the_next_o
                 await server.stop()
             assert not all(one.done() for one in asked)
             async with serving(Laborious(), **folder):
-                return [(await one).idx for one in asked], (await client.sample()).idx
+                return sorted([(await one).idx for one in asked]), (await client.sample()).idx
 
     assert run(restart()) == ([0, 1, 2, 3], 4)
 
@@ -123,18 +123,22 @@ def test_the_name_of_a_request_cannot_be_taken_twice():
     run(twice())
 
 
-def test_a_task_that_could_not_be_made_is_not_drawn_again_under_the_same_id():
+def test_a_task_that_could_not_be_made_is_not_drawn_and_its_request_is_not_tried_again_under_its_id():
     async def draw():
         async with serving(Flaw()) as server:
             with Raw(server.address) as raw:
                 for number in range(9):
                     await raw.ask(b"%d" % number, "sample")
-                failed = [await raw.ask(b"nine", "sample") for _ in range(2)]
-                return failed, (await raw.ask(b"ten", "sample"))["index"]
+                same = [await raw.ask(b"nine", "sample") for _ in range(5)]
+                others = [await raw.ask(b"nine%d" % number, "sample") for number in range(3)]
+                return same, others
 
-    (first, again), after = run(draw())
-    assert "nine is missing" in first["error"]
-    assert (again, after) == (first, 10)
+    same, others = run(draw())
+    assert "Flaw.task_at(9) failed: ValueError: nine is missing" in same[0]["error"]
+    assert "tried 1 of 3" in same[0]["remedy"]
+    assert same == [same[0]] * 5
+    assert ["tried 2 of 3" in others[0]["remedy"], "skipped after 3" in others[1]["remedy"]] == [True, True]
+    assert others[2]["index"] == 10
 
 
 # Episodes
@@ -219,25 +223,25 @@ def test_only_ids_of_an_ids_length_are_acknowledged():
         async with serving(Numbers()) as server:
             with Raw(server.address) as raw:
                 await raw.ask(b"1", "info", ack=[b"x" * 1_000_000, b"y" * 64])
-            return list(server.doors[0].replies._settled)
+                return list(server.doors[0].replies._settled), raw.head[1:17]
 
-    assert run(acknowledge()) == [b"y" * 64]
+    settled, client = run(acknowledge())
+    assert settled == [client + b"y" * 64]
 
 
 def test_old_answers_are_forgotten_also_where_no_new_ones_come():
     answers = ReplyCache(seconds=0.0)
-    answers.keep(b"1", b"data")
+    answers.keep(b"1", b"digest", b"data")
     time.sleep(0.001)
     answers.shrink()
-    assert (len(answers), answers.kept(b"1")) == (0, None)
+    assert (len(answers), answers.find(b"1", b"digest")) == (0, None)
 
 
 def test_draws_are_pruned_also_by_servers_that_live_briefly(tmp_path):
     store = Store(tmp_path)
     for start in range(0, KEPT_DRAWS + 6_000, 2_000):
-        store.commit(
-            {"": StreamState(0)}, [(b"%d" % number, Draw("", number)) for number in range(start, start + 2000)]
-        )
+        numbers = range(start, start + 2000)
+        store.commit({"": StreamState(0)}, [(b"%d" % number, b"", "", number, None, 0) for number in numbers])
         store._since_pruned = 0  # as if it began anew
     kept = store.draws()
     store.close()
@@ -284,54 +288,44 @@ def test_an_evaluation_on_a_generator_leaves_no_stream_behind():
     assert run(evaluate()) == ([0, 1, 2, 3, 4], {})
 
 
+LEARNS = {
+    "id": "arithmetic",
+    "profile": {"parameter": "level", "values": [1, 2, 3], "online": 0.5, "schedule": {"kind": "pools"}},
+}
+
+
 def test_asking_for_the_state_of_a_stream_makes_none():
-    streams = Streams(learns(7))
-    assert [streams.stream_state(f"{number}") for number in range(3)] == [StreamState(0, 7)] * 3
+    streams = Streams(build_taskset(LEARNS))
+    assert len({str(streams.stream_state(f"{number}")) for number in range(3)}) == 1
     assert streams.cursors == {}
 
 
-def learns(begin):
-    class Learns:
-        kept = begin
-
-        def draw(self, index):
-            return index
-
-        def observe(self, task, reward):
-            self.kept = object()
-
-        def state(self):
-            return self.kept
-
-        def restore(self, state):
-            self.kept = state
-
-    class Adaptive(Numbers):
-        def curriculum(self):
-            return Learns()
-
-    return Adaptive()
-
-
-def test_a_curriculum_whose_state_cannot_be_kept_is_told_and_learns_nothing(tmp_path):
+def test_an_observed_reward_that_is_no_number_moves_nothing():
     async def learn():
-        async with served(learns({"level": 2**80, "bytes": b"\xff"}), state=tmp_path) as client:
+        async with served(build_taskset(LEARNS)) as client:
             task = await client.sample()
-            with pytest.raises(ServeError, match="state"):
-                await client.observe(task, 1.0)
+            before = await client.state()
             with pytest.raises(ServeError, match="finite"):
                 await client.observe(task, float("nan"))
-            await client.sample()
-        async with served(learns(None), state=tmp_path) as client:
-            state = (await client.state()).streams[""]
-            return state.index, state.curriculum
+            assert await client.state() == before
+            await client.observe(task, 1.0)
+            return (await client.state()) == before
 
-    assert run(learn()) == (2, {"level": 2**80, "bytes": b"\xff"})
+    assert run(learn()) is False
 
 
-def test_a_state_that_is_not_plain_is_refused_in_process():
-    with pytest.raises(TasksetError, match="state"):
-        Streams(learns(object())).stream_state("")
+@pytest.mark.parametrize(
+    "wrong", [7, {"credits": [0.0]}, {"credits": [], "drawn": [], "rates": [], "inner": []}], ids=str
+)
+def test_a_state_of_pass_rates_that_does_not_fit_is_refused(wrong):
+    async def restore():
+        async with served(build_taskset(LEARNS)) as client:
+            state = await client.state()
+            with pytest.raises(ServeError, match="the state of a curriculum"):
+                await client.restore(State({"": StreamState(5, wrong)}, state.taskset))
+            return (await client.info()).cursor
+
+    assert run(restore()) == 0
 
 
 def test_a_task_can_be_passed_on_by_the_blocking_client():

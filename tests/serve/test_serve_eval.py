@@ -103,6 +103,9 @@ def test_an_encrypted_servers_key_is_taken_from_the_environment(sets, treetune):
     assert top.json["requests"]["run_rollout"] == 4
 
 
+PROFILE = ("--taskset.profile.path", "rates.jsonl", "--taskset.profile.min_solve_rate", "0.5")
+
+
 def test_a_server_is_a_target_at_both_its_doors(sets, treetune):
     doors = ["--zmq", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", "-m", "scripted:gold"]
     here = treetune("eval", "sets.py:Colours", "-m", "scripted:echo", "--json")
@@ -116,16 +119,21 @@ def test_a_server_is_a_target_at_both_its_doors(sets, treetune):
         refused = {verb: treetune(verb, http) for verb in ("validate", "serve")}
         twice = treetune("eval", http, "-m", "scripted:echo", "--serve", "1")
         unknown = treetune("eval", http)
+        profiled = treetune("profile", zmq, "-r", "2", "-o", "rates.jsonl", "--json")
+        not_shown = treetune("profile", http, "-m", "scripted:echo")
     prompts = ["red", "green", "blue"]
     assert [task["prompt"] for task in shown[0]["tasks"]] == prompts
     assert [task["prompt"] for task in shown[1]["tasks"]] == [[{"role": "user", "content": name}] for name in prompts]
     assert over_zmq.json["mean_reward"] == 1.0, over_zmq.err
+    assert profiled.json["models"][0]["column"] == "avg@2_scripted:gold", profiled.err
+    assert treetune("eval", "sets.py:Colours", "-m", "scripted:gold", *PROFILE, "--json").json["tasks"] == 4
+    assert (not_shown.code, "does not show its tasks" in not_shown.err) == (2, True)
     # Over HTTP the policy is here: each colour says itself, as it does without a server.
     assert (over_http.code, over_http.json["rollouts"], over_http.json["tasks"]) == (0, 8, 4), over_http.err
     assert over_http.json["mean_reward"] == here.json["mean_reward"] == 1.0
     assert len({uid for uid, *_ in traces(sets / "run")}) == 4
     assert tops[0]["requests"]["http.step"] == tops[1]["requests"]["http.step"] == 8
-    assert (tops[1]["name"], tops[1]["outcomes"]) == ("Colours", {"completed": 4})
+    assert (tops[1]["name"], tops[1]["outcomes"]) == ("Colours", {"completed": 12, "cancelled": 3})
     assert "http.step" in once.out
     for verb, result in refused.items():
         assert (result.code, f"`{verb}` needs the tasks themselves" in result.err) == (2, True), result.err
@@ -144,6 +152,6 @@ def test_a_server_that_is_none_is_told(treetune):
 
 def test_the_example_can_be_evaluated_with_workers(treetune):
     result = treetune(
-        "eval", f"{ROOT}/examples/curriculum.py:Sums", "-m", "scripted:gold", "-n", "20", "--serve", "1", "--json"
+        "eval", f"{ROOT}/examples/curriculum.yaml", "-m", "scripted:gold", "-n", "20", "--serve", "1", "--json"
     )
     assert result.json["mean_reward"] == 1.0

@@ -21,15 +21,16 @@ from treetune.policies import EndpointConfig
 from treetune.policies.openai import OpenAIPolicy
 from treetune.serve.errors import Denied, TaskRefused
 from treetune.serve.host import Models, ModelsConfig
-from treetune.serve.messages import pack, unpack_plain
+from treetune.serve.messages import pack, pack_head, unpack_plain
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig, Workers
 from treetune.serve.server import EnvServer, ServerConfig
 from treetune.serve.task_signer import TaskSigner, concrete_task
 from treetune.serve.zmq.client import EnvClient
-from treetune.serve.zmq.door import ReplyCache, ZmqDoor
-from treetune.streams import Draw
+from treetune.serve.zmq.door import ZmqDoor
+from treetune.serve.zmq.replies import ReplyCache
 
+HEAD = pack_head(b"0123456789abcdef")
 Start = Callable[..., Awaitable[EnvServer]]
 """Starts a server over a taskset: the real one, or one with a fault."""
 
@@ -77,7 +78,8 @@ class OwnCursors(EnvServerPool):
     async def _start(self):
         await super()._start()
         turns = itertools.count()
-        self.order.draw = lambda *_: Draw("", self.streams.advance(f"worker {next(turns) % 2}").index)
+        advance = self.streams.advance
+        self.order.advance = lambda stream: advance(f"worker {next(turns) % 2}")
 
 
 # 2. Epoch 0 differed from the order in process.
@@ -145,7 +147,7 @@ async def check_malformed(start: Start, folder) -> None:
     socket.linger = 0
     socket.connect(server.address)
     try:
-        for frames in ([b"x"], [b"id", b"sample", b"\xc1"], [b"", b"", b""], [b"id", b"nonsense", b""]):
+        for frames in ([b"x"], [b"id", b"sample", HEAD, b"\xc1"], [b"", b"", b""], [b"id", b"nonsense", b""]):
             await socket.send_multipart(frames)
         await asyncio.sleep(0.2)
         async with EnvClient(server.address) as client:
@@ -225,7 +227,7 @@ async def check_lost_reply(start: Start, folder) -> None:
     try:
         indices = []
         for id in (b"a", b"a", b"b"):  # the reply to the first never arrived, so it is asked for again
-            await socket.send_multipart([id, b"sample", pack({})])
+            await socket.send_multipart([id, b"sample", HEAD, pack({})])
             indices.append(unpack_plain((await soon(socket.recv_multipart(), "a task"))[1])["index"])
         assert indices == [0, 0, 1]
     finally:
@@ -237,7 +239,7 @@ class NoMemory(EnvServer):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.doors[0].replies = ReplyCache(most=0)
-        self.doors[0].replies.keep = lambda id, data: None
+        self.doors[0].replies.keep = lambda key, digest, data: None
 
 
 # 8. The cursor was lost on a restart.
@@ -343,9 +345,9 @@ class Seeded(Dear):
 
 class Offset(Workers):
     def _start_one(self):
-        seed = self._spec.taskset.config.shuffle.seed + 1
-        other = type(self._spec.taskset)(TasksetConfig(shuffle=ShuffleConfig(seed=seed)))
-        self._spec = msgspec.structs.replace(self._spec, taskset=other)
+        seed = self._taskset.config.shuffle.seed + 1
+        self._taskset = type(self._taskset)(TasksetConfig(shuffle=ShuffleConfig(seed=seed)))
+        self._engine.prepare(self._taskset)
         super()._start_one()
 
 

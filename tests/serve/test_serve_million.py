@@ -12,13 +12,14 @@ import zmq
 from serve_process import resident, serve
 from serving import Numbers
 
-from treetune.serve.messages import pack, unpack_plain
+from treetune.serve.messages import pack, pack_head, unpack_plain
 from treetune.serve.zmq.client import EnvClient
 
 pytestmark = pytest.mark.slow
 
 SAMPLES = int(os.environ.get("TREETUNE_TEST_SAMPLES", 1_000_000))
 UNDER_WAY = 128
+HEAD = pack_head(b"0123456789abcdef")
 
 
 def test_a_million_samples_are_the_sequence_of_task_at(tmp_path):
@@ -61,7 +62,7 @@ def pull(server):
     while received < SAMPLES:
         while sent < SAMPLES and len(waiting) < UNDER_WAY:
             id = sent.to_bytes(8, "big")
-            socket.send_multipart([id, b"sample", pack({"ack": ack})])
+            socket.send_multipart([id, b"sample", HEAD, pack({"ack": ack})])
             waiting.append(id)
             ack = []
             sent += 1

@@ -12,17 +12,24 @@ from pathlib import Path
 import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from treetune.serve.access import Access
-from treetune.serve.http.asgi import Listener
+from treetune.serve.http.listener import Listener
 
 USED = [
     (HttpToolsProtocol, "connection_made", "writes are joined into one packet"),
     (HttpToolsProtocol, "data_received", "the bytes of a head are counted"),
     (HttpToolsProtocol, "on_message_begin", "a slow request is timed from here"),
     (HttpToolsProtocol, "on_headers_complete", "the head ends here"),
+    (HttpToolsProtocol, "on_body", "what is no content of a body is counted"),
     (HttpToolsProtocol, "on_message_complete", "a slow request is timed until here"),
+    (HttpToolsProtocol, "on_response_complete", "a request that was answered early is not read on"),
+    (HttpToolsProtocol, "send_400_response", "what is refused is told why"),
+    (HttpToolsProtocol, "pause_writing", "an answer that nobody reads is timed from here"),
+    (WebSocketsSansIOProtocol, "handle_cont", "the fragments of a message are counted"),
+    (WebSocketsSansIOProtocol, "handle_ping", "pings of a peer that reads nothing are not answered"),
     (uvicorn.Server, "capture_signals", "the command line handles signals"),
 ]
 
@@ -36,6 +43,12 @@ def test_the_methods_are_still_called_by_uvicorn():
     assert "self.capture_signals()" in inspect.getsource(uvicorn.Server.serve)
     assert "transport" in inspect.signature(HttpToolsProtocol.connection_made).parameters
     assert list(ServerState().connections) == [], "slow connections are found here"
+    source = inspect.getsource(HttpToolsProtocol)
+    assert "self.pipeline.appendleft(" in source, "requests that wait are counted here"
+    assert "self.headers.append(" in source, "headers are counted here"
+    source = inspect.getsource(WebSocketsSansIOProtocol)
+    assert "self.frames.append(" in source, "fragments are counted here"
+    assert "self.writable.clear()" in source, "a peer that reads nothing is known by it"
 
 
 def test_a_listener_leaves_signals_alone_and_knows_its_connections():
@@ -47,7 +60,7 @@ def test_a_listener_leaves_signals_alone_and_knows_its_connections():
         listener = Listener("127.0.0.1:0", Access())
         url = await listener.start(app)
         _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         await asyncio.sleep(0.2)
         (connection,) = listener._uvicorn.server_state.connections
         found = connection.arriving_since is not None, signal.getsignal(signal.SIGINT) is before

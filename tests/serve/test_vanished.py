@@ -162,14 +162,16 @@ async def vanish(url: str, index: int, marker: str) -> None:
     """Start an episode, begin a step, and cut the connection in the middle of it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     body = json.dumps({"task_index": index}).encode()
-    writer.write(b"POST /api/episode/start HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(
+        b"POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
     head = await reader.readuntil(b"\r\n\r\n")
     size = next(int(line.split(b":")[1]) for line in head.splitlines() if line.lower().startswith(b"content-length"))
     episode = json.loads(await reader.readexactly(size))["episode_id"]
     command = [restless(marker), f"{restless(marker)}; sleep 2", "seq 1000000", "exec sleep 1"][index // 12 % 4]
     body = json.dumps({"episode_id": episode, "action": bash(f"timeout 3 bash -c {json.dumps(command)}")}).encode()
     cut = len(body) // 2 if index % 5 == 0 else len(body)  # some in the middle of what they say
-    head = b"POST /api/episode/step HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /api/episode/step HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     writer.write(head + body[:cut])
     await writer.drain()
     await asyncio.sleep(index % 7 / 20)

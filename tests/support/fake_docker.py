@@ -12,6 +12,7 @@ import contextlib
 import json
 import re
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from treetune.sandbox import SandboxLimits, require
 from treetune.sandbox.shell import BubblewrapRuntime
@@ -23,6 +24,8 @@ class FakeDocker:
         self.configs: dict[str, dict[str, Any]] = {}
         self.images: list[str] = []
         """Of all containers that were ever asked for."""
+        self.copies: dict[str, str] = {}
+        """Images that were made of containers."""
         self.running: dict[str, BubblewrapRuntime] = {}
         self.attached: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self.pumps: set[asyncio.Task[None]] = set()
@@ -70,7 +73,13 @@ class FakeDocker:
             self.configs[id] = config
             self.images.append(config["Image"])
             return 201, {"Id": id, "Warnings": ["this is a stand-in for an engine"]}
+        if path.startswith("/commit"):
+            asked = parse_qs(urlsplit(path).query)
+            self.copies[f"{asked['repo'][0]}:{asked['tag'][0]}"] = asked["container"][0]
+            return 201, {"Id": "sha256:0"}
         id = path.split("/")[2].partition("?")[0]
+        if path.startswith("/images"):
+            return (200, []) if self.copies.pop(id, None) else (404, {"message": f"No such image: {id}"})
         if method == "DELETE":
             if id not in self.configs:
                 return 404, {"message": f"No such container: {id}"}
@@ -90,13 +99,14 @@ class FakeDocker:
             return
         launcher = await asyncio.to_thread(require, shell=True)
         runtime = self.running[id] = BubblewrapRuntime(launcher, SandboxLimits())
-        runtime._spawn(launcher, SandboxLimits(), None)
+        original = self.copies.get(self.configs[id]["Image"])
+        runtime._spawn(SandboxLimits(), None if original is None else self.running[original]._process)
         inner_reader, inner_writer = await asyncio.open_unix_connection(sock=runtime._socket)
         for pump in (self._inward(id, reader, inner_writer), self._outward(inner_reader, writer)):
             self.pumps.add(asyncio.create_task(pump))
 
     async def _inward(self, id: str, reader: asyncio.StreamReader, inner: asyncio.StreamWriter) -> None:
-        await reader.readexactly(int(self.configs[id]["Cmd"][-1]))  # the runner, which runs already
+        await reader.readexactly(int(self.configs[id]["Cmd"][5]))  # the runner, which runs already
         while content := await reader.read(1 << 16):
             inner.write(content)
         inner.close()  # StdinOnce

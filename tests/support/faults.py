@@ -82,6 +82,13 @@ def _truths(truths: list[Any]) -> list[Row]:
     ]
 
 
+def _targets(texts: list[str]) -> list[Row]:
+    return [
+        row(number, env_class="search", reward_spec={"ground_truth": {"target": [text]}})
+        for number, text in enumerate(texts)
+    ]
+
+
 def _turns(path: Path) -> Path:
     data = [row(number, env_class="gsm8k_multi_turn") for number in range(4)]
     for one in data[:1] + data[2:]:
@@ -150,6 +157,7 @@ FAULTS: dict[str, Callable[[Path], Made]] = {
     "ground-truth-type": lambda path: parquet(
         path, [row(number, reward_spec={"method": "rule", "ground_truth": number}) for number in range(4)]
     ),
+    "ground-truth-free": lambda path: parquet(path, _targets(["Ada", "The", "Bela"])),
     "ground-truth-value": lambda path: parquet(path, rows(row(1, reward_spec={"ground_truth": "1,000"}))),
     "duplicate-prompts": lambda path: parquet(path, [row(0), row(0), row(2)]),
     "train-val-overlap": _overlap,

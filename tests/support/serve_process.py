@@ -22,10 +22,10 @@ class Running:
 
 
 @contextmanager
-def serve(folder, *arguments, **environment):
+def serve(folder, *arguments, python=sys.executable, **environment):
     """`treetune serve`, once it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "treetune", "serve", *map(str, arguments), "--json"],
+        [python, "-m", "treetune", "serve", *map(str, arguments), "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=folder,

@@ -12,9 +12,8 @@ import zmq
 import zmq.asyncio
 
 from treetune import Environment, Score, ShuffleConfig, Step, Task, Taskset, TasksetConfig
-from treetune.host import PROTOCOL
 from treetune.serve.host import ModelsConfig
-from treetune.serve.messages import pack, unpack_plain
+from treetune.serve.messages import pack, pack_head, unpack_plain
 from treetune.serve.pool.broker import EnvServerPool
 from treetune.serve.pool.workers import PoolConfig
 from treetune.serve.server import EnvServer, ServerConfig
@@ -195,15 +194,24 @@ def shuffled(kind, seed=3):
 
 @contextlib.asynccontextmanager
 async def serving(
-    taskset, *, workers: int = 0, models: ModelsConfig = GOLD, pool=None, server=None, doors=None, **options
+    taskset,
+    *,
+    workers: int = 0,
+    models: ModelsConfig = GOLD,
+    pool=None,
+    server=None,
+    doors=None,
+    traces=None,
+    **options,
 ):
     """A running server, closed at the end."""
     doors = doors if doors is not None else [ZmqDoor(options.pop("address", "tcp://127.0.0.1:0"))]
     config = ServerConfig(**{"drain_seconds": 1.0, **options})
+    parts = {"doors": doors, "traces": traces}
     if workers:
-        made = EnvServerPool(taskset, config, models, PoolConfig(workers=workers, **(pool or {})), doors=doors)
+        made = EnvServerPool(taskset, config, models, PoolConfig(workers=workers, **(pool or {})), **parts)
     else:
-        made = (server or EnvServer)(taskset, config, models, doors=doors)
+        made = (server or EnvServer)(taskset, config, models, **parts)
     await made.start()
     try:
         yield made
@@ -235,7 +243,8 @@ def run(coroutine):
 class Raw:
     """A client that says exactly what it is told to."""
 
-    def __init__(self, address):
+    def __init__(self, address, client=b"a raw client....", token=None):
+        self.head = pack_head(client, token)
         self.socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.connect(address)
@@ -248,7 +257,7 @@ class Raw:
         return id, unpack_plain(data)
 
     async def ask(self, id, method, /, **payload):
-        await self.send(id, method.encode(), pack({"protocol": PROTOCOL, **payload}))
+        await self.send(id, method.encode(), self.head, pack(payload))
         answered, data = await self.receive()
         assert answered == id
         return data

@@ -154,3 +154,34 @@ def exact(task: Task, *without: str) -> str:
     fields = {name: drop_nulls(getattr(task, name)) for name in task.__struct_fields__}
     fields["extra_info"] = {key: value for key, value in fields["extra_info"].items() if key not in without}
     return json.dumps(fields, sort_keys=True)
+
+
+LETTERS = """
+from treetune import Task, Taskset
+
+class Letters(Taskset):
+    def load_tasks(self):
+        return [Task(prompt=str(n), reward_spec={"ground_truth": "x"}) for n in range(5)]
+
+    def reward(self, task, answer):
+        return float(sum(place * ord(letter) for place, letter in enumerate(answer, 1)) % 65521)
+"""
+ODD = ["a\ud83dz", "\udc00\ud83d", "\ud83d\ude00", "\N{GRINNING FACE}", "na\u00efve"]
+"""Halves of surrogate pairs: alone, the wrong way round, a pair that is one letter, that letter, and a plain text."""
+
+
+def test_half_a_surrogate_pair_is_scored_alike_through_every_door(folder):
+    (folder / "letters.py").write_text(LETTERS)
+    taskset = build_taskset({"id": f"{folder / 'letters.py'}:Letters"})
+    expected = rewards_in_eval(taskset, ODD)
+    assert expected[2] == expected[3]
+    for door in (rewards_in_verl, rewards_in_trl, rewards_over_zmq, rewards_over_http):
+        assert door(taskset, ODD) == expected, door.__name__
+
+
+def test_half_a_surrogate_pair_is_scored_by_the_rule_as_everywhere(folder):
+    (folder / "halves.jsonl").write_text(json.dumps({"question": "?", "answer": "\\ud83d"}))
+    loading = {"args": ["json"], "kwargs": {"data_files": str(folder / "halves.jsonl"), "split": "train"}}
+    keys = {"prompt_template": "{question}", "ground_truth": "answer", "data_source": "halves"}
+    taskset = build_taskset({"id": "dataset", "loading_params": loading, **keys})
+    assert rewards_in_eval(taskset, ["\ud83d"]) == rewards_in_verl(taskset, ["\ud83d"]) == [1.0]

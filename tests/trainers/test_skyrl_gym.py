@@ -1,4 +1,5 @@
-"""The real skyrl-gym beside our environments of the same name: the same actions, the same rewards, step by step."""
+"""The real skyrl-gym beside our environments of the same name: the same actions, the same rewards, step by step, where
+rows say `strict: false`; and what differs where they do not."""
 
 from __future__ import annotations
 
@@ -215,7 +216,9 @@ def row_of(task: Task) -> dict[str, Any]:
 
 
 def task_of(env_class: str, truth: Any, **extra: Any) -> Task:
-    return Task(prompt="?", env_class=env_class, reward_spec={"ground_truth": truth}, extra_info=extra)
+    """To the letter of skyrl-gym, unless `strict` says otherwise."""
+    given = {"strict": False, **extra}
+    return Task(prompt="?", env_class=env_class, reward_spec={"ground_truth": truth}, extra_info=given)
 
 
 def transcripts(parts: list[str], count: int, turns: int) -> list[list[str]]:
@@ -414,15 +417,64 @@ DIFFERENCES = {
 }  # fmt: skip
 
 
-def test_the_differences_are_those_that_the_docs_name(sides, sandbox):
-    cases = [(task, actions) for task, actions, _, _ in DIFFERENCES.values()]
+STRICT = {
+    "gsm8k": [
+        ("5", ["#### 5/7", "#### 5e9", "#### 5 or 6", "#### 5 #### 6", "#### 5\n#### 6", "#### 5 million"], 0, 1),
+        ("5", ["#### 5^2", "<think>#### 5</think>#### 6"], 0, 1),
+        ("5", ["####5", "#### $5", "#### 5.", "#### 5.0", "#### **5**", "####\n5", "#### +5", "#### 2 + 3 = 5"], 1, 0),
+        ("5", ["<think>#### 6</think>#### 5", "#### 1. Add\n#### 5"], 1, 0),
+        ("5", ["#### 5 apples", "#### 5%"], 1, 1),
+        ("56", ["#### 5,6"], 0, 1),
+    ],
+    "gsm8k_multi_turn": [("5", ["#### 5 or 6"], 0, 1), ("5", ["#### $5"], 1, 0)],
+    "aime": [
+        ("204", ["Answer: not $204$ but 3", "Answer: $204$ or $3$", "Answer: 3\nAnswer: 204", "Answer: 2 04"], -1, 1),
+        ("204", ["Answer: 3 = 204"], -1, 1),
+        ("204", ["**Answer:** 204", "Answer: 204.0", "Answer: 0204", "Answer: 204" + " " * 300], 1, -1),
+        ("204", ["Answer: \\(204\\)"], 1, -1),
+    ],
+    "search": [
+        ({"target": ["The"]}, ["<answer></answer>"], 0, 1),
+        ({"target": ["5"]}, ["<answer>-5</answer>"], 0, 1),
+        ({"target": ["15"]}, ["<answer>1.5</answer>"], 0, 1),
+        ({"target": ["Paris"]}, ["<answer>Rome</answer><answer>Paris</answer>"], 0, 1),
+        ({"target": ["Paris"]}, ["<answer>\\boxed{Paris}</answer>"], 1, 0),
+    ],
+    "searchcode": [
+        ("42", ["#### 42 <solution>#### 41</solution>", "<solution>?</solution> #### 42"], 0, 1),
+        ("42", ["#### 42<solution></solution>"], 0, 1),
+        ("42", ["<solution>42</solution>"], 1, 0),
+    ],
+    "text2sql": [
+        ("SELECT * FROM pet WHERE 0", ["<think>t</think><solution></solution>"], 0, 1),
+        ("SELECT 1", ["<think>t</think><solution>```sql\nSELECT 1\n```</solution>"], 1, 0),
+    ],
+    "lcb": [(json.dumps(called(("5", "1"))), [fenced("def f(n): return True")], 0, 1)],
+}  # fmt: skip
+"""What strict answers, the default, change: by environment the ground truth, the answers, our reward and theirs."""
+ANSWERS = {
+    f"{name}, {answer!r} for {truth}": (
+        task_of(name, truth, strict=True, max_turns=1, **(PETS if name == "text2sql" else {})),
+        [answer],
+        float(ours),
+        float(theirs),
+    )
+    for name, rows in STRICT.items()
+    for truth, answers, ours, theirs in rows
+    for answer in answers
+}
+
+
+@pytest.mark.parametrize("table", [DIFFERENCES, ANSWERS], ids=["faults", "answers"])
+def test_the_differences_are_those_that_the_docs_name(table, sides, sandbox):
+    cases = [(task, actions) for task, actions, _, _ in table.values()]
 
     def last(steps: Steps | str) -> Any:
         return steps if isinstance(steps, str) else steps[-1][0]
 
-    found = zip(DIFFERENCES, map(last, sides.ours(cases)), map(last, sides.theirs(cases)), strict=True)
+    found = zip(table, map(last, sides.ours(cases)), map(last, sides.theirs(cases)), strict=True)
     assert {name: (ours, theirs) for name, ours, theirs in found} == {
-        name: (ours, theirs) for name, (_, _, ours, theirs) in DIFFERENCES.items()
+        name: (ours, theirs) for name, (_, _, ours, theirs) in table.items()
     }
 
 

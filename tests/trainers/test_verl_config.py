@@ -406,25 +406,28 @@ class Strict(Task):
     def reward(self, task, answer):
         if not answer:
             raise ValueError("an empty answer")
+        if "broken" in __file__:
+            raise KeyError("no table")
         return 0.5 if answer.isdigit() else 0.0
 """
 
 
-def test_a_reward_that_fails_is_an_error_and_never_a_zero(declared, folder):
-    (folder / "strict.py").write_text(STRICT)
+@pytest.mark.parametrize("file", ["strict.py", "broken.py"])
+def test_a_reward_that_fails_for_every_answer_is_an_error_and_never_a_zero(declared, folder, file):
+    (folder / file).write_text(STRICT)
     config = declared(BASIC)
-    OmegaConf.update(
-        config, "train_tasks.0.custom_cls", {"path": f"{folder}/strict.py", "name": "Strict"}, force_add=True
-    )
+    OmegaConf.update(config, "train_tasks.0.custom_cls", {"path": f"{folder}/{file}", "name": "Strict"}, force_add=True)
     resolve_tasks_into_config(config)
     row = rows_of(config.data.train_files[0])[3]
 
     def scored(answer: str) -> dict[str, Any]:
         return compute_score("gsm8k", answer, None, extra_info=row["extra_info"], reward_router_address=None)
 
-    assert [scored(answer)["score"] for answer in ("5", "five")] == [0.5, 0.0]
-    with pytest.raises(TasksetError, match=r"row 3 of gsm8k could not be scored.*an empty answer"):
-        scored("")
+    if file == "strict.py":  # which fails for one answer: that one earns nothing
+        assert [scored(answer)["score"] for answer in ("5", "five", "")] == [0.5, 0.0, 0.0]
+        return
+    with pytest.raises(TasksetError, match=r"row 3 of gsm8k could not be scored.*no table"):
+        scored("5")
 
 
 INSTALLED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -326,6 +327,12 @@ FAULTY = [
     ("ground-truth-value", asked("lcb", cases(testtype="functional", metadata=None))),
     ("ground-truth-value", asked("lcb", "[]")),
     ("ground-truth-value", asked("searchcode", "twelve")),
+    ("ground-truth-value", asked("searchcode", ".")),
+    ("ground-truth-value", asked("searchcode", "5.5.5")),
+    ("ground-truth-free", asked("search", {"target": ["Paris", "a"]})),
+    ("ground-truth-free", asked("search", {"target": "..."})),
+    ("ground-truth-free", asked("aime", "$", reward_model={"ground_truth": "$"})),
+    ("ground-truth-free", asked("lcb", cases(output="\n"))),
     ("wrong-value", asked("gsm8k_multi_turn", "12", extra_info=7)),
     ("wrong-value", asked("gsm8k_multi_turn", "12", extra_info='{"max_turns": 3}')),
     ("missing-column", asked("gsm8k_multi_turn", "12", extra_info=...)),
@@ -605,6 +612,8 @@ def test_rows_of_verl_and_trl(tmp_path: Path) -> None:
     assert told(faults.parquet(tmp_path / "a", [verl(0), verl(1)])) == {}
     bad = [verl(0), verl(1, reward_model=...), verl(2, reward_model={"style": "rule"})]
     assert told(faults.parquet(tmp_path / "b", bad)) == {"missing-reward-spec": [1], "missing-ground-truth": [2]}
+    blank = [verl(0), verl(1, reward_model={"style": "rule", "ground_truth": " "})]
+    assert told(faults.parquet(tmp_path / "blank", blank)) == {"ground-truth-value": [1]}
     trl = [faults.row(n, reward_spec=..., env_class=..., ground_truth="1") for n in range(2)]
     assert told(faults.parquet(tmp_path / "c", trl)) == {}
 
@@ -707,6 +716,43 @@ def test_an_environment_that_pays_for_the_format_is_found(tmp_path: Path, capsys
     assert main(["validate", str(path), "--gold", "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["found"] == "the gold answer earns 1, an empty answer in the format 1"
+
+
+def test_an_environment_that_pays_for_two_guesses_is_found(tmp_path: Path, capsys: Any) -> None:
+    class PaysForAny(Environment):
+        @classmethod
+        def gold(cls, task: Any) -> str:
+            return str(task.ground_truth)
+
+        def step(self, action: Any) -> Step:
+            return Step(reward=float(self.task.ground_truth in action.text.split()), done=True)
+
+    class PaysForLast(PaysForAny):
+        def step(self, action: Any) -> Step:
+            return Step(reward=float([self.task.ground_truth] == action.text.split()[-1:]), done=True)
+
+    environments.register("pays-for-any", PaysForAny)
+    environments.register("pays-for-last", PaysForLast)
+    rows = [faults.row(number, env_class=name) for number, name in enumerate(("pays-for-any", "pays-for-last"), 5)]
+    path = faults.parquet(tmp_path / "a", [{**row, "prompt": faults.user("?")} for row in rows])
+    assert main(["validate", str(path), "--gold", "--json"]) == 1
+    (finding,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["severity"] == "error"]
+    assert (finding["rows"], finding["rule"]) == ([0], "gold-not-rewarded")
+    assert "beside a wrong one, in either order" in finding["found"]
+
+
+def test_a_query_that_any_query_without_rows_answers_is_found(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    file = tmp_path / "pets" / "pets.sqlite"
+    file.parent.mkdir()
+    with sqlite3.connect(file) as connection:
+        connection.execute("CREATE TABLE pet (name TEXT)")
+    connection.close()
+    monkeypatch.setenv("TREETUNE_TEXT2SQL_DB", str(tmp_path))
+    sql = [asked("text2sql", truth, **SQL) for truth in ("SELECT name FROM pet", "SELECT count(*) FROM pet")]
+    path = faults.lines(tmp_path / "a", [{**row, "prompt": faults.user(f"{n}?")} for n, row in enumerate(sql)])
+    assert main(["validate", str(path), "--gold", "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["rows"], finding["found"]) == ([1], "the gold answer earns 1, a query without rows 1")
 
 
 def test_what_is_right_in_another_row_and_what_a_prompt_shows_are_no_wrong_answers(tmp_path: Path, capsys: Any) -> None:

@@ -1,6 +1,6 @@
 """A math task: the answer is parsed from a column such as GSM8K's, which ends in `#### 72`."""
 
-from treetune.rows.rule import last_boxed
+from treetune.answers import boxed
 from treetune_verl.tasks import Task
 
 
@@ -23,5 +23,4 @@ class MathTask(Task):
 def parse_answer(text):
     """What follows the last `####`, else what the last \\boxed{} holds, without thousands separators."""
     marked = text.rpartition("####")[2] if "####" in text else text
-    boxed = last_boxed(marked)
-    return (marked if boxed is None else boxed).strip().replace(",", "")
+    return [marked, *boxed(marked)][-1].strip().replace(",", "")

@@ -2,18 +2,23 @@ r"""Competition math, one answer: what follows the last `Answer:` against the gr
 
     Task(prompt="...", env_class="aime", reward_spec={"ground_truth": "204"})   # "Answer: $\boxed{204}$" earns 1
 
-As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, a box without `Answer:`
-does not count, and both sides are normalised: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes
-`\frac{1}{2}`, whole numbers lose their commas. `reward_spec: {method: math_verify}` compares by meaning too.
+As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, and a box without
+`Answer:` does not count. A ground truth that is a number is compared as a number; any other is normalised, as the
+answer is: units, dollar signs, `\text`, `\boxed` and spaces go, `\frac12` becomes `\frac{1}{2}`. An answer with
+several different ones earns nothing. `reward_spec: {method: math_verify}` compares by meaning too.
+`extra_info.strict: false` is skyrl-gym's letter: the last `Answer:`, in it the first `$...$`, both sides normalised.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
+from treetune.answers import Found, boxed, names_one, one_of, plain, read_number, read_truth, spoken
 from treetune.builtin.math_verifier import compare, require_math_verify
 from treetune.builtin.turns import TurnEnvironment, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
+from treetune.errors import EnvironmentFault
 from treetune.task import Task
 from treetune.threads import call, limit_to_cores
 
@@ -21,6 +26,10 @@ TAIL = 300
 """How many characters at the end are searched for the answer."""
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
+_MARK = re.compile(r"(?i)\banswer[*_\s]*:[*_\s]*")
+_MATH = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+")
+_SEVERAL_MEANINGS = re.compile(r"\\(?:pm|mp|lor|vee|cup|quad|qquad|newline|\\)(?![a-z])|[;\n]|±")
+"""What lets math-verify read several answers out of one expression."""
 # The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
 _REPLACEMENTS = {"an ": "", "a ": "", ".$": "$", r"\$": "", "\\ ": "", " ": "", "mbox": "text"}
 _REPLACEMENTS |= {r",\text{and}": ",", r"\text{and}": ",", r"\text{m}": r"\text{}"}
@@ -41,8 +50,14 @@ _REWRITES = {
 }
 
 
+class AimeContract(Contract, frozen=True, kw_only=True):
+    def is_free(self, truth: Any) -> bool:
+        """skyrl-gym takes an empty answer for a text of which nothing is left."""
+        return not normalise(list_answers(truth)[0])
+
+
 class AimeEnvironment(TurnEnvironment):
-    CONTRACT = Contract(
+    CONTRACT = AimeContract(
         about="Competition math in one answer that ends in `Answer: ...`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,
@@ -56,20 +71,67 @@ class AimeEnvironment(TurnEnvironment):
         super().__init__(task)
         self._answers = list_answers(task.ground_truth)
         self._normal = [normalise(text) for text in self._answers]
+        self._value = read_truth(self._normal[0])
         self._by_meaning = task.reward_spec.get("method") in ("math_verify", "math-verify")
+        if self.strict and not self._normal[0]:
+            why = f"aime: of the ground truth {self._answers[0]!r:.60} nothing is left to compare with"
+            raise EnvironmentFault(why, remedy="correct it, or leave the row out")
         if self._by_meaning:
             require_math_verify()
 
     async def step(self, action: Action) -> Step:
-        found = _ANSWER.findall(action.text[-TAIL:])
-        if not found:
-            return self.end(-1.0, f"no `Answer:` in the last {TAIL} characters")
-        answer = normalise(found[-1])
-        right = answer in self._normal
-        if not right and self._by_meaning:
+        found = find_answer(action.text) if self.strict else find_answer_as_skyrl(action.text)
+        if found.text is None:
+            return self.end(-1.0, found.why)
+        answer = normalise(found.text)
+        right = self._is_same(found.text, answer)
+        if not right and self._by_meaning and (not self.strict or self._is_single(found.text)):
             async with limit_to_cores():
-                right = await call(compare, self._answers[0], found[-1].strip())
+                right = await call(compare, self._answers[0], found.text)
         return self.end(1.0 if right else -1.0, "right" if right else f"expected {self._normal[0]}", answer=answer)
+
+    def _is_same(self, text: str, normal: str) -> bool:
+        if self.strict and self._value is not None:
+            return read_number(text) == self._value
+        return bool(normal or not self.strict) and normal in self._normal
+
+    def _is_single(self, text: str) -> bool:
+        """Whether math-verify could find only one answer in it."""
+        lists = text.count(",") > self._answers[0].count(",") and read_number(text) is None
+        return names_one(text) and not lists and not _SEVERAL_MEANINGS.search(text)
+
+
+def find_answer(text: str) -> Found:
+    """The one expression that every `Answer:` gives."""
+    pieces = _MARK.split(spoken(text).rstrip()[-TAIL:])[1:]
+    given = [said for piece in pieces if plain(said := re.split(r"[\n<]", piece, maxsplit=1)[0])]
+    found = [_find_expression(said) for said in given]
+    if vague := next((one for one in found if one.text is None), None):
+        return vague
+    return one_of([str(one.text) for one in found], _key, f"no `Answer:` in the last {TAIL} characters")
+
+
+def find_answer_as_skyrl(text: str) -> Found:
+    found = _ANSWER.findall(text[-TAIL:])
+    return Found(found[-1].strip()) if found else Found(None, f"no `Answer:` in the last {TAIL} characters")
+
+
+def _find_expression(said: str) -> Found:
+    """The box of a line, else its formula, else the line; beside a box or formula there may be words but no numbers."""
+    found = boxed(said) or _MATH.findall(said)
+    if not found:
+        return Found(plain(said))
+    around = said
+    for part in found:
+        around = around.replace(part, "", 1)
+    if re.search(r"\d", around) or not names_one(around):
+        return Found(None, f"not a plain answer: {said[:60]!r}")
+    return one_of([plain(part) for part in found], _key, "")
+
+
+def _key(text: str) -> object:
+    value = read_number(text)
+    return (normalise(text) or None) if value is None else value
 
 
 def normalise(answer: str) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
-from treetune.builtin.turns import Positive, TurnEnvironment
+from treetune.answers import list_items, spoken
+from treetune.builtin.turns import Positive, TurnEnvironment, part_of_one
 from treetune.environment import Action, Step
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import Task
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
 
 NAMES = """
 Ada Alan Amara Anouk Bela Bruno Carla Chidi Dara Diego Edda Emre Farah Felix Greta Goran Hana Hugo
@@ -67,18 +70,25 @@ class AlphabetSortEnvironment(TurnEnvironment):
         names = "\n".join(self.task.rounds[0])
         return f"Sort these names alphabetically. Answer with the sorted list only, one name per line.\n\n{names}"
 
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._right = 0
+
     async def step(self, action: Action) -> Step:
         rounds = self.task.rounds
         expected = sort_names(rounds, self.turns)
-        given = [line.strip() for line in action.text.splitlines() if line.strip()]
+        given = list_items(spoken(action.text))
         right = given == expected
+        self._right += right
         self.next_turn()
         done = self.turns == len(rounds)
         said = "" if done else "Add these names to the list and sort it again:\n\n" + "\n".join(rounds[self.turns])
         explanation = "in order" if right else f"expected {', '.join(expected)}"
         metrics = {f"turn_{self.turns}_right": float(right)}
-        info = {"answer": ", ".join(given), "explanation": explanation, "metrics": metrics}
-        return Step(said, right / len(rounds), done, info)
+        info: dict[str, Any] = {"answer": ", ".join(given), "explanation": explanation, "metrics": metrics}
+        if done:
+            info["success"] = self._right == len(rounds)
+        return Step(said, part_of_one(self._right, len(rounds)) if right else 0.0, done, info)
 
 
 def sort_names(rounds: list[list[str]], turn: int) -> list[str]:

@@ -10,10 +10,12 @@ from typing import Annotated
 
 import msgspec
 
+from treetune.answers import final_number, same, spoken
 from treetune.builtin.turns import hash_number
 from treetune.score import VALID, Score, Verdict, invalid
 from treetune.task import Task
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
 
 
 class ArithmeticConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -43,12 +45,11 @@ class Arithmetic(Taskset[Task, ArithmeticConfig]):
         )
 
     def reward(self, task: Task, answer: str) -> Score:
-        numbers = re.findall(r"-?\d+", answer.replace(",", ""))
-        if not numbers:
-            return Score(0.0, explanation="no number in the answer")
-        last = str(int(numbers[-1]))
-        right = last == task.ground_truth
-        return Score(float(right), last, "right" if right else f"expected {task.ground_truth}, got {last}")
+        found = final_number(spoken(answer))
+        if found.text is None:
+            return Score(0.0, explanation=found.why)
+        right = same(found.text, task.ground_truth)
+        return Score(float(right), found.text, "right" if right else f"expected {task.ground_truth}")
 
     def gold(self, task: Task) -> str:
         return str(task.ground_truth)

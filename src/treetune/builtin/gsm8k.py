@@ -3,8 +3,9 @@
     Task(prompt="2 + 3?", env_class="gsm8k", reward_spec={"ground_truth": "5"})   # "#### 5" earns 1
     Task(prompt="2 + 3?", env_class="gsm8k_multi_turn", reward_spec={"ground_truth": "5"}, extra_info={"max_turns": 3})
 
-The number is read as skyrl-gym's strict method reads it: the first `#### ` that digits, dots, commas or a minus follow;
-commas are dropped and the rest is compared as text. So a ground truth in text is "1000", not "1,000".
+The number after the last `####` counts, with or without a unit (`$5`, `5%`, `5 apples`), and is compared as a number.
+An answer with several different ones earns nothing. With `extra_info.strict: false` it is read as skyrl-gym's strict
+method reads it: the first `#### ` that digits, dots, commas or a minus follow, compared as text without commas.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import re
 
 import msgspec
 
+from treetune.answers import Found, number_after, read_number, read_truth, spoken
 from treetune.builtin.turns import TurnEnvironment, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
+from treetune.errors import EnvironmentFault
 from treetune.task import Task
 
 FORMAT_REWARD = 0.2
@@ -32,7 +35,7 @@ class Gsm8kEnvironment(TurnEnvironment):
         about="Grade-school math in one answer that ends in `#### number`",
         takes=(Kind.TEXT, Kind.NUMBER),
         stored=Stored.TEXT,
-        pattern=r"-?[0-9.]+",
+        pattern=r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)",
     )
 
     GOLD = "#### {}"
@@ -40,6 +43,10 @@ class Gsm8kEnvironment(TurnEnvironment):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._answers = list_answers(task.ground_truth)
+        self._value = read_truth(self._answers[0])
+        if self._value is None and self.strict:
+            why = f"{task.env_class}: the ground truth {self._answers[0]!r:.60} is no number, so no answer is right"
+            raise EnvironmentFault(why, remedy="write the number alone, such as 72, or leave the row out")
 
     async def step(self, action: Action) -> Step:
         answer, right, explanation = self.judge(action.text)
@@ -47,12 +54,20 @@ class Gsm8kEnvironment(TurnEnvironment):
 
     def judge(self, text: str) -> tuple[str | None, bool, str]:
         """The number of a text, whether it is right, and why not."""
+        if self.strict:
+            return self.compare(number_after(spoken(text), "####"))
         found = _NUMBER.search(text)
         if found is None:
             return None, False, "no `#### number`"
         answer = found[1].replace(",", "")
         right = answer in self._answers
         return answer, right, "right" if right else f"expected {self._answers[0]}"
+
+    def compare(self, found: Found) -> tuple[str | None, bool, str]:
+        if found.text is None:
+            return None, False, found.why
+        right = read_number(found.text) == self._value
+        return found.text, right, "right" if right else f"expected {self._answers[0]}"
 
 
 class Gsm8kMultiTurnEnvironment(Gsm8kEnvironment):

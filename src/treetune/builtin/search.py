@@ -3,9 +3,10 @@
     Task(prompt="...", env_class="search", reward_spec={"ground_truth": ["Kansas City Chiefs", "Chiefs"]},
          extra_info={"corpus": "wiki.jsonl"})
 
-`search` ends with `<answer>…</answer>`: the last one counts. `searchcode` ends with `<solution>…</solution>`: the first
-`#### number` of all turns counts, as in `gsm8k`. What a tool answered is never taken for the policy's own answer, and a
-row never names an address. docs/environments.md tells what is searched.
+`search` ends with `<answer>…</answer>`, `searchcode` with `<solution>…</solution>`: the number in there counts, as in
+`gsm8k`. An answer with several different ones earns nothing. With `extra_info.strict: false` answers are read as
+skyrl-gym reads them: the last `<answer>`, the first `#### number` of all turns. What a tool answered is never taken for
+the policy's own answer, and a row never names an address. docs/environments.md tells what is searched.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from array import array
 from collections import Counter, defaultdict, deque
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
 
+from treetune.answers import Found, number_after, one_of, plain, read_number, same_numbers, spoken, tagged
 from treetune.builtin.code import run_python
 from treetune.builtin.gsm8k import Gsm8kEnvironment
-from treetune.builtin.turns import TurnEnvironment, find_tagged, list_answers
+from treetune.builtin.turns import TurnEnvironment, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.errors import EnvironmentFault
 from treetune.sandbox import Ended, Result, SandboxLimits
@@ -58,8 +61,14 @@ _OPENING = re.compile(r"<(\w+)>")
 _CLOSING = re.compile(r"</(\w+)>")
 
 
+class SearchContract(Contract, frozen=True, kw_only=True):
+    def is_free(self, truth: Any) -> bool:
+        """skyrl-gym takes an empty answer for a text of which nothing is left."""
+        return not all(map(normalise, list_answers(truth)))
+
+
 class SearchEnvironment(TurnEnvironment):
-    CONTRACT = Contract(
+    CONTRACT = SearchContract(
         about="Questions answered after searching a corpus",
         takes=(Kind.TEXT, Kind.LIST, Kind.MAPPING),
         stored=Stored.TARGET,
@@ -70,7 +79,7 @@ class SearchEnvironment(TurnEnvironment):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self._accepted = {normalise(answer) for answer in list_answers(task.ground_truth)}
+        self._accepted = list_answers(task.ground_truth)
         self._said: list[str] = []
         self._search = SearchTool(task)
 
@@ -80,19 +89,29 @@ class SearchEnvironment(TurnEnvironment):
         self._said.append(text)
         answered = "<answer>" in text and "</answer>" in text
         if not answered and not last:
-            query = next(find_tagged(text, "search"), None)
+            query = next(tagged(text, "search"), None)
             return Step(_INFORMATION.format("" if query is None else await self._search.use(query)))
-        answers = deque(find_tagged(_INFORMATION.format("").join(self._said), "answer"), maxlen=1)
-        answer = answers[0].strip() if answers else None
-        right = answer is not None and normalise(answer) in self._accepted
-        wrong = "no <answer>" if answer is None else f"expected {' or '.join(sorted(self._accepted))}"
+        found = self._find_answer()
+        answer = found.text
+        matches = says_same if self.strict else says_same_as_skyrl
+        right = answer is not None and any(matches(answer, accepted) for accepted in self._accepted)
+        expected = f"expected {' or '.join(sorted(map(normalise, self._accepted)))}"
         return self.end(
             float(right),
-            "right" if right else wrong,
+            "right" if right else found.why or expected,
             answer=answer and answer[:SHOWN_ANSWER],
             truncated=not answered,
             metrics={"turns": self.turns, **self._search.metrics},
         )
+
+    def _find_answer(self) -> Found:
+        if not self.strict:
+            last = deque(tagged(_INFORMATION.format("").join(self._said), "answer"), maxlen=1)
+            return Found(last[0].strip()) if last else Found(None, "no <answer>")
+        given = [answer.strip() for answer in tagged(spoken(self._said[-1]), "answer")]
+        # Of several that are accepted any will do.
+        right = given and all(any(says_same(answer, accepted) for accepted in self._accepted) for answer in given)
+        return one_of(given, lambda answer: right or answer, "no <answer>")
 
 
 class SearchCodeEnvironment(Gsm8kEnvironment):
@@ -118,13 +137,22 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
         solved = "<solution>" in text and "</solution>" in text
         if not solved and not last:
             return Step(await self._use_tool(text))
-        answer, right, explanation = self.judge("\n".join(self._said))
+        answer, right, explanation = self._judge_all()
         programs = {"programs": self._programs, "program_failures": self._failures}
         metrics = {"turns": self.turns, **self._search.metrics, **programs}
         return self.end(float(right), explanation, answer=answer, truncated=not solved, metrics=metrics)
 
+    def _judge_all(self) -> tuple[str | None, bool, str]:
+        if not self.strict:
+            return self.judge("\n".join(self._said))
+        solutions = list(tagged(spoken(self._said[-1]), "solution"))
+        numbers = [number_after(text, "####") if "####" in text else Found(text.strip()) for text in solutions]
+        if vague := next((found for found in numbers if found.text is None), None):
+            return self.compare(vague)
+        return self.compare(one_of([str(found.text) for found in numbers], read_number, "no <solution>"))
+
     async def _use_tool(self, text: str) -> str:
-        block = next(find_tagged(text, "tool"), None)
+        block = next(tagged(text, "tool"), None)
         if block is None:
             return "No <tool>...</tool> block found in action string."
         tool, content = find_tool(block.strip())
@@ -172,6 +200,17 @@ class SearchTool:
 def normalise(answer: str) -> str:
     """Lower case, without punctuation, articles and extra spaces."""
     return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def says_same_as_skyrl(answer: str, accepted: str) -> bool:
+    return normalise(answer) == normalise(accepted)
+
+
+def says_same(answer: str, accepted: str) -> bool:
+    """The same, but that numbers must agree (`-5` is not `5`), and what normalises to nothing is compared as it is."""
+    if not normalise(accepted):
+        return accepted.strip().casefold() in (answer.strip().casefold(), plain(answer).casefold()) != ("", "")
+    return normalise(plain(answer)) == normalise(accepted) and same_numbers(plain(answer), accepted)
 
 
 def find_tool(block: str) -> tuple[str | None, str]:

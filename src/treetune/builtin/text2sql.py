@@ -3,29 +3,29 @@
     Task(prompt="...", env_class="text2sql", reward_spec={"ground_truth": "SELECT count(*) FROM singer"},
          extra_info={"db_id": "concert_singer", "data": "spider"})
 
-The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks the
-format: exactly one `<solution>`, some `<think>…</think>`, and a `<think>` after each observation. What the database
-answers is not searched for tags. SQL runs read-only, against a clock, one connection a query.
+The solution earns 1 if it gives the same set of rows as the ground truth, 0 if not, and -1 if the transcript breaks
+the format: exactly one `<solution>`, some `<think>…</think>`, and a `<think>` after each observation. What the
+database answers is not searched for tags. SQL runs read-only, in a process that can be killed, with limits of time
+and memory. Values are compared as SQLite gives them (1 equals 1.0, '1' does not), rows as a set: neither their order
+nor how often one comes counts, nor what the columns are called. A solution that is no query earns nothing; with
+`extra_info.strict: false` it does where no rows are expected, as in skyrl-gym.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sqlite3
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, ClassVar
 
-from treetune.builtin.turns import TurnEnvironment, find_tagged
+from treetune.answers import tagged
+from treetune.builtin import sql_worker
+from treetune.builtin.turns import TurnEnvironment
+from treetune.builtin.worker_process import Workers
 from treetune.environment import Action, Contract, Kind, Step
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.task import Task
-
-Row = tuple[Any, ...]
+from treetune.threads import call, limit_to_cores
 
 FOLDER_VARIABLE = "TREETUNE_TEXT2SQL_DB"
 LAYOUTS = {"spider": "spider/database", "bird": "bird/train/train_databases", "synsql": "SynSQL-2.5M/databases"}
@@ -33,21 +33,9 @@ LAYOUTS = {"spider": "spider/database", "bird": "bird/train/train_databases", "s
 
 TRY_SECONDS, JUDGE_SECONDS = 5.0, 30.0
 """The most seconds of a query between turns, and of the solution and the ground truth."""
-MOST_ROWS = 100_000
-"""The most different rows of a ground truth."""
-SHOWN_CHARACTERS, SHOWN_ROWS, SHOWN_VALUE = 9000, 50, 500
-"""How much of a table is shown, how many rows of a longer one, and how much of one value."""
-LONGEST_VALUE, LONGEST_PATTERN = 10_000_000, 1000
-"""Bytes of a value or row, and of a LIKE pattern: matching one is quadratic and cannot be interrupted."""
-INSTRUCTIONS = 10_000
-"""How many steps of SQLite's machine pass between two looks at the clock: well under a millisecond."""
-
-_PRAGMAS = frozenset(
-    "data_version foreign_key_list index_info index_list index_xinfo table_info table_list table_xinfo".split()
-)
-_BROKEN = ("SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_IOERR", "SQLITE_NOTADB", "SQLITE_PERM", "SQLITE_BUSY")
 _OTHER_TAG = re.compile(r"</?(think|sql|observation)\b", re.IGNORECASE)
 _NO_THOUGHT = re.compile(r"</observation>(?!\s*<think>)", re.IGNORECASE)
+_FENCE = re.compile(r"```(?:sql)?\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _OBSERVATION = "\n\n<observation>{}</observation>\n\n"
 _NO_SQL = (
     "Your previous action is invalid. Follow the format of outputting thinking process and sql tool, and try again."
@@ -66,65 +54,70 @@ class Text2SqlEnvironment(TurnEnvironment):
 
     GOLD = "<think>This query answers it.</think><solution>{}</solution>"
 
+    WRONG: ClassVar[dict[str, str]] = {
+        "a query without rows": "<think>None.</think><solution>SELECT NULL WHERE 0</solution>"
+    }
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self._file = find_database(task)
         self._said: list[str] = []
         self._errors = 0
-        with query(self._file, "SELECT 1 FROM sqlite_master LIMIT 1", TRY_SECONDS) as rows:
-            rows.fetchall()  # a fault now, where it cannot be read
+        self._ask(1, sql="SELECT 1 FROM sqlite_master LIMIT 1", seconds=TRY_SECONDS)  # a fault now, not later
 
-    def step(self, action: Action) -> Step:  # not async: queries run in a thread
+    async def step(self, action: Action) -> Step:
         last = self.next_turn()
         text = action.text
         self._said.append(text)
         handed_in = "<solution>" in text and "</solution>" in text
-        if handed_in or last:
-            return self._judge(truncated=not handed_in)
-        sql = next(find_tagged(text, "sql"), None)
-        shown = _NO_SQL if sql is None else self._try(sql)
+        async with limit_to_cores():
+            if handed_in or last:
+                return await self._judge(truncated=not handed_in)
+            sql = next(tagged(text, "sql"), None)
+            shown = _NO_SQL if sql is None else await call(self._try, sql)
         left = self.max_turns - self.turns
         reminder = f"<reminder>You have {left} turns left to complete the task.</reminder>"
         return Step(_OBSERVATION.format(f"{shown}\n{reminder}"))
 
     def _try(self, sql: str) -> str:
-        try:
-            with query(self._file, sql, TRY_SECONDS) as rows:
-                return format_table(rows)
-        except SqlError as error:
-            self._errors += 1
-            return f"Error executing SQL: {error}"
+        [(ended, said)] = self._ask(1, sql=sql, seconds=TRY_SECONDS)
+        if ended == "ok":
+            return str(said)
+        self._errors += 1
+        return f"Error executing SQL: {said}"
 
-    def _judge(self, truncated: bool) -> Step:
+    async def _judge(self, truncated: bool) -> Step:
         solution = read_solution(_OBSERVATION.format("").join(self._said))
-        difference = "no solution in the format" if solution is None else self._explain_difference(solution)
+        if solution is not None and self.strict and (fenced := _FENCE.fullmatch(solution)):
+            solution = fenced[1].strip()
+        difference: str | None = "no solution in the format"
+        if solution is not None:
+            difference = await call(self._explain_difference, solution)
         reward = -1.0 if solution is None else float(difference is None)
         metrics = {"turns": self.turns, "sql_errors": self._errors}
         return self.end(reward, difference or "right", answer=solution, truncated=truncated, metrics=metrics)
 
     def _explain_difference(self, solution: str) -> str | None:
         """Why the solution is not the ground truth; None if it is."""
-        expected: set[Row] = set()
-        try:
-            with query(self._file, self.task.ground_truth, JUDGE_SECONDS) as rows:
-                for row in rows:
-                    expected.add(row)
-                    if len(expected) > MOST_ROWS:
-                        raise SqlError(f"more than {MOST_ROWS:,} rows")
-        except SqlError as error:
-            why = f"the ground truth does not run on {self._file}: {error}"
-            raise EnvironmentFault(why, remedy="correct reward_spec.ground_truth, or leave the row out") from error
-        seen: set[Row] = set()
-        try:
-            with query(self._file, solution, JUDGE_SECONDS) as rows:
-                for row in rows:
-                    if row not in expected:
-                        return f"a row that is not expected: {_format_row(row)}"
-                    seen.add(row)
-        except SqlError as error:
-            return f"the solution fails: {error}"
-        missing = len(expected) - len(seen)
-        return f"{missing} of {len(expected)} rows are missing" if missing else None
+        truth = self.task.ground_truth
+        (ended, why), (tried, said) = self._ask(2, truth=truth, sql=solution, seconds=JUDGE_SECONDS, strict=self.strict)
+        if ended != "ok":
+            why = f"the ground truth does not run on {self._file}: {why}"
+            raise EnvironmentFault(why, remedy="correct reward_spec.ground_truth, or leave the row out")
+        return f"the solution fails: {said}" if tried != "ok" else said
+
+    def _ask(self, count: int, **request: Any) -> list[list[Any]]:
+        """What became of each statement; a worker that ended with one was stopped by a limit."""
+        replies: list[list[Any]] = _workers.ask({"file": str(self._file), **request}, count)
+        for ended, why in replies:
+            if ended == "broken":
+                remedy = "an SQLite file that is whole, readable and in no other use"
+                raise EnvironmentFault(f"{self._file} cannot be read: {why}", remedy=remedy)
+        stopped = ["error", f"no end after {request['seconds']:g} seconds, or too much memory"]
+        return [*replies, *([stopped] * (count - len(replies)))]
+
+
+_workers = Workers(sql_worker.__file__, "SQLite", "install a Python with sqlite3", ("-I", "-S"))
 
 
 def find_database(task: Task) -> Path:
@@ -156,61 +149,5 @@ def read_solution(transcript: str) -> str | None:
     solution, closed, after = rest.partition("</solution>")
     if not closed or "<solution>" in rest or "</solution>" in after:
         return None
-    thinks = next(find_tagged(transcript, "think"), None) is not None and not _NO_THOUGHT.search(before)
+    thinks = next(tagged(transcript, "think"), None) is not None and not _NO_THOUGHT.search(before)
     return solution.strip() if thinks and not _OTHER_TAG.search(solution) else None
-
-
-def format_table(rows: sqlite3.Cursor) -> str:
-    """Rows as the policy is shown them."""
-    lines = [" | ".join(str(column[0])[:SHOWN_VALUE] for column in rows.description or ())]
-    length = 0
-    for row in rows:
-        lines.append(_format_row(row))
-        length += len(lines[-1]) + 1
-        if length > SHOWN_CHARACTERS and len(lines) > SHOWN_ROWS:
-            lines = [f"Truncated to {SHOWN_ROWS} lines since returned response too long:", *lines[: SHOWN_ROWS + 1]]
-            break
-    if len(lines) == 1:
-        lines.append("(no rows)")
-    return "\n".join(lines)[: 2 * SHOWN_CHARACTERS]
-
-
-def _format_row(row: Row) -> str:
-    texts = ("NULL" if value is None else f"X'{value.hex()}'" if isinstance(value, bytes) else value for value in row)
-    return " | ".join(str(text)[:SHOWN_VALUE] for text in texts)
-
-
-class SqlError(Exception):
-    """The statement's own fault; the message is what its author may read."""
-
-
-@contextmanager
-def query(file: Path, sql: str, seconds: float) -> Iterator[sqlite3.Cursor]:
-    """Rows while the context lasts; `SqlError` from it for bad SQL or the clock, `EnvironmentFault` for a bad file."""
-    try:
-        address = f"file:{quote(str(file))}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
-            connection.text_factory = lambda raw: raw.decode(errors="replace")
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LONGEST_PATTERN)
-            connection.execute("PRAGMA query_only = ON")
-            connection.set_authorizer(_authorise)
-            deadline = time.monotonic() + seconds
-            connection.set_progress_handler(lambda: time.monotonic() > deadline, INSTRUCTIONS)
-            yield connection.execute(sql)
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", None) or ""
-        if name.startswith(_BROKEN):
-            remedy = "an SQLite file that is whole, readable and in no other use"
-            raise EnvironmentFault(f"{file} cannot be read: {error}", remedy=remedy) from error
-        if name == "SQLITE_INTERRUPT":
-            raise SqlError(f"no end after {seconds:g} seconds") from None
-        raise SqlError(str(error)) from None
-    except (ValueError, OverflowError, sqlite3.Warning) as error:  # text that is no SQL at all: NUL, lone surrogates
-        raise SqlError(str(error)) from None
-
-
-def _authorise(action: int, argument: str | None, *_: str | None) -> int:
-    changes = action == sqlite3.SQLITE_PRAGMA and (argument or "").lower() not in _PRAGMAS
-    refused = changes or action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
-    return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -47,6 +47,7 @@ class TurnEnvironment(Environment):
         if self.CONTRACT is not None:
             most = self.CONTRACT.max_turns
             require_truth(task, self.CONTRACT)
+        self.strict = is_strict(task)
         self.turns = 0
         self.max_turns = 1 if most == 1 else max_turns_of(task, most)
 
@@ -104,6 +105,20 @@ def list_answers(truth: Any) -> list[str]:
     return list(answers)
 
 
+def is_strict(task: Task) -> bool:
+    """Whether answers are read as `treetune.answers` reads them; `extra_info.strict: false`: to skyrl-gym's letter."""
+    strict = task.extra_info.get("strict", True)
+    if not isinstance(strict, bool):
+        raise EnvironmentFault(f"extra_info.strict is {strict!r}", remedy="write true or false, or leave it out")
+    return strict
+
+
+def part_of_one(number: int, total: int) -> float:
+    """What the n-th of so many equal parts adds to those before it. Together they are exactly 1, however they are
+    summed: six times 1/6 is 0.9999999999999999."""
+    return number / total - (number - 1) / total
+
+
 def max_turns_of(task: Task, default: int) -> int:
     """`extra_info.max_turns` where the row has it."""
     given = task.extra_info.get("max_turns")
@@ -112,15 +127,6 @@ def max_turns_of(task: Task, default: int) -> int:
     except msgspec.ValidationError:
         remedy = "write a whole number from 1, or leave it out"
         raise EnvironmentFault(f"extra_info.max_turns is {given!r}", remedy=remedy) from None
-
-
-def find_tagged(text: str, tag: str) -> Iterator[str]:
-    """What stands between `<tag>` and the next `</tag>`, each time; a pattern would be quadratic in open tags."""
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    begin = text.find(opening)
-    while begin >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
-        yield text[begin + len(opening) : end]
-        begin = text.find(opening, end + len(closing))
 
 
 def hash_number(text: str) -> int:

@@ -25,7 +25,8 @@ from treetune.environment import Action, Step
 from treetune.errors import ConfigError, EnvironmentFault, TasksetError
 from treetune.score import VALID, Verdict, invalid
 from treetune.task import Task
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
 
 TRIES = 100
 """Sources drawn at random before all are looked at, one after the other."""

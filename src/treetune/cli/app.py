@@ -21,7 +21,9 @@ VERBS = {
     "build": ("build:build_command", "Build any tasks into a trainer's rows, in cached parquet."),
     "show": ("show:show_command", "Look at tasks: prompt, ground truth, gold answer, source."),
     "validate": ("validate:validate_command", "Check files of rows by every rule, or a taskset and its gold answers."),
+    "audit": ("audit:audit_command", "Is a task worth training on: solvable, not free, no leak, what it costs."),
     "eval": ("evaluate:eval_command", "Evaluate a model on a taskset and save every trace."),
+    "profile": ("profile:profile_command", "How often models solve each task, for a curriculum."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
     "convert": ("build:convert_command", "Write tasks to a file as another trainer's rows."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
@@ -35,7 +37,7 @@ VERBS = {
 }
 """Each verb with its function in this folder, and what the overview says of it. Only the verb that is asked for is
 loaded, so a verb's module may import what it needs at its top."""
-OVERRIDABLE = {"build", "show", "validate", "eval", "serve"}
+OVERRIDABLE = {"build", "show", "validate", "audit", "eval", "profile", "serve"}
 """The verbs that take dotted overrides."""
 
 

@@ -63,7 +63,7 @@ def demo_command(
             _run(screen, "eval", TARGET, "-m", model, "-n", str(num_tasks), "-r", "2")
             folder = max(Path("runs").iterdir(), key=os.path.getmtime)
             summary = msgspec.json.decode((folder / "summary.json").read_bytes())
-            figures = {name: summary[name] for name in ("mean_reward", "stderr")}
+            figures = {name: summary[name] for name in ("mean_reward", "mean_reward_all", "stderr")}
             found["runs"][model] = {**figures, "run_dir": str(output / folder)}
 
         screen.say(

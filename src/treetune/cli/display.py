@@ -63,12 +63,13 @@ class Display:
 
     def on_trace(self, trace: Trace, tally: Tally) -> None:
         mean = "-" if tally.mean_reward is None else f"{tally.mean_reward:.3f}"
-        total, state = tally.expected or self._total, f"reward {mean}  errors {tally.errors}"
+        over_all = f" ({tally.mean_reward_all:.3f} over all)" if tally.errors else ""
+        total, state = tally.expected or self._total, f"reward {mean}{over_all}  errors {tally.errors}"
         if self._screen.is_terminal:
             self._latest.append(_rollout_line(trace))
             self._progress.update(self._bar, completed=tally.rollouts, total=total, state=state)
             return
-        if not trace.outcome.scored and tally.errors <= 3:
+        if not trace.scored and tally.errors <= 3:
             self._screen.say(_rollout_line(trace).plain)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PLAIN_SECONDS
@@ -90,9 +91,14 @@ def _rollout_line(trace: Trace) -> Text:
 def summary_table(summary: Summary) -> RenderableType:
     """A run's figures; below them, where there are several sources, a table with a line for each."""
     error = "" if summary.stderr is None else f" ± {summary.stderr:.4f} (standard error)"
-    rows = {"mean reward": f"{_figure(summary.mean_reward)}{error}"}
+    rows = {
+        "mean reward": f"{_figure(summary.mean_reward)}{error} over {summary.scored} scored",
+        "over all": f"{_figure(summary.mean_reward_all)}, where a failed rollout counts as 0",
+    }
     if summary.pass_at_k:
-        rows["pass@k"] = "  ".join(f"{k}: {value:.3f}" for k, value in summary.pass_at_k.items())
+        rows["pass@k"] = _figures(summary.pass_at_k)
+        if summary.pass_at_k != summary.pass_at_k_all:
+            rows["pass@k over all"] = _figures(summary.pass_at_k_all)
     rows["rollouts"] = f"{summary.scored} scored of {summary.rollouts}, {summary.tasks} tasks"
     rows["outcomes"] = "  ".join(f"{name}: {count}" for name, count in summary.outcomes.items())
     figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
@@ -101,9 +107,13 @@ def summary_table(summary: Summary) -> RenderableType:
     table = make_table((Text(name, style="bold"), value) for name, value in figures)
     if len(summary.data_sources) < 2:
         return table
-    numbers = ("tasks", "rollouts", "mean reward")
+    numbers = ("tasks", "rollouts", "scored", "mean reward", "over all")
     sources = [
-        (name, f"{source.tasks:,}", f"{source.rollouts:,}", _figure(source.mean_reward))
+        (
+            name,
+            *(f"{count:,}" for count in (source.tasks, source.rollouts, source.scored)),
+            *(_figure(source.mean_reward), _figure(source.mean_reward_all)),
+        )
         for name, source in summary.data_sources.items()
     ]
     return Group(table, "", make_table(sources, ("source", *numbers), right=numbers))
@@ -111,6 +121,15 @@ def summary_table(summary: Summary) -> RenderableType:
 
 def _figure(reward: float | None) -> str:
     return "-" if reward is None else f"{reward:.4f}"
+
+
+def _figures(chances: dict[str, float]) -> str:
+    return "  ".join(f"{k}: {value:.3f}" for k, value in chances.items())
+
+
+def show_warnings(summary: Summary, screen: Screen) -> None:
+    for text in summary.warnings:
+        screen.say(f"warning: {text}", style="yellow")
 
 
 def finish(

@@ -12,7 +12,7 @@ import typer
 
 from treetune import evaluation as evaluating
 from treetune.cli import options
-from treetune.cli.display import Display, finish, summary_table
+from treetune.cli.display import Display, finish, show_warnings, summary_table
 from treetune.cli.hosts import ask_server, find_served, open_host, refuse_unservable, run_to_end
 from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
@@ -37,7 +37,6 @@ def eval_command(
     output: options.Output = None,
     resume: options.Resume = False,
     rescore: Annotated[bool, option("With --resume, after a scorer changed: score again.", "--rescore")] = False,
-    write_pass_rate: Annotated[Path | None, option("Write each task's pass rate, for `pass_rates`, `filter`.")] = None,
     server: Annotated[str | None, option("The same as the address as TARGET: evaluate on the server there.")] = None,
     serve: Annotated[int | None, option("Start a server with so many workers, and evaluate on it.", min=1)] = None,
     dry_run: Annotated[bool, option("Show the resolved config and the first task.", "--dry-run")] = False,
@@ -49,7 +48,9 @@ def eval_command(
     Keys of the config are set with dots: --taskset.level 2, --sampling.temperature 0.7, --limits.timeout 60,
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
-    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    from_run = resume and target is None and server is None and output is not None
+    groups = (*TASKS, "sampling", "limits", "endpoint")
+    overrides = read_overrides(context, groups, trust=trust and not from_run)
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if rescore and not resume:
@@ -63,6 +64,8 @@ def eval_command(
     if target is None:
         if not resume or output is None:
             raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
+        evaluating.refuse_foreign(output, trust=trust, calls_model=True)
+        overrides |= evaluating.trust_rows(output, trust)
         target = str(output / "config.yaml")
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
     given = without_none({"model": model, "pass_threshold": pass_threshold, **sizes})
@@ -76,7 +79,7 @@ def eval_command(
         first = asyncio.run(ask_server(served, int(dry_run)))
         if served.models is not None:
             remote = True
-            _choose_model(evaluation, served.models)
+            choose_model(evaluation, served.models)
     if not evaluation.config.model:
         raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
     if dry_run:
@@ -86,10 +89,28 @@ def eval_command(
         return _show_plan(evaluation, task, json)
     if rescore and remote:
         raise UsageError("the scorer is on the server: only there can answers be scored again", remedy="use another -o")
-    return _run(evaluation, output, resume, rescore, write_pass_rate, json, remote, serve)
+    path = output or evaluating.name_run(evaluation.taskset.name, evaluation.config.model)
+    screen = Screen(json)
+    remedy = "" if remote else "pass --rescore to score what there is again, "
+    tally, interrupted = play(
+        evaluation,
+        path,
+        screen,
+        resume=resume,
+        rescore=rescore,
+        remote=remote,
+        workers=serve,
+        remedy=remedy,
+        trust=trust,
+    )
+    summary = tally.summary()
+    figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
+    show_warnings(summary, screen)
+    stopped = f"interrupted; go on with: treetune eval --resume -o {shlex.quote(str(path))}" if interrupted else None
+    return finish(lambda: screen.print(summary_table(summary)), figures, bool(summary.errors), stopped, screen, json)
 
 
-def _choose_model(evaluation: evaluating.Evaluation, models: list[str]) -> None:
+def choose_model(evaluation: evaluating.Evaluation, models: list[str]) -> None:
     """The one that the server has, where none was named; one that it does not serve is refused now."""
     model = evaluation.config.model or (models[0] if models else "")
     if model and model not in models:
@@ -110,32 +131,34 @@ def _show_plan(evaluation: evaluating.Evaluation, first: Task, json: bool) -> in
     return 0
 
 
-def _run(
+def play(
     evaluation: evaluating.Evaluation,
-    output: Path | None,
+    path: Path,
+    screen: Screen,
+    *,
     resume: bool,
-    rescore: bool,
-    write_pass_rate: Path | None,
-    json: bool,
-    remote: bool,
-    workers: int | None,
-) -> int:
+    rescore: bool = False,
+    remote: bool = False,
+    workers: int | None = None,
+    remedy: str = "",
+    trust: bool = False,
+) -> tuple[evaluating.Tally, bool]:
+    """Plays what the run in `path` lacks; gives what it amounts to, and whether it was interrupted. `remedy` begins the
+    advice where the taskset changed."""
     taskset, config = evaluation.taskset, evaluation.config
     refuse_unservable(taskset)
     taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
     policy = None if remote or workers is not None else load_policy(config.model, taskset, config.endpoint)
-    path = output or evaluating.name_run(taskset.name, config.model)
     if resume:
-        remedy = "" if remote else "pass --rescore to score what there is again, "
         run = evaluating.RunFolder.resume(path, evaluating.TRACES, evaluation, changed=rescore, remedy=remedy)
     else:
         run = evaluating.RunFolder.create(path, evaluating.TRACES, evaluation)
-    screen = Screen(json)
+        evaluating.remember(path)
     runner = evaluating.Runner(evaluation, run)
 
     async def evaluate() -> None:
         if rescore:
-            again = await evaluating.score_again(evaluation, run)
+            again = await evaluating.score_again(evaluation, run, trust)
             screen.say(f"scored again: {again.changed} of {again.after.rollouts} rewards changed")
         async with open_host(evaluation, policy, workers) as host:
             done = runner.resume() if resume else 0
@@ -145,38 +168,38 @@ def _run(
 
     with run:
         interrupted = not run_to_end(evaluate())
-    summary = runner.tally.summary()
-    if write_pass_rate is not None and not interrupted:
-        evaluating.write_pass_rates(path, write_pass_rate, config.pass_threshold)
-    figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
-    stopped = f"interrupted; go on with: treetune eval --resume -o {shlex.quote(str(path))}" if interrupted else None
-    return finish(lambda: screen.print(summary_table(summary)), figures, bool(summary.errors), stopped, screen, json)
+    return runner.tally, interrupted
 
 
 def rescore_command(
-    run: Annotated[Path, typer.Argument(help="The folder of an earlier `treetune eval`.")],
+    run: Annotated[Path, typer.Argument(help="A run folder: of an earlier `treetune eval`, or of `serve --traces`.")],
     output: Annotated[Path | None, option("A new run folder (RUN/rescored).", "-o", "--output")] = None,
+    trust: options.Trust = False,
     json: Json = False,
 ) -> int:
     """Score saved traces again after a scorer changed, without the model. The old run is left as it is."""
     config = run / "config.yaml"
     if not config.exists() or not (run / evaluating.TRACES.file).exists():
-        raise UsageError(f"{run} holds no run", remedy="name the folder that `treetune eval` printed")
-    evaluation = evaluating.read_config(read_target(str(config)), evaluating.EvalConfig, source=str(config))
+        raise UsageError(f"{run} holds no run", remedy="name a folder that `eval` or `serve --traces` has written")
+    evaluating.refuse_foreign(run, trust=trust)
+    data = read_target(str(config), evaluating.trust_rows(run, trust))
+    evaluation = evaluating.read_config(data, evaluating.EvalConfig, source=str(config))
     refuse_unservable(evaluation.taskset)
     path = output or evaluating.unused_path(run / "rescored")
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
-        rescorer = evaluating.Rescorer(evaluation, run, folder)
+        rescorer = evaluating.Rescorer(evaluation, run, folder, trust)
         interrupted = not run_to_end(rescorer.run_all())
     summary = rescorer.compare()
     screen = Screen(json)
     if not json:
-        mean = "-" if summary.before.mean_reward is None else f"{summary.before.mean_reward:.4f}"
+        means = (summary.before.mean_reward, summary.before.mean_reward_all)
+        mean = " and over all: ".join("-" if mean is None else f"{mean:.4f}" for mean in means)
         skipped = f"; {summary.skipped} failed rollouts have nothing to score" if summary.skipped else ""
         screen.say(f"{summary.changed} of {summary.after.rollouts} rewards changed; mean before: {mean}{skipped}")
         if summary.diverged:
             what = "rollouts diverged: the environment now says something else than was recorded"
             screen.say(f"{summary.diverged} {what}", style="yellow")
+    show_warnings(summary.after, screen)
     stopped = f"interrupted: only a part is scored again; {run} is as it was" if interrupted else None
     after, figures = summary.after, {**to_plain(summary), "run_dir": str(path)}
     return finish(lambda: screen.print(summary_table(after)), figures, bool(after.errors), stopped, screen, json)

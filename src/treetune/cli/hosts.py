@@ -13,11 +13,12 @@ from treetune import serve
 from treetune.environment import contract_of
 from treetune.errors import TasksetError
 from treetune.host import Host, LocalHost, always
+from treetune.mixture import parts_of
 from treetune.policy import Policy
 from treetune.streams import Streams
 from treetune.target import is_server
 from treetune.task import Task
-from treetune.taskset import Taskset, parts_of
+from treetune.taskset import Taskset
 
 _SILENT_SECONDS = 2.0
 """After so long a person is told what is waited for."""

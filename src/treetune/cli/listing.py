@@ -122,7 +122,9 @@ class TaskKind(StrEnum):
     MULTI_TURN = "environment, several turns"
 
 
-VERBS = ("show", "validate", "eval", *(f"build {format}" for format in FORMATS), "convert", "serve")
+VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
+BY_ADDRESS = ("show", "audit", "eval", "profile")
+"""The verbs that take the address of a server."""
 PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL")
 ONE_TURN = "has episodes of several turns, and verl plays one"
 
@@ -133,7 +135,7 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     def table(rows: type[StrEnum], columns: Sequence[str], refused: Mapping[Any, str]) -> Any:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
 
-    no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in ("show", "eval")}
+    no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
     no_turns = {(TaskKind.MULTI_TURN, "verl"): ONE_TURN}
     return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, no_turns)}
 

@@ -31,11 +31,13 @@ NumTasks = Annotated[
 MaxConcurrent = Annotated[int | None, option("How many at once (64).", "-c", "--max-concurrent")]
 Split = Annotated[
     str | None,
-    option("Of a config with train_tasks and val_tasks: which list. Absent: the only one, or val (`serve`: train)."),
+    option(
+        "Of a config with train_tasks and val_tasks: which. Absent: the only one, or val (`serve`, `audit`: train)."
+    ),
 ]
 Output = Annotated[Path | None, option("The folder for the results.", "-o", "--output")]
 Resume = Annotated[bool, option("Go on with what is in -o: only what is missing or failed.")]
-Trust = Annotated[bool, option("Run code that rows name, though no build of yours has kept it.", "--trust")]
+Trust = Annotated[bool, option("Run code that rows, or a run folder of somebody else's, name.", "--trust")]
 Format = Annotated[str, option("verl, skyrl or trl.")]
 Tokenizer = Annotated[
     str | None, option("A tokenizer, a folder or a name: it counts the tokens of prompts (extra `local`).")

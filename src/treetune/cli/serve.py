@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,20 +15,24 @@ import msgspec
 import typer
 import uvloop
 
-from treetune import serve
+from treetune import evaluation, serve
 from treetune.cli import options
 from treetune.cli.hosts import refuse_unservable
 from treetune.cli.options import TASKS, option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.register import open_registration
+from treetune.cli.supervise import Report
+from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
 from treetune.errors import UsageError
 from treetune.policies import EndpointConfig
+from treetune.runs.rolling import RollingRun
 from treetune.target import build_taskset, read_target, refuse_server
 
 log = logging.getLogger("treetune.serve")
 T = TypeVar("T")
+_LOG_FORMAT = "%(asctime)s %(message)s"
 
 
 def serve_command(
@@ -48,12 +53,20 @@ def serve_command(
     engine: Annotated[str, option("Where workers run: processes, or ray.")] = "processes",
     capacity: Annotated[int | None, option("Rollouts and episodes at once (512, or --max-episodes).")] = None,
     state: Annotated[Path | None, option("A folder for cursors and the key: the server goes on after a crash.")] = None,
+    supervise: Annotated[bool, option("Start it again when it crashes or hangs; ports and state stay.")] = False,
+    max_crashes: Annotated[int, option("With --supervise: crashes in 10 minutes until it is given up.", min=1)] = 5,
     accept_changes: Annotated[bool, option("Go on with a --state of other tasks.")] = False,
+    draw_tries: Annotated[int | None, option("How often a task may fail to be made before it is skipped (3).")] = None,
+    lease: Annotated[
+        float | None, option("Seconds until a task that was neither finished nor renewed is given out again.")
+    ] = None,
     key_file: Annotated[Path | None, option("The key of the tasks' seals; made if absent.")] = None,
     token: Annotated[str | None, option("Without it only `health` is answered.", envvar="TREETUNE_TOKEN")] = None,
     curve_key: Annotated[Path | None, option("Encrypt connections by the key in this file, made if absent.")] = None,
     open_access: options.OpenAccess = False,
     metrics: Annotated[str | None, option("Show figures to Prometheus at HOST:PORT.")] = None,
+    traces: Annotated[Path | None, option("Keep every rollout and episode in this run folder.")] = None,
+    traces_size: Annotated[int, option("Megabytes that --traces may take; the oldest go first.", min=1)] = 4096,
     drain: Annotated[float | None, option("Seconds that work under way may take to end on SIGTERM (30).")] = None,
     register: Annotated[str | None, option("A register: a folder or a URL.", envvar="TREETUNE_SERVERS")] = None,
     advertise: Annotated[str | None, option("Its http address for others.", envvar="TREETUNE_ADVERTISE")] = None,
@@ -68,6 +81,8 @@ def serve_command(
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     refuse_server(target, "serve")
+    if supervise:
+        return _supervise([zmq, http, metrics, None if port is None else f":{port}"], state, max_crashes, json)
     overrides = read_overrides(context, (*TASKS, "limits", "endpoint"), trust=trust)
     data = read_target(target, overrides, split, "train")
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
@@ -92,23 +107,39 @@ def serve_command(
         doors.append(serve.HttpDoor(_config(serve.HttpConfig, address=http, max_episodes=max_episodes, **times)))
     keep_registered = open_registration(register, advertise)
     kept = {"state": state, "key_file": key_file, "accept_changes": accept_changes}
-    config = _config(serve.ServerConfig, capacity=capacity, drain_seconds=drain, **kept)
+    draws = {"draw_tries": draw_tries, "lease": lease}
+    config = _config(serve.ServerConfig, capacity=capacity, drain_seconds=drain, **kept, **draws)
     access = serve.Access(token=token or None, curve_key=curve_key, open=open_access)
     config = msgspec.structs.replace(config, access=access, limits=limits)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     refuse_unservable(taskset)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    kept_traces = None
+    if traces is not None:
+        served = evaluation.EvalConfig(taskset=data["taskset"], model=models.model or "", limits=limits)
+        kept_traces = RollingRun(traces, evaluation.Evaluation(served, taskset), traces_size << 20)
+        evaluation.remember(traces)
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S")
+    parts: dict[str, Any] = {"doors": doors, "traces": kept_traces}
     if workers or max_workers or engine != "processes":
         workers = max(1, workers)
         if max_workers is not None and max_workers < workers:
             raise UsageError(f"--max-workers {max_workers} is less than --workers {workers}")
         pool = _config(serve.PoolConfig, workers=workers, max_workers=max_workers)
         loaded = serve.load_engine(engine)
-        server: serve.EnvServer = serve.EnvServerPool(taskset, config, models, pool, loaded, doors=doors)
+        server: serve.EnvServer = serve.EnvServerPool(taskset, config, models, pool, loaded, **parts)
     else:
-        server = serve.EnvServer(taskset, config, models, doors=doors)
+        server = serve.EnvServer(taskset, config, models, **parts)
     uvloop.run(_serve(server, json, keep_registered))
     return 0
+
+
+def _supervise(addresses: list[str | None], state: Path | None, max_crashes: int, json: bool) -> int:
+    if any(address is not None and address.endswith(":0") for address in addresses):
+        raise UsageError("--supervise with port 0: each start would have another one", remedy="name a port")
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, datefmt="%H:%M:%S")
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--supervise", "--json")]
+    show = print_json if json else lambda found: None
+    return run_supervised(arguments, state=state, max_crashes=max_crashes, on_ready=show)
 
 
 def _config(struct: type[T], **settings: Any) -> T:
@@ -117,7 +148,7 @@ def _config(struct: type[T], **settings: Any) -> T:
 
 
 async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> None:
-    asked = asyncio.Event()
+    asked, report = asyncio.Event(), Report.open()
 
     def stop() -> None:
         if asked.is_set():
@@ -143,10 +174,14 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
         log.info("encrypted; the key that clients need: %s", key)
     if server.config.state is None:
         log.info("without --state the cursor is lost when this server ends")
+    found = {"address": at.get("zmq", ""), "http": at.get("http"), "pid": os.getpid(), "server_key": key}
+    found["metrics"] = at.get("metrics")
     if json:
-        found = {"address": at.get("zmq", ""), "http": at.get("http"), "pid": os.getpid(), "server_key": key}
-        print_json({**found, "metrics": at.get("metrics")})
+        print_json(found)
     async with keep_registered(server, info):
+        reporting = asyncio.ensure_future(report.keep_up(found, asked.set)) if report is not None else None
         await asked.wait()
         await server.stop()
+        if reporting is not None:
+            reporting.cancel()
     log.info("stopped; the next index is %d", server.streams.cursor())

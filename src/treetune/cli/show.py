@@ -13,7 +13,7 @@ from treetune.cli.hosts import ask_server, find_served
 from treetune.cli.options import TASKS, Json, Split, Target, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import Screen, print_json
 from treetune.config import to_plain
-from treetune.errors import user_code
+from treetune.errors import TreetuneError, user_code
 from treetune.evaluation import read_taskset
 from treetune.rows.prompt_lengths import load_tokenizer
 from treetune.task import Task
@@ -38,7 +38,8 @@ def show_command(
     tasks, golds = asyncio.run(_draw(taskset, num_tasks))
     shown = []
     for task, gold in zip(tasks, golds, strict=True):
-        entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "gold": gold}
+        entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth}
+        entry |= {"gold_failure": str(gold)} if isinstance(gold, TreetuneError) else {"gold": gold}
         if chat is not None and task.messages:
             text = chat.apply_chat_template(task.messages, add_generation_prompt=True, tokenize=False)
             entry |= {"rendered": text, "prompt_tokens": len(chat(text, add_special_tokens=False)["input_ids"])}
@@ -57,14 +58,20 @@ def show_command(
 
 
 async def _draw(taskset: Taskset[Any, Any], num_tasks: int) -> tuple[list[Task], list[Any]]:
-    """The first tasks and their gold answers, which a server keeps to itself."""
+    """The first tasks and their gold answers, which a server keeps to itself; where one fails, the error."""
     if (served := find_served(taskset)) is not None:
         tasks = await ask_server(served, num_tasks)
         return tasks, [None] * len(tasks)
-    tasks, golds = taskset.select_tasks(num_tasks), []
+    tasks = taskset.select_tasks(num_tasks)
+    golds: list[Any] = []
     for task in tasks:
-        with user_code(f"{taskset.name}.gold() of task {task.idx}"):
-            golds.append(await taskset.gold_of(task))
+        try:
+            with user_code(f"{taskset.name}.gold() of task {task.idx}"):
+                golds.append(await taskset.gold_of(task))
+        except TreetuneError as error:
+            golds.append(error)
+    if golds and all(isinstance(gold, TreetuneError) for gold in golds):
+        raise golds[0]
     return tasks, golds
 
 

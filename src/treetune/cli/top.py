@@ -74,12 +74,20 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
         rows.append((method, f"{count:,}{rate}" + (f"  {mean:.2f} s each" if mean >= 0.01 else "")))
     for name in sorted(key for key in now if key.startswith("cursor:")):
         rows.append((f"cursor {name.removeprefix('cursor:')}".rstrip(), f"{now[name]:,}"))
+    if now["leases"] or now["expired_leases"]:
+        again = f"{now['expired_leases']:,} ran out, and were given out again"
+        rows.append(("on a lease", f"{now['leases']:,} tasks; {again}"))
+    if now["skipped_draws"]:
+        rows.append(("skipped", f"{now['skipped_draws']:,} draws whose tasks could not be made; the log names them"))
     for source, found in sorted(now["sources"].items()):
         reward = "" if found["mean_reward"] is None else f", mean reward {found['mean_reward']:.3f}"
-        rows.append((source, f"{found['tasks']:,} tasks, {found['share']:.0%}{reward}"))
+        ended = "".join(f", {outcome} {count:,}" for outcome, count in sorted(found["outcomes"].items()))
+        rows.append((source, f"{found['tasks']:,} tasks, {found['share']:.0%}{ended}{reward}"))
     for name in ("outcomes", "errors"):
         if now[name]:
             rows.append((name, "  ".join(f"{kind}: {count:,}" for kind, count in sorted(now[name].items()))))
+    if "traces_kept" in now:
+        rows.append(("traces", f"{now['traces_kept']:,} kept, {now['traces_lost']:,} lost"))
     if now["malformed"]:
         rows.append(("malformed", f"{now['malformed']:,}"))
     return make_table((Text(name, style="bold"), value) for name, value in rows)

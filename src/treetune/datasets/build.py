@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,7 +25,8 @@ from treetune.datasets.row_builder import RowBuilder
 from treetune.datasets.selection import length_filter
 from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_environment
 from treetune.episode import Episode
-from treetune.errors import EmptyTasksetError, MissingExtraError, TasksetError, TreetuneError
+from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
+from treetune.ray_cluster import join_cluster
 from treetune.rows.arrow_values import schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.formats import Format, format_named
@@ -35,6 +37,7 @@ from treetune.rows.writing import attach_scorers, write_parquet
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
 from treetune.threads import run_in_background
+from treetune.variables import conceal
 
 Engine = Literal["local", "ray"]
 Progress = Callable[[int, int | None], None]
@@ -51,7 +54,7 @@ def build(
     opened = taskset.open_source()
     writer, dropped = write_rows(taskset, opened, path, format, taskset.overrides_build, engine, on_rows)
     return Sidecar(
-        config={**taskset.config.for_key(), "format": format},
+        config=conceal({**taskset.config.for_key(), "format": format}),
         source=" ".join(map(str, taskset.config.loading_params.args)),
         revision=opened.revision,
         rows=writer.rows,
@@ -60,6 +63,18 @@ def build(
         schema=schema_tree(writer.schema),
         versions=_versions(),
     )
+
+
+def write_draws(taskset: DatasetTaskset, path: Path, built: tuple[Sidecar, Path, bool]) -> Sidecar:
+    """Write the first draws of a taskset's schedule, of the rows that were `built` without it."""
+    sidecar, rows, _ = built
+    profile = taskset.config.profile
+    wanted = profile.rows if profile is not None and profile.rows is not None else sidecar.rows
+    positions = pa.array([taskset.position_at(index, None) for index in range(wanted)], pa.int64())
+    with GrowingParquet(path) as writer:
+        writer.write(pq.read_table(rows).take(positions))
+    config = {**taskset.config.for_key(), "format": sidecar.config.get("format")}
+    return msgspec.structs.replace(sidecar, config=config, rows=writer.rows)
 
 
 def build_rows(
@@ -92,7 +107,7 @@ def build_rows(
         if not rows:
             raise EmptyTasksetError(f"{taskset.name} has no tasks")
         return Sidecar(
-            config=config,
+            config=conceal(config),
             source=taskset.name,
             rows=rows,
             fingerprint=taskset.source() or "",
@@ -222,12 +237,7 @@ def _build_here(work: Work) -> Built:
 
 
 def _build_on_ray(builder: RowBuilder, work: Iterator[Work]) -> Iterator[Built]:
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError.of("ray", "ray") from None
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False, include_dashboard=False)
+    ray = join_cluster()
     shared = ray.put(builder)  # once per node, not once per table
     remote = ray.remote(num_cpus=1)(lambda builder, batch, first: builder.build(batch, first))
     ahead = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))

@@ -11,7 +11,8 @@ import msgspec
 from treetune.config import CodeName, FileName
 from treetune.errors import ConfigError, did_you_mean
 from treetune.rows.sources import LoadingParams
-from treetune.taskset import TasksetConfig
+from treetune.taskset_config import TasksetConfig
+from treetune.variables import resolve
 
 
 class GroundTruthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,8 +49,6 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     """Leave out rows without a prompt or a ground truth, and count them; `false` makes them faults."""
     filter: CodeName | None = None
     """Rows to keep: an expression over columns (`len(question) < 500`), or `file.py:function` given the row."""
-    pass_rates: FileName | None = None
-    """A file that `treetune eval --write-pass-rate` wrote; gives `filter` the name `pass_rate`."""
     max_rows: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """At most this many rows, the first that pass the filter."""
     repeat: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -88,11 +87,10 @@ def explain_misfit(key: str, text: str, columns: Sequence[str], row: Mapping[str
 def plain_values(value: Any) -> Any:
     """Plain values all through, however deep an OmegaConf node lies."""
     if type(value).__module__.startswith("omegaconf"):
-        from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
         try:
-            return OmegaConf.to_container(value, resolve=True)
+            return resolve(value)
         except OmegaConfBaseException as error:
             raise ConfigError([("", str(error).splitlines()[0])]) from None
     if isinstance(value, Mapping):

@@ -225,7 +225,7 @@ def _overrides_of(overrides: Mapping[str, str], name: str, number: int) -> dict[
 def _keep_text(node: dict[str, Any], written: Any, folders: list[Path], raw: Mapping[str, str]) -> dict[str, Any]:
     """An entry with its files found and each override as it was given: its files not looked for, and text where its key
     is text, though YAML might read it otherwise (`Q: {question}`). A class's own key is text where the file's is."""
-    given = {key.partition(".")[0] for key in raw}
+    given = {key.partition(".")[0] for key in raw if not key.startswith("profile.") or key == "profile.path"}
     entry: dict[str, Any] = find_files(node, folders, DatasetTaskset)
     entry |= {key: node[key] for key in given & node.keys()}
     with gather_faults([]):  # reported when the entry is loaded

@@ -28,11 +28,12 @@ from treetune.datasets.map_function import (
     store_truth,
     truth_finder,
 )
-from treetune.datasets.selection import read_pass_rates, row_filter
+from treetune.datasets.selection import row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, described, gather_faults
 from treetune.plugins import file_of
+from treetune.profile import OUTSIDE, UNRATED, Rates
 from treetune.rows import parquet
 from treetune.rows.arrow_values import pause_gc, with_json_fields
 from treetune.rows.formats import FORMATS
@@ -64,7 +65,7 @@ class RowBuilder:
         config, names = taskset.config, list(self.columns)
         own_rows = made or taskset.overrides_rows or not REPLACED.isdisjoint(config.extra_fields)
         self._by_column = config.prompt_format == "template" and not own_rows
-        self._pass_rates: dict[str, float] = {}
+        self._rates: Rates | None = None
         faults: Faults = []
         for field in [] if made else config.extra_fields:
             if field in RESERVED:
@@ -72,11 +73,11 @@ class RowBuilder:
             elif field not in names:
                 faults.append(("extra_fields", no_column(field, names)))
         with gather_faults(faults, "filter"):
-            chosen = None if made else config.filter
-            self._filter, self._filter_late = row_filter(chosen, names, config.pass_rates is not None)
-        if config.pass_rates is not None:
-            with gather_faults(faults, "pass_rates"):
-                self._pass_rates = read_pass_rates(config.pass_rates)
+            self._filter = row_filter(None if made else config.filter, names)
+        if config.profile is not None and config.profile.path is not None:
+            with gather_faults(faults):
+                self._rates = Rates(config.profile)
+                self._rates.by_uid  # noqa: B018 - read now, with the other faults
         if not made and not taskset.overrides_rows:  # a function of the user's own may make columns of its own
             if config.prompt_format == "template":
                 texts = [name for name, kind in self.columns.items() if str(kind) in ("string", "large_string")]
@@ -116,7 +117,7 @@ class RowBuilder:
     def _build(self, batch: SourceBatch, first_index: int) -> tuple[pa.Table | None, Counter[str]]:
         dropped: Counter[str] = Counter()
         indices = list(range(first_index, first_index + len(batch)))
-        if self._filter is not None and not self._filter_late:
+        if self._filter is not None:
             kept = [number for number, row in enumerate(_to_rows(batch)) if self._keeps(row, indices[number])]
             dropped["filter"] += len(batch) - len(kept)
             batch, indices = _take(batch, kept), [indices[number] for number in kept]
@@ -136,20 +137,16 @@ class RowBuilder:
             why = str(error) if expression else described(error)
             raise TasksetError(f"the filter failed on row {index}: {why}") from (None if expression else error)
 
-    def _filter_by_rate(
-        self, table: pa.Table, source: SourceBatch, indices: list[int], uids: list[str], dropped: Counter[str]
-    ) -> pa.Table:
-        """The rows that pass, made of those of `source`: a pass rate is known by the uid of a task, and so only once a
-        row is made."""
-        if self._filter is None or not self._filter_late:
+    def _select_by_rate(self, table: pa.Table, uids: list[str], dropped: Counter[str]) -> pa.Table:
+        """The rows that the profile keeps. A pass rate is known by a task's uid, and so only once its row is made."""
+        profile = self.taskset.config.profile
+        if self._rates is None or profile is None:
             return table
-        mask = []
-        for row, index, uid in zip(_to_rows(source), indices, uids, strict=True):
-            rate = self._pass_rates.get(uid)
-            mask.append(rate is not None and self._keeps({**row, "pass_rate": rate}, index))
-            if not mask[-1]:
-                dropped["no pass rate" if rate is None else "filter"] += 1
-        return table.filter(pa.array(mask, pa.bool_()))
+        rates = list(map(self._rates.of, uids))
+        for rate in rates:
+            if rate is None or not profile.keeps(rate):
+                dropped[UNRATED if rate is None else OUTSIDE] += 1
+        return table.filter(pa.array([rate is not None and profile.keeps(rate) for rate in rates], pa.bool_()))
 
     def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> pa.Table | None:
         config, scorer = self.taskset.config, self.taskset.scorer
@@ -196,12 +193,11 @@ class RowBuilder:
         for field in config.extra_fields:
             extra[field] = _store_field(table[field], field)
         columns["extra_info"] = pa.StructArray.from_arrays(list(extra.values()), list(extra))
-        return self._filter_by_rate(pa.table(columns), table, indices, uids, dropped)
+        return self._select_by_rate(pa.table(columns), uids, dropped)
 
     def _build_rows(self, source: list[Row], indices: list[int], dropped: Counter[str]) -> pa.Table | None:
         rows: list[Row] = []
         uids: list[str] = []
-        kept: list[int] = []
         left_out: dict[str, list[int]] = {}
         make_row = self._make_row
         for number, row in enumerate(source):
@@ -229,11 +225,10 @@ class RowBuilder:
             uid, row = self._complete_row(made, index)
             rows.append(row)
             uids.append(uid)
-            kept.append(number)
         self._leave_out(left_out, indices, dropped)
         if not rows:
             return None
-        return self._filter_by_rate(_table_of(rows), _take(source, kept), _take(indices, kept), uids, dropped)
+        return self._select_by_rate(_table_of(rows), uids, dropped)
 
     def _complete_row(self, made: Row, index: int) -> tuple[str, Row]:
         """The uid of a made row's task, and the row with everything that a canonical one has."""

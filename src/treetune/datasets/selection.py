@@ -1,8 +1,8 @@
-"""Which rows to keep: a filter (an expression or a function), pass rates of an evaluation, the length of prompts.
+"""Which rows to keep: a filter (an expression or a function), the length of prompts.
 
-    keep = Filter("len(question) < 500 and 0.1 < pass_rate < 0.9", columns=["question", "pass_rate"])
-    keep.columns  # ("question", "pass_rate")
-    keep.keeps({"question": "1 + 1?", "pass_rate": 0.5})  # True
+    keep = Filter("len(question) < 500 and level in [1, 2]", columns=["question", "level"])
+    keep.columns  # ("question", "level")
+    keep.keeps({"question": "1 + 1?", "level": 1})  # True
 
 An expression is Python's, and every node of it is checked against what is allowed: there are no attributes, no names
 but columns, no calls but to the functions below. What would let a short text ask for endless work is bounded.
@@ -17,10 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from treetune.datasets.config import DatasetConfig, explain_misfit, no_column
 from treetune.errors import ConfigError, TasksetError, did_you_mean
@@ -33,34 +30,16 @@ KEY = "filter"
 MAX_LENGTH = 2000
 
 
-def row_filter(
-    spec: str | None, columns: list[str], with_pass_rate: bool
-) -> tuple[Callable[[dict[str, Any]], Any] | None, bool]:
-    """The filter that a config names, and whether it can only run once the uid is known."""
+def row_filter(spec: str | None, columns: list[str]) -> Callable[[dict[str, Any]], Any] | None:
+    """The filter that a config names."""
     if spec is None:
-        return None, False
+        return None
     if file_of(spec) is not None:
         function = load_object(spec)
         if not callable(function):
             raise ConfigError([(KEY, f"{spec} is a {type(function).__name__}, not a function")])
-        return function, with_pass_rate
-    parsed = Filter(spec, [*columns, "pass_rate"] if with_pass_rate else columns)
-    # A column of that name is the dataset's own, unless rates were given.
-    return parsed.keeps, with_pass_rate and "pass_rate" in parsed.columns
-
-
-class _PassRate(msgspec.Struct):
-    uid: str
-    pass_rate: float
-
-
-def read_pass_rates(path: str) -> dict[str, float]:
-    """What `treetune eval --write-pass-rate` wrote: a line of JSON per uid."""
-    try:
-        entries = msgspec.json.Decoder(_PassRate).decode_lines(Path(path).expanduser().read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([("pass_rates", f"{path} is no pass-rate file: {error}")]) from None
-    return {entry.uid: entry.pass_rate for entry in entries}
+        return function  # type: ignore[no-any-return]
+    return Filter(spec, columns).keeps
 
 
 def length_filter(config: DatasetConfig) -> Callable[[pa.Table, Counter[str]], pa.Table] | None:

@@ -9,11 +9,14 @@ Subclass it to parse answers or add columns: override `_make_map_fn`, or `build_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import msgspec
 
 from treetune.config import CodeName, FileName, convert_node, declared_values, to_plain
 from treetune.datasets.config import DatasetConfig, plain_values
@@ -95,8 +98,10 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         cache, key = Cache(self.cache_dir), self.cache_key(format)
 
         def write(path: Path) -> Sidecar:
-            from treetune.datasets.build import build
+            from treetune.datasets.build import build, write_draws
 
+            if self.endless:
+                return write_draws(self, path, self._unscheduled.build(format, engine=engine, on_rows=on_rows))
             return build(self, path, format, engine=engine, on_rows=on_rows)
 
         sidecar, hit = cache.get_or_build(key, write, force=force)
@@ -109,16 +114,18 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         if faults := check_loading(config.loading_params):
             raise ConfigError(faults)
         paths = {str(path): path for path in config.loading_params.local_sources()}
-        named = {name: Path(name).expanduser() for name in chain(*declared_values(config, FileName).values())}
+        profile = config.profile.path if config.profile is not None else None
+        files = [*chain(*declared_values(config, FileName).values()), *([profile] if profile is not None else [])]
+        named = {name: Path(name).expanduser() for name in files}
         paths |= {name: path for name, path in named.items() if path.exists()}
         try:
             contents = {name: content_hash(path, self.cache_dir / ".content") for name, path in paths.items()}
         except OSError as error:
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
-        files = [file for spec in chain(*declared_values(config, CodeName).values()) if (file := file_of(spec))]
+        code_files = [file for spec in chain(*declared_values(config, CodeName).values()) if (file := file_of(spec))]
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
-        code = impl_hash(type(self), DatasetTaskset, files, BUILDER_VERSION)
+        code = impl_hash(type(self), DatasetTaskset, code_files, BUILDER_VERSION)
         return f"{code}_{config_hash(asked, contents)}"
 
     def check_source(self, format: str = "verl", *, force: bool = False) -> None:
@@ -193,7 +200,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     # What a taskset does
 
     def count(self) -> int:
-        return self.build()[0].rows
+        return self._unscheduled.build()[0].rows
 
     def task_at(self, index: int) -> Task:
         from treetune.rows.formats import FORMATS
@@ -204,10 +211,27 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def _rows(self) -> Any:
         from treetune.rows.row_store import ParquetRows
 
-        return ParquetRows(self.get_parquet_path())
+        return ParquetRows(self._unscheduled.get_parquet_path())
+
+    def list_uids(self) -> Iterable[tuple[str, str]]:
+        if self.overrides_rows or self.overrides_build or "uid" in self.config.extra_fields:
+            return super().list_uids()  # such rows may have a uid of their own
+        from treetune.rows.parquet import read_uids
+
+        return ((uid, self.config.data_source) for uid in read_uids(self._unscheduled.get_parquet_path()))
+
+    @cached_property
+    def _unscheduled(self) -> Self:
+        """With every row that the profile keeps, once: what a schedule draws from."""
+        profile = self.config.profile
+        if profile is None or not self.endless:
+            return self
+        other = copy.copy(self)
+        other.config = msgspec.structs.replace(self.config, profile=profile.selection)
+        return other
 
     def source(self) -> str | None:
-        return self.cache_key()
+        return self._unscheduled.cache_key()
 
 
 def unknown_environment(taskset: DatasetTaskset, env_class: str | None) -> str | None:

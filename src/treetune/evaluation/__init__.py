@@ -4,8 +4,10 @@ from treetune import evaluation
 """
 
 from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
+from treetune.evaluation.pass_rates import PassRates
 from treetune.evaluation.rescore import Rescorer, score_again
-from treetune.evaluation.run_folder import TRACES, RunFolder, name_run, unused_path, write_pass_rates
-from treetune.evaluation.runner import Runner
+from treetune.evaluation.run_trust import refuse_foreign, remember, trust_rows
+from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.summary import Summary, Tally
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
+from treetune.runs.folder import FINGERPRINT, TRACES, RunFolder, name_run, unused_path

@@ -14,6 +14,7 @@ from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
 from treetune.target import build_taskset, describe, find_differences, read_target
 from treetune.taskset import Taskset
+from treetune.variables import conceal
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -72,8 +73,10 @@ class Configured(msgspec.Struct, Generic[C]):
     taskset: Taskset[Any, Any]
 
     def resolved(self) -> dict[str, Any]:
-        """The config that runs this again, every key spelled out."""
-        return {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
+        """The config that runs this again, every key spelled out; what came from the environment as it was written."""
+        whole = {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
+        plain: dict[str, Any] = conceal(whole)
+        return plain
 
     def overridden(self) -> dict[str, Any]:
         """What differs from the defaults, by dotted path."""

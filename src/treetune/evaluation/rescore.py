@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 
 from treetune.evaluation.config import Evaluation
-from treetune.evaluation.run_folder import TRACES, RunFolder, read_traces
+from treetune.evaluation.run_trust import is_own, refuse_foreign_environment
 from treetune.evaluation.runner import Runner
 from treetune.evaluation.summary import Summary, Tally
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
+from treetune.rows.trust import trusts
+from treetune.runs.folder import TRACES, RunFolder, read_traces
 from treetune.task import text_of
 from treetune.trace import POLICY_FIELDS, Trace
 
@@ -27,14 +29,16 @@ class RescoreSummary(msgspec.Struct):
     diverged: int
     """Rollouts whose environment said something else than was recorded: their later answers may not fit."""
     skipped: int
-    """Rollouts that had failed and have nothing to score."""
+    """Rollouts that had failed and have nothing to score: they are taken over as they are."""
 
 
 class Rescorer(Runner):
     """Scores the traces of `source` into `run`; `compare()` says what there is so far, also after an interruption."""
 
-    def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace]) -> None:
+    def __init__(self, evaluation: Evaluation, source: Path, run: RunFolder[Trace], trust: bool = False) -> None:
+        """Without `trust` a recorded task of a run folder that is not this user's may name only what is installed."""
         super().__init__(evaluation, run)
+        self._trusted = trusts(trust) or is_own(source)
         self._source = source
         self._before = Tally(self._config.pass_threshold)
         self._changed = self._diverged = self._skipped = 0
@@ -48,8 +52,11 @@ class Rescorer(Runner):
         groups: dict[tuple[str, int], list[Trace]] = {}
         for old in read_traces(self._source, self._taskset):
             self._before.add(old)
-            if not old.outcome.scored:
+            if not self._trusted:
+                refuse_foreign_environment(self._source, old.task.env_class)
+            if old.failure is not None:
                 self._skipped += 1
+                yield [old]
             elif self._taskset.scores_group_of(old.task):
                 groups.setdefault((old.uid, old.occurrence), []).append(old)
             else:
@@ -58,6 +65,8 @@ class Rescorer(Runner):
             yield group
 
     async def _play(self, old_traces: list[Trace]) -> list[Trace]:
+        if old_traces[0].failure is not None:
+            return old_traces
         new_traces = [await self._replay(old) for old in old_traces]
         task = old_traces[0].task
         if self._taskset.scores_group_of(task):
@@ -82,12 +91,12 @@ class Rescorer(Runner):
         return new
 
 
-async def score_again(evaluation: Evaluation, run: RunFolder[Trace]) -> RescoreSummary:
+async def score_again(evaluation: Evaluation, run: RunFolder[Trace], trust: bool = False) -> RescoreSummary:
     """Scores what a run has so far again, in its place; where that is interrupted, all of it stays as it was."""
     folder = run.path / ".rescored"
     shutil.rmtree(folder, ignore_errors=True)
     with RunFolder.create(folder, TRACES, evaluation) as fresh:
-        rescorer = Rescorer(evaluation, run.path, fresh)
+        rescorer = Rescorer(evaluation, run.path, fresh, trust)
         await rescorer.run_all()
         run.replace(fresh)
     shutil.rmtree(folder)

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from treetune.errors import TasksetError, TreetuneError
 from treetune.evaluation.config import Evaluation
-from treetune.evaluation.run_folder import RunFolder
 from treetune.evaluation.summary import Tally
 from treetune.host import Host, PlayOptions
+from treetune.runs.folder import RunFolder
 from treetune.trace import Failure, Outcome, Trace
 
 T = TypeVar("T")
@@ -63,10 +63,10 @@ class Runner:
         """Keeps what earlier runs finished; gives its number. What failed is tried again."""
         scored: Counter[tuple[str, int]] = Counter()
         for trace in self._run.read():
-            scored[trace.uid, trace.occurrence] += trace.outcome.scored
+            scored[trace.uid, trace.occurrence] += trace.scored
 
         def wanted(trace: Trace) -> bool:
-            if trace.key in self._done or not trace.outcome.scored:
+            if trace.key in self._done or not trace.scored:
                 return False
             if scored[trace.uid, trace.occurrence] < self._config.num_rollouts and self._grouped(trace):
                 return False

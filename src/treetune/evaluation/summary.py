@@ -1,4 +1,8 @@
-"""What a run amounts to: mean, standard error, pass@k, per metric, per outcome, per data source."""
+"""What a run amounts to: mean, standard error, pass@k, per metric, per outcome, per data source.
+
+A rollout that failed has no reward. Means are given twice: over the scored rollouts, and over all, where a failed one
+counts as 0. Where the two differ, the summary warns: a policy may be what makes its rollouts fail.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,29 @@ import msgspec
 
 from treetune.trace import Trace
 
+MOST_WARNINGS = 5
+"""How many kinds of failures, and of warnings, are told."""
+
 
 class SourceSummary(msgspec.Struct):
     tasks: int
     rollouts: int
     mean_reward: float | None
+    mean_reward_all: float | None
+    scored: int
 
 
 class Summary(msgspec.Struct):
     mean_reward: float | None
-    """Over scored rollouts (completed or truncated); None where there is none."""
+    """Over scored rollouts; None where there is none."""
+    mean_reward_all: float | None
+    """Over all rollouts: one that failed counts as 0."""
     stderr: float | None
-    """Of the mean, with the rollouts of one task counted as one cluster."""
+    """Of the mean over scored rollouts, with those of one task counted as one cluster."""
     pass_at_k: dict[str, float]
-    """The chance that at least one of k rollouts of a task solves it."""
+    """The chance that at least one of k rollouts of a task solves it, over scored rollouts."""
+    pass_at_k_all: dict[str, float]
+    """The same over all rollouts: one that failed did not solve it."""
     tasks: int
     rollouts: int
     scored: int
@@ -33,6 +46,8 @@ class Summary(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     seconds_per_rollout: float | None
+    warnings: list[str]
+    """What makes the figures doubtful, the commonest first."""
 
     @property
     def errors(self) -> int:
@@ -47,6 +62,10 @@ class TaskTally(msgspec.Struct):
     rewards: list[float] = []
     passes: list[bool] = []
 
+    @property
+    def all_passes(self) -> list[bool]:
+        return self.passes + [False] * (self.rollouts - len(self.passes))
+
 
 class Tally:
     """Collects traces one by one and keeps only what the summary needs of them."""
@@ -59,6 +78,8 @@ class Tally:
         self._seconds = 0.0
         self._prompt_tokens = self._completion_tokens = 0
         self._reward_sum = 0.0
+        self._failures: Counter[str] = Counter()
+        self._warnings: Counter[str] = Counter()
         self.rollouts = 0
         self.scored = 0
         self.expected: int | None = None
@@ -72,6 +93,9 @@ class Tally:
         self._seconds += trace.timing.total
         self._prompt_tokens += trace.usage.prompt_tokens
         self._completion_tokens += trace.usage.completion_tokens
+        self._warnings.update(trace.warnings)
+        if trace.failure is not None:
+            self._failures[_describe(trace)] += 1
         if trace.reward is None:
             return
         self.scored += 1
@@ -86,8 +110,21 @@ class Tally:
         return self._reward_sum / self.scored if self.scored else None
 
     @property
+    def mean_reward_all(self) -> float | None:
+        return self._reward_sum / self.rollouts if self.rollouts else None
+
+    @property
     def errors(self) -> int:
         return self.rollouts - self.scored
+
+    def _list_warnings(self) -> list[str]:
+        found = []
+        if self.mean_reward != self.mean_reward_all:
+            means = f"{_figure(self.mean_reward)} over the scored, {_figure(self.mean_reward_all)} over all"
+            found.append(f"{self.errors} of {self.rollouts} rollouts have no reward: the mean is {means}")
+        for texts in (self._failures, self._warnings):
+            found += [f"{count} x {text}" for text, count in texts.most_common(MOST_WARNINGS)]
+        return found
 
     def summary(self) -> Summary:
         scored = [task for task in self._tasks.values() if task.rewards]
@@ -96,8 +133,10 @@ class Tally:
             by_source[task.source].append(task)
         return Summary(
             mean_reward=self.mean_reward,
+            mean_reward_all=self.mean_reward_all,
             stderr=standard_error([task.rewards for task in scored]),
             pass_at_k=pass_at_k([task.passes for task in scored]),
+            pass_at_k_all=pass_at_k([task.all_passes for task in self._tasks.values()]),
             tasks=len(self._tasks),
             rollouts=self.rollouts,
             scored=self.scored,
@@ -107,13 +146,26 @@ class Tally:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
+            warnings=self._list_warnings(),
         )
 
 
 def _summarise_source(tasks: Sequence[TaskTally]) -> SourceSummary:
     rewards = [reward for task in tasks for reward in task.rewards]
     rollouts = sum(task.rollouts for task in tasks)
-    return SourceSummary(len(tasks), rollouts, sum(rewards) / len(rewards) if rewards else None)
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return SourceSummary(len(tasks), rollouts, mean, sum(rewards) / rollouts if rollouts else None, len(rewards))
+
+
+def _describe(trace: Trace) -> str:
+    """A failure without what differs from rollout to rollout."""
+    assert trace.failure is not None
+    where = f" at {trace.failure.place}" if trace.failure.place else ""
+    return f"{trace.outcome.value} ({trace.failure.phase}): {trace.failure.type}{where}"
+
+
+def _figure(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:.4f}"
 
 
 def standard_error(clusters: Sequence[Sequence[float]]) -> float | None:

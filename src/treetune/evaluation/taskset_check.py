@@ -15,10 +15,10 @@ import msgspec
 from treetune.episode import DeadlinePassed, in_time
 from treetune.errors import described
 from treetune.evaluation.config import Validation
-from treetune.evaluation.run_folder import Records, RunFolder
 from treetune.evaluation.runner import run_bounded
 from treetune.policies.scripted import Gold
 from treetune.rollout import run_rollout
+from treetune.runs.folder import Records, RunFolder
 from treetune.score import Validity
 from treetune.streams import draw_tasks
 from treetune.task import Task
@@ -118,7 +118,8 @@ class TasksetChecker:
         if trace.reward is None:
             check.fail("gold-failed", trace.failure.message if trace.failure else trace.outcome.value)
         elif not trace.passed(threshold):
-            check.fail("gold-not-rewarded", f"the gold answer got {trace.reward:g}, less than {threshold:g}")
+            why = f"; {trace.explanation}" if trace.warnings else ""  # its scorer failed by it
+            check.fail("gold-not-rewarded", f"the gold answer got {trace.reward:g}, less than {threshold:g}{why}")
 
     def summary(self) -> CheckSummary:
         from treetune.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from treetune.errors import MissingExtraError, PolicyError, UsageError
+from treetune.errors import ContextFullError, MissingExtraError, UsageError
 from treetune.policy import Completion, Policy, Request, Usage
 from treetune.threads import call
 from treetune.tokens import ChatTokens, Tokens
@@ -66,7 +66,7 @@ class LocalPolicy(Policy):
         if self._context is not None:
             most = min(most, self._context - len(prompt_ids))
         if most < 1:
-            raise PolicyError(f"the prompt of {len(prompt_ids)} tokens fills the context of {self._context}")
+            raise ContextFullError(f"the prompt of {len(prompt_ids)} tokens fills the context of {self._context}")
         # One draw a token from a generator of our own: torch's global one stays untouched.
         rng = random.Random(None if sampling.seed is None else f"{sampling.seed}/{request.key}/{request.turn}")
         ids: list[int] = []

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import random
+import re
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from treetune.errors import PolicyError
+from treetune.errors import ContextFullError, PolicyError
 from treetune.policies import EndpointConfig
 from treetune.policy import Completion, Request, Usage, cannot_continue
 from treetune.task import text_of
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
+_FULL = re.compile(rb"context[ _]length|context[ _]window|max_model_len|exceed_context_size", re.IGNORECASE)
+"""How servers say that a prompt is too long: vLLM, SGLang, llama.cpp, OpenAI."""
 
 
 class OpenAIPolicy:
@@ -81,21 +85,28 @@ class OpenAIPolicy:
                 async with self._session.post(url, data=payload) as response:
                     content = await response.read()
                     if response.status == 200:
-                        return msgspec.json.decode(content)
+                        return _decode(content)
                     problem = f"{url} answered {response.status}: {content[:300].decode(errors='replace')}"
                     if response.status not in _RETRIED:
-                        raise PolicyError(problem)
+                        raise (ContextFullError if _FULL.search(content) else PolicyError)(problem)
                     wait = _retry_after(response.headers.get("Retry-After")) or wait
-            except msgspec.DecodeError as error:
-                problem = f"{url} sent invalid JSON: {error}"
             except aiohttp.InvalidURL as error:
                 raise PolicyError(f"{url} is no address: {error}", remedy="correct --endpoint.base_url") from error
+            except ValueError as error:
+                problem = f"{url} sent invalid JSON: {error}"
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{url}: {type(error).__name__}: {error}"
             if attempt < self._endpoint.max_retries:
                 await asyncio.sleep(wait)
         remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
         raise PolicyError(f"gave up after {self._endpoint.max_retries + 1} attempts: {problem}", remedy=remedy)
+
+
+def _decode(content: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return json.loads(content)  # which takes half of a surrogate pair, as a model may sample it
 
 
 def _retry_after(header: str | None) -> float | None:

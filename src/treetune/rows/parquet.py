@@ -61,6 +61,13 @@ def _refuse_truths(path: str) -> MixedTruths:
     )
 
 
+def read_uids(path: str | Path) -> list[str]:
+    """The uid of each row of a file in the canonical layout."""
+    table = pq.ParquetFile(path).read(columns=["extra_info.uid"])
+    uids: list[str] = pc.struct_field(table["extra_info"], "uid").to_pylist()
+    return uids
+
+
 # Rows as a table
 
 

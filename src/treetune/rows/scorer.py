@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import os
 import re
-import site
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -23,29 +22,27 @@ from typing import Any
 
 import msgspec
 
+from treetune.by_environment import ByEnvironment
 from treetune.config import to_plain
 from treetune.environment import Environment, SingleTurn
 from treetune.errors import PluginError, TasksetError, UsageError
 from treetune.files import source_of, with_imports
 from treetune.mixture import owner_of
-from treetune.plugins import Registry, absolute_spec, environments, folders_of, tasksets
-from treetune.rows.cache import default_cache_dir, write_atomically
+from treetune.plugins import absolute_spec, environments, folders_of, tasksets
+from treetune.rows.cache import write_atomically
 from treetune.rows.rule import RULE, RuleTaskset
+from treetune.rows.trust import FILE, LOOK, check_module, check_spec, code_folders, is_installed, trusts
 from treetune.target import build_taskset
 from treetune.task import Task, own_fields, own_values
-from treetune.taskset import ByEnvironment, Taskset
+from treetune.taskset import Taskset
+from treetune.variables import fill_variables, mark_variables
 
 ENVIRONMENT = "env:"
 
-_ONLY_BUILD = ("filter", "pass_rates", "tokenizer", "shuffle")
+_ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
 """Keys of a taskset that decide which tasks there are, not what they earn."""
 
 SEVERAL_TURNS = "train tasks of several turns with SkyRL, AReaL or TRL, or from `treetune serve`"
-
-TRUST = "TREETUNE_TRUST"
-"""The variable that sets `trust` in processes that take no argument, such as a trainer's workers."""
-
-_LOOK = f"look at that code, then pass --trust (in a trainer's processes: {TRUST}=1)"
 
 
 def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -74,7 +71,7 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
     cls = type(taskset)
     named = {"path": _keep_class(cls, cache_dir), "name": cls.__qualname__}
-    return msgspec.json.encode({"custom_cls": named, **keep_files(keys, cache_dir)}).decode()
+    return msgspec.json.encode({"custom_cls": named, **mark_variables(keep_files(keys, cache_dir))}).decode()
 
 
 def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -116,7 +113,7 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
         return _ByRule()
     if scorer.startswith(ENVIRONMENT):
         spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=trust)
-        _check_spec(spec, environments, trust)
+        check_spec(spec, environments, trust)
         environments.resolve(spec)  # its file runs now, before many threads ask for it at once
         return ByEnvironment(spec, name="environment")
     try:
@@ -125,11 +122,12 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
         raise UsageError(
             f"a row names a scorer that is none: {scorer!r:.80}", remedy="it is rule, env:NAME, or a taskset as JSON"
         ) from None
-    _check_spec(str(node.get("id", "")), tasksets, trust)
+    check_spec(str(node.get("id", "")), tasksets, trust)
     path = str((node.get("custom_cls") or {}).get("path", ""))
     if path.startswith("pkg://"):
-        _check_module(path.removeprefix("pkg://"), trust)
-    return build_taskset(locate_files(node, trust=trust), path="scorer", source="the scorer of a row")
+        check_module(path.removeprefix("pkg://"), trust)
+    node = fill_variables(locate_files(node, trust=trust), trust=trusts(trust) or path.startswith(SCHEME))
+    return build_taskset(node, path="scorer", source="the scorer of a row")
 
 
 def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
@@ -175,7 +173,6 @@ class _ByRule(RuleTaskset):
 
 SCHEME = "cache://"
 
-_FILE = re.compile(r"(?P<file>.+\.py)(?P<name>:[^:/\\]+)?")
 _KEPT = re.compile(rf"{SCHEME}(?P<hash>[0-9a-f]+)/(?P<file>[^/\\:]+\.py)(?P<name>:[^:/\\]+)?")
 
 _kept: dict[Path, None] = {}
@@ -190,10 +187,10 @@ def pop_kept_files() -> list[Path]:
 
 def _keep_class(cls: type, cache_dir: str | Path | None) -> str:
     """`pkg://module` of a class that other processes can import, else where its file is kept."""
-    module, installed = cls.__module__, _is_installed(cls.__module__)
+    module, installed = cls.__module__, is_installed(cls.__module__)
     # A part of a package is no single file that could be kept.
     if installed or ("." in module and not module.startswith("treetune.files.")):
-        for folder in _folders(cache_dir) if not installed else ():
+        for folder in code_folders(cache_dir) if not installed else ():
             with contextlib.suppress(OSError):
                 (folder / "modules").mkdir(parents=True, exist_ok=True)
                 (folder / "modules" / module).touch()
@@ -210,7 +207,7 @@ def keep_files(value: Any, cache_dir: str | Path | None = None) -> Any:
     """A value whose files of Python, `file.py` or `file.py:Name`, are kept in the cache and named by their hash."""
 
     def keep_file(text: str) -> str:
-        match = None if text.startswith(SCHEME) else _FILE.fullmatch(text)
+        match = None if text.startswith(SCHEME) else FILE.fullmatch(text)
         if match is None or not Path(match["file"]).expanduser().is_file():
             return text
         return _keep(Path(match["file"]).expanduser(), cache_dir) + (match["name"] or "")
@@ -224,8 +221,8 @@ def locate_files(value: Any, *, trust: bool = False) -> Any:
     def locate_file(text: str) -> str:
         if text.startswith(SCHEME):
             return _locate_kept(text)
-        if _FILE.fullmatch(text) and not _trusts(trust):
-            raise UsageError(f"a row names code that no build of yours has kept: {text}", remedy=_LOOK)
+        if FILE.fullmatch(text) and not trusts(trust):
+            raise UsageError(f"a row names code that no build of yours has kept: {text}", remedy=LOOK)
         return text
 
     return _map_texts(value, locate_file)
@@ -239,35 +236,13 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def _check_spec(spec: str, registry: Registry, trust: bool) -> None:
-    """A module that a name stands for must be trusted; files are checked where they are located."""
-    place, _, _ = spec.rpartition(":")
-    if place and not place.endswith(".py") and spec not in registry.names() and place not in registry.foreign:
-        _check_module(place, trust)
-
-
-def _check_module(module: str, trust: bool) -> None:
-    """Refuses a module that is neither installed nor was named by a build of this user's, unless `trust`."""
-    if not (_trusts(trust) or _is_installed(module) or (_folders()[0] / "modules" / module).is_file()):
-        raise UsageError(f"a row names code that is not installed: {module}", remedy=_LOOK)
-
-
-def _trusts(trust: bool) -> bool:
-    return trust or os.environ.get(TRUST) == "1"
-
-
-def _folders(cache_dir: str | Path | None = None) -> list[Path]:
-    """Where code is kept: always in the default folder, where processes without another cache folder look."""
-    return [folder / "code" for folder in dict.fromkeys((default_cache_dir(), default_cache_dir(cache_dir)))]
-
-
 def _keep(file: Path, cache_dir: str | Path | None) -> str:
     """Copy a file, with what it imports from beside it, into the cache; gives its name there, `cache://HASH/file.py`."""
     file = file.resolve()
     _kept[file] = None
     contents = _read_contents(file)
     name = _hash_contents(contents)
-    for folder in (code / name for code in _folders(cache_dir)):
+    for folder in (code / name for code in code_folders(cache_dir)):
         if (folder / ".origin").is_file():
             continue
         try:
@@ -287,7 +262,7 @@ def _locate_kept(spec: str) -> str:
     match = _KEPT.fullmatch(spec)
     if match is None:
         raise UsageError(f"{spec!r} names no code", remedy=f"it is {SCHEME}HASH/file.py:Name")
-    folder, file = _folders()[0] / match["hash"], match["file"]
+    folder, file = code_folders()[0] / match["hash"], match["file"]
     places = [folder / file]
     with contextlib.suppress(OSError):
         # Where it was kept from comes first, if it is the same still: it may read other files beside it.
@@ -314,30 +289,3 @@ def _hash_contents(contents: Mapping[str, bytes]) -> str:
     for name in sorted(contents):
         total.update(f"{name}\0{hashlib.sha256(contents[name]).hexdigest()}\n".encode())
     return total.hexdigest()[:32]
-
-
-def _is_installed(module: str) -> bool:
-    """Whether processes of this Python import the module wherever they were started. Runs nothing of it."""
-    from importlib.util import find_spec
-
-    top = module.partition(".")[0]
-    if top in ("treetune", "treetune_verl"):
-        return not module.startswith("treetune.files.")
-    try:
-        found = find_spec(top)
-    except (ImportError, ValueError):
-        return False
-    if found is None or module == "__main__":
-        return False
-    places = list(found.submodule_search_locations or []) or [found.origin or ""]
-    return any(Path(place).resolve().parent in _installed_folders() for place in places)
-
-
-def _installed_folders() -> set[Path]:
-    places = [*site.getsitepackages(), site.getusersitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    found = [Path(place) for place in places if place]
-    for folder in list(found):
-        for listed in folder.glob("*.pth"):
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                found += [Path(line) for line in listed.read_text().splitlines() if os.path.isabs(line)]
-    return {path.resolve() for path in found}

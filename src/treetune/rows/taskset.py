@@ -29,7 +29,8 @@ from treetune.rows.rule import RULE
 from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
 from treetune.rows.sources import File, FileKind, HubName, find
 from treetune.task import ForeignTask, Task, digest
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
 
 
 class RowsConfig(TasksetConfig, frozen=True, kw_only=True):

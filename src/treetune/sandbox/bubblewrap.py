@@ -183,6 +183,12 @@ class Process:
         for end in (*self._passed, stdin, stdout, stderr):
             end.close()
 
+    def give_monitor(self, original: Process) -> int:
+        """A pidfd of another sandbox's monitor, for what is spawned here, which can join the mounts of that sandbox."""
+        assert original._monitor is not None
+        self._passed.append(self.keep(FileIO(os.pidfd_open(original._monitor.pid))))
+        return self._passed[-1].fileno()
+
     def find_first(self) -> bool:
         """Take hold of the sandbox's first process and of its memory; False where it came to none."""
         while b"\n" not in self._reports:

@@ -4,7 +4,8 @@
 
 Inside runs the same runner as in bubblewrap, so a shell is a shell; the image needs `bash` and `python3`. No network,
 no further privileges. A container is removed with `close`, and also when the process that opened it ends. The engine
-limits memory and processes; `disk_mb` it does not. Needs the package `aiodocker`, the extra `docker`.
+limits memory and processes; `disk_mb` it does not. A copy is a container of an image that the engine makes of the
+original (`docker commit`), and removes with the copy. Needs the package `aiodocker`, the extra `docker`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from treetune.sandbox.bubblewrap import GUARD, START_SECONDS
 from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavailable
+from treetune.sandbox.runner import AS_COPY
 from treetune.sandbox.shell import ENVIRONMENT, OUR_PROCESSES, RUNNER, Shell, compile_script, receive
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 LOADER = "import sys; exec(open(0, 'rb', closefd=False).read(int(sys.argv[1])))"
 """Runs the runner, the first that comes on the standard input. It is told the size; what follows is the runner's."""
+COPIES = "treetune-copy"
+"""Under which images of copies are for as long as they are needed."""
 STDOUT = 1
 UNREACHABLE = 900
 """The status that the library gives to an engine that does not answer."""
@@ -36,11 +41,8 @@ ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///p
 async def open_shell(image: str, limits: SandboxLimits = DEFAULT_LIMITS) -> Shell:
     """A fresh container of an image, or `SandboxUnavailable` with cause and remedy."""
     runtime = DockerRuntime()
-    try:
+    async with runtime.close_on_failure():
         await runtime.begin(image, limits)
-    except BaseException:
-        await asyncio.shield(runtime.close())
-        raise
     return Shell(runtime, limits)
 
 
@@ -82,11 +84,37 @@ class DockerRuntime:
         self._errors = b""
         """The last that the runner wrote to standard error."""
 
-    async def begin(self, image: str, limits: SandboxLimits) -> None:
-        """Start it. Whatever comes of that, `close` removes what there is by then."""
+    @contextlib.asynccontextmanager
+    async def close_on_failure(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+
+    async def copy(self, limits: SandboxLimits) -> DockerRuntime:
+        copied = DockerRuntime()
+        async with copied.close_on_failure():
+            await copied.begin(await copied._commit(self.container), limits, AS_COPY)
+        return copied
+
+    async def _commit(self, original: DockerContainer) -> str:
+        """The name of an image with the files of a container, which is removed with this one."""
+        engine = await self._held.enter_async_context(connect())
+        name = f"{COPIES}:{secrets.token_hex(8)}"
+        commit = original.commit(repository=COPIES, tag=name.partition(":")[2], changes="LABEL treetune=copy")
+        # The engine makes it even if nobody waits any more, so that its end is waited for before it is removed.
+        committing = asyncio.ensure_future(asyncio.wait_for(commit, START_SECONDS))
+        self._held.push_async_callback(_remove_image, engine, name, committing)
+        with _translate_errors():
+            await asyncio.shield(committing)
+        return name
+
+    async def begin(self, image: str, limits: SandboxLimits, *arguments: str) -> None:
+        """Start it. Whatever comes of that, `close` removes what there is by then. `arguments` are the runner's."""
         engine = await self._held.enter_async_context(connect())
         with _translate_errors(remedy=f"docker pull {image}, or build it; it needs bash and python3"):
-            container = await engine.containers.create(container_config(image, limits))
+            container = self.container = await engine.containers.create(container_config(image, limits, *arguments))
             self._held.push_async_callback(_remove, container)
             self.stream = container.attach(stdin=True, stdout=True, stderr=True)
             self._held.push_async_callback(self._disconnect)
@@ -131,18 +159,30 @@ class DockerRuntime:
 
 
 async def _remove(container: DockerContainer) -> None:
+    with _translate_removal():
+        await container.delete(force=True, v=True)
+
+
+async def _remove_image(engine: Docker, name: str, committing: asyncio.Future[Any]) -> None:
+    await asyncio.wait([committing])
+    with _translate_removal():
+        await engine.images.delete(name, force=True)
+
+
+@contextlib.contextmanager
+def _translate_removal() -> Iterator[None]:
     try:
         with _translate_errors():
-            await container.delete(force=True, v=True)
+            yield
     except SandboxUnavailable as error:
         if getattr(error.__cause__, "status", None) not in GONE:
             raise
 
 
-def container_config(image: str, limits: SandboxLimits) -> dict[str, Any]:
+def container_config(image: str, limits: SandboxLimits, *arguments: str) -> dict[str, Any]:
     return {
         "Image": image,
-        "Cmd": ["python3", "-I", "-S", "-c", LOADER, str(len(compile_script(RUNNER, None)))],
+        "Cmd": ["python3", "-I", "-S", "-c", LOADER, str(len(compile_script(RUNNER, None))), *arguments],
         "Entrypoint": [],
         "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
         "WorkingDir": "/",

@@ -27,7 +27,7 @@ from treetune.sandbox.limits import DEFAULT_LIMITS, SandboxLimits, SandboxUnavai
 from treetune.sandbox.probe import find_tools, probe
 from treetune.sandbox.rootfs import Root
 from treetune.sandbox.shell import Shell
-from treetune.taskset import TasksetConfig
+from treetune.taskset_config import TasksetConfig
 
 KindName = Literal["bubblewrap", "docker"]
 WITH_IMAGES = ("docker",)

@@ -1,12 +1,14 @@
-"""Runs as a process of its own, outside: makes the root of one sandbox, then becomes bubblewrap.
+"""Runs as a process of its own, outside: makes the root of one sandbox, anew or as a copy, then becomes bubblewrap.
 
-Started by `shell.py` with the descriptor of a file that holds its plan. Of the standard library only what loads
-fast (not `json`, `re`, `contextlib`): that is a third of a start. What it mounts is in namespaces of its own, so that
-it goes when the sandbox goes.
+Started by `shell.py`, as one script with `copy_files.py`, with the descriptor of a file that holds its plan. Of the
+standard library only what loads fast (not `json`, `re`, `contextlib`): that is a third of a start. What it mounts is in
+namespaces of its own, so that it goes when the sandbox goes.
 
 As root the sandbox gets a range of users that nobody else has: to the host its root is one of those, and the host's
 /usr is shown to it with owners shifted by as much, so that inside `useradd`, `chown` and `su` work as anywhere. As an
 ordinary user it has one user, and what belongs to root in /usr stays as it is.
+
+A copy joins the users and the mounts of its original, and copies what was written there into a tmpfs of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from treetune.sandbox.copy_files import copy_folder
+
 STAGE = "/tmp"
 """Where the parts are mounted before bubblewrap puts them together; seen by this process only."""
-HOME = f"{STAGE}/home"
-"""A home for one user in a system of its own, whose /root may be somebody else's."""
+COPY = f"{STAGE}/copy"
+"""The same of a copy, over the parts of its original."""
 RANGE = 65536
 MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV = 0x4000, 1 << 18, 0x1000, 2, 4
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
@@ -108,6 +112,26 @@ def enter(plan: dict[str, Any]) -> dict[str, int]:
     return shown
 
 
+def join(plan: dict[str, Any]) -> None:
+    """Become root among the users of the original, with its mounts."""
+    if plan["base"] is not None:
+        os.setgroups([])
+    check(libc.setns(plan["original"], NEW_USER | NEW_MOUNTS), "joining the original")
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    check(libc.unshare(NEW_MOUNTS), "unshare mounts")
+
+
+def copy(plan: dict[str, Any]) -> None:
+    mount("tmpfs", COPY, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
+    links: dict[tuple[int, int], str] = {}
+    for name in os.listdir(STAGE):
+        if name in ("root", "home") or name.startswith("upper"):
+            copy_folder(f"{STAGE}/{name}", f"{COPY}/{name}", links)
+    for number in range(len(plan["shown"])):
+        mount_overlay(number, COPY)
+
+
 def write(path: str, content: str | bytes) -> None:
     with open(path, "wb") as file:
         file.write(content if isinstance(content, bytes) else content.encode())
@@ -118,10 +142,11 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
     sources = {path: os.open(path, os.O_PATH) for path in plan["shown"] if path not in shown}
     # Opened here, for what is in /tmp is covered now.
     mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
+    os.mkdir(COPY)
     for number, path in enumerate(plan["shown"]):
-        lower, upper, work, merged = (f"{STAGE}/{name}{number}" for name in ("shown", "upper", "work", "merged"))
-        for folder in (lower, upper, work, merged):
-            os.mkdir(folder)
+        lower, upper = (f"{STAGE}/{name}{number}" for name in ("shown", "upper"))
+        os.mkdir(lower)
+        os.mkdir(upper)
         if path in shown:
             place = (MOVE_MOUNT, shown[path], b"", HERE, lower.encode(), MOVE_FROM_FD)
             check(libc.syscall(*place), f"move_mount {path}")
@@ -130,9 +155,10 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
         os.chmod(upper, stat.S_IMODE(os.stat(lower).st_mode))
         if path not in shown:
             own_folders(lower, upper, 3 if path == plan["whole"] else 2)
-        mount("overlay", merged, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work},userxattr")
+        mount_overlay(number, STAGE)
     if plan["whole"] is not None:
-        os.mkdir(HOME, 0o700)
+        # A home for one user in a system of its own, whose /root may be somebody else's.
+        os.mkdir(f"{STAGE}/home", 0o700)
         return
     root = f"{STAGE}/root"
     os.mkdir(root)
@@ -146,6 +172,15 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         write(root + path, content)
         os.chmod(root + path, mode)
+
+
+def mount_overlay(number: int, stage: str) -> None:
+    """Over one folder of the host, with the changes in a stage."""
+    upper, work, merged = (f"{stage}/{name}{number}" for name in ("upper", "work", "merged"))
+    os.mkdir(work)
+    os.mkdir(merged)
+    layers = f"lowerdir={STAGE}/shown{number},upperdir={upper},workdir={work},userxattr"
+    mount("overlay", merged, "overlay", 0, layers)
 
 
 def own_folders(lower: str, upper: str, depth: int) -> None:
@@ -167,7 +202,11 @@ def main() -> NoReturn:
     try:
         if plan["entrance"] is not None:
             write(plan["entrance"], "0")
-        build(plan, enter(plan))
+        if plan["original"] is None:
+            build(plan, enter(plan))
+        else:
+            join(plan)
+            copy(plan)
         for name, value in plan["rlimits"].items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
     except OSError as error:

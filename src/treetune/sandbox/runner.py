@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PR_SET_DUMPABLE = 4
 CANNOT_START = 126
+AS_COPY = "copy"
+"""Says that this sandbox is a copy, whose files are left as they are."""
 PROGRAMS = (
     *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     *("/lib", "/lib64", "/usr/lib64", "/usr/lib/lib*", "/usr/lib/ld*", "/usr/lib/x86_64*", "/usr/lib/aarch64*"),
@@ -142,6 +144,31 @@ def is_program(path: str) -> bool:
     return os.path.dirname(path).endswith("bin")
 
 
+def list_processes(terminal: Terminal) -> list[str]:
+    """The commands that run here, but this one and the shells that lead to the one at the prompt."""
+    parents, commands = {}, {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                state, parent = read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()[:2]
+                if state not in (b"Z", b"X"):
+                    parents[int(name)] = int(parent)
+                    commands[int(name)] = read_file(f"/proc/{name}/cmdline").replace(b"\0", b" ").strip()
+            except OSError:
+                continue  # it has just ended
+    pid = os.getpid() if terminal.has_ended() else os.tcgetpgrp(terminal.master)
+    while pid in commands:
+        del commands[pid]
+        pid = parents[pid]
+    commands.pop(os.getpid(), None)
+    return [os.fsdecode(command) or "?" for command in commands.values()]
+
+
+def read_file(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(CHUNK)
+
+
 def read_exactly(size: int) -> bytes:
     parts: list[bytes] = []
     missing = size
@@ -161,7 +188,7 @@ def main() -> None:
     # What runs here as the same user may neither look into this process nor change it.
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     children = Children()
-    terminal = Terminal(children)
+    terminal = Terminal(children, copied=AS_COPY in sys.argv)
     recorded: dict[str, int] = {}
     reply({"ready": True})
     while True:
@@ -191,6 +218,8 @@ def main() -> None:
                 recorded = list_programs()
             elif kind == "tampered" and recorded:
                 result = os.fsencode("\0".join(find_tampered(recorded)))[:CHUNK]
+            elif kind == "processes":
+                result = os.fsencode("\0".join(list_processes(terminal)))[:CHUNK]
             elif kind == "kill":
                 children.kill_all()
         except OSError as error:

@@ -31,9 +31,10 @@ import msgspec
 from treetune.errors import TreetuneError, UsageError
 from treetune.sandbox import bubblewrap
 from treetune.sandbox.limits import DEFAULT_LIMITS, KILLED, Ended, Result, SandboxLimits, SandboxUnavailable
-from treetune.sandbox.mount_root import HOME, RANGE, STAGE
+from treetune.sandbox.mount_root import COPY, RANGE, STAGE
 from treetune.sandbox.probe import FIRST_UID, LAST_THREAD, Launcher, require
 from treetune.sandbox.rootfs import Root
+from treetune.sandbox.runner import AS_COPY
 
 Watch: TypeAlias = Callable[[bytes], object]
 GRACE_SECONDS = 15.0
@@ -59,6 +60,7 @@ OUR_PROCESSES = 3
 FIRST_RANGE, RANGES = FIRST_UID + LAST_THREAD, 32_000
 INODES_PER_MB = 512
 RUNNER = ("terminal.py", "runner.py")
+MOUNTER = ("copy_files.py", "mount_root.py")
 FUTURE = "from __future__ import annotations\n"
 COMPILE = """
 import marshal, sys
@@ -83,6 +85,9 @@ class Runtime(Protocol):
 
     def exceeds_memory(self) -> bool:
         """Whether it ended because its processes used more memory than they may."""
+
+    async def copy(self, limits: SandboxLimits) -> Runtime:
+        """Another one with the files that are in it now."""
 
     async def close(self) -> None:
         """End everything in it, and wait until it is gone."""
@@ -153,9 +158,21 @@ class Shell:
         found = await self._ask_file({"kind": "tampered"})
         return [os.fsdecode(path) for path in found.split(b"\0") if path]
 
+    async def list_processes(self) -> list[str]:
+        """The commands that run in the sandbox, but for our own and the shell's."""
+        found = await self._ask_file({"kind": "processes"})
+        return [os.fsdecode(command) for command in found.split(b"\0") if command]
+
     async def kill_processes(self) -> None:
         """End every process in the sandbox, the shell among them. Files stay, and the next command has a new shell."""
         await self._ask_file({"kind": "kill"})
+
+    async def copy(self) -> Shell:
+        """Another sandbox with the files that are in this one now; none of its processes. The caller closes it."""
+        async with self._lock:
+            if not self.alive:
+                raise SandboxGone("the sandbox has ended", remedy="open another")
+            return Shell(await self._runtime.copy(self.limits), self.limits)
 
     async def close(self) -> None:
         """End everything in the sandbox and wait until it is gone. May be called again."""
@@ -246,44 +263,59 @@ class BubblewrapRuntime:
     """Unlike in `one_shot.py` the system's folders can be written: `mount_root.py` makes the root, outside and in
     namespaces of its own, then becomes bubblewrap. What is written is a tmpfs of `disk_mb`, and gone with it."""
 
-    def __init__(self, launcher: Launcher, limits: SandboxLimits) -> None:
+    def __init__(self, launcher: Launcher, limits: SandboxLimits, rootfs: str | None = None) -> None:
+        self._launcher, self._rootfs = launcher, rootfs
         # With one process that takes too much only that one ends, where the kernel counts.
         self._process = bubblewrap.Process(launcher.hold_memory(limits, ("",), all_at_once=False))
         self._writer: asyncio.StreamWriter | None = None
         self._watching: asyncio.Task[None] | None = None
         self._exceeded_memory = False
+        self._is_copy = False
 
     @classmethod
     async def open(cls, launcher: Launcher, limits: SandboxLimits, rootfs: str | None = None) -> Self:
         """Call it from a thread that outlives the sandbox, such as that of the event loop."""
         with bubblewrap.explain_failures():
-            runtime = cls(launcher, limits)
-            try:
-                runtime._spawn(launcher, limits, rootfs)
-                await runtime._begin()
-            except BaseException:
-                await asyncio.shield(runtime.close())
-                raise
+            runtime = cls(launcher, limits, rootfs)
+            await runtime._start(limits)
         return runtime
 
-    def _spawn(self, launcher: Launcher, limits: SandboxLimits, rootfs: str | None) -> None:
-        process = self._process
+    async def copy(self, limits: SandboxLimits) -> BubblewrapRuntime:
+        if self._is_copy:
+            raise UsageError("a copy of a copy cannot be had", remedy="copy the original again")
+        with bubblewrap.explain_failures():
+            runtime = BubblewrapRuntime(self._launcher, limits, self._rootfs)
+            await runtime._start(limits, self._process)
+        return runtime
+
+    async def _start(self, limits: SandboxLimits, original: bubblewrap.Process | None = None) -> None:
+        try:
+            self._spawn(limits, original)
+            await self._begin()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+
+    def _spawn(self, limits: SandboxLimits, original: bubblewrap.Process | None = None) -> None:
+        process, launcher, rootfs = self._process, self._launcher, self._rootfs
+        self._is_copy = original is not None
         root = Root.of_host(launcher.tools["python3"]) if rootfs is None else Root.of_folder(rootfs)
         # The folder's Python may be another than ours.
         runner = process.make_file(compile_script(RUNNER, root.python if rootfs is None else None))
-        mounter = process.make_file(compile_script(("mount_root.py",), launcher.tools["python3"]))
+        mounter = process.make_file(compile_script(MOUNTER, launcher.tools["python3"]))
         plan = {
             "base": FIRST_RANGE + RANGE * secrets.randbelow(RANGES) if launcher.becomes_user else None,
             "range": launcher.own_users,
+            "original": process.give_monitor(original) if original is not None else None,
             "entrance": process.memory.entrance,
             **msgspec.structs.asdict(root),
             "tmpfs": f"size={limits.disk_mb << 20},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
             "rlimits": bubblewrap.list_rlimits(limits, OUR_PROCESSES),
             "command": [
                 launcher.tools["bwrap"],
-                *_list_options(launcher, limits, root),
+                *_list_options(launcher, limits, root, COPY if self._is_copy else STAGE),
                 *process.list_options(),
-                *("--", root.python, "-I", "-S", f"/proc/self/fd/{runner}"),
+                *("--", root.python, "-I", "-S", f"/proc/self/fd/{runner}", *([AS_COPY] if self._is_copy else [])),
             ],
         }
         plan_file = process.make_file(marshal.dumps(plan, MARSHAL))
@@ -335,14 +367,14 @@ class BubblewrapRuntime:
         self._process.close()
 
 
-def _list_options(launcher: Launcher, limits: SandboxLimits, root: Root) -> list[str]:
+def _list_options(launcher: Launcher, limits: SandboxLimits, root: Root, stage: str) -> list[str]:
     given = bubblewrap.isolate(CAPABILITIES, ENVIRONMENT)
     if root.whole is None:
-        given += ["--bind", f"{STAGE}/root", "/"]
+        given += ["--bind", f"{stage}/root", "/"]
     for number, folder in enumerate(root.shown):
-        given += ["--bind", f"{STAGE}/merged{number}", "/" if folder == root.whole else folder]
+        given += ["--bind", f"{stage}/merged{number}", "/" if folder == root.whole else folder]
     if root.whole is not None and not launcher.own_users:
-        given += ["--bind", HOME, "/root"]
+        given += ["--bind", f"{stage}/home", "/root"]
     return [*given, *bubblewrap.mount_devices(limits), "--chdir", "/root"]
 
 

@@ -123,13 +123,14 @@ class Children:
 
 
 class Terminal:
-    def __init__(self, children: Children) -> None:
+    def __init__(self, children: Children, copied: bool) -> None:
+        """`copied`: the start-up files are those of a terminal like this one."""
         self.children = children
-        self.mark = os.urandom(8).hex()
+        self.mark = (find_mark() if copied else "") or os.urandom(8).hex()
         self.begin = b"\x1e" + self.mark.encode()
         self.prompt = f'printf "\\036{self.mark} %s %s\\036" "$__tt_number" "$?" >&{TERMINAL};PS1= PS2='
         hook = f"[ ! -t {TERMINAL} ] || {{ PROMPT_COMMAND='{self.prompt}'; {BECOME_BASH}; }}"
-        for path in START_UP_FILES:
+        for path in () if copied else START_UP_FILES:
             try:
                 with open(path, "a") as file:
                     file.write(f"\n{hook}\n")
@@ -313,6 +314,19 @@ class Terminal:
             select.select([self.children.woken], [], [], 0.01)
             self.children.reap()
         del self.children.waited[self.pid]
+
+
+def find_mark() -> str:
+    """What the terminal that wrote the start-up files prints before each prompt."""
+    for path in START_UP_FILES:
+        try:
+            with open(path, errors="replace") as file:
+                _, found, after = file.read().rpartition('printf "\\036')
+        except OSError:
+            continue
+        if found:
+            return after[:16]
+    return ""
 
 
 def write_file(path: str, content: bytes) -> None:

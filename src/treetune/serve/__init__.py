@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.probe import probe
     from treetune.serve.pool.broker import EnvServerPool
-    from treetune.serve.pool.worker import load_engine
+    from treetune.serve.pool.engines import load_engine
     from treetune.serve.pool.workers import PoolConfig
     from treetune.serve.register import (
         Register,
@@ -47,7 +47,7 @@ _HOMES = {
     "http.door": "HttpDoor MetricsDoor",
     "http.probe": "probe",
     "pool.broker": "EnvServerPool",
-    "pool.worker": "load_engine",
+    "pool.engines": "load_engine",
     "pool.workers": "PoolConfig",
     "register": "Register RegisterServer RegisteredServer ServerEntry ServerHealth check_health make_id "
     "name_public_address open_register stay_registered",

@@ -17,6 +17,9 @@ import zmq
 
 from treetune.errors import StorageError, UsageError
 
+SHORTEST_KEY = 16
+"""Bytes of a key of the seals; we make 32."""
+
 
 class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token: str | None = None
@@ -85,10 +88,20 @@ def load_signing_key(path: Path) -> bytes:
     try:
         key = bytes.fromhex(_load_key(path, lambda: secrets.token_hex(32).encode()).decode())
     except ValueError:
-        key = b""
-    if len(key) < 16:
-        raise UsageError(f"{path} holds no key", remedy="remove it, and one is made; or write 64 hexadecimal digits")
+        raise UsageError(
+            f"{path} holds no key", remedy="remove it, and one is made; or write 64 hexadecimal digits"
+        ) from None
+    check_key_length(key, str(path))
     return key
+
+
+def check_key_length(key: bytes, where: str) -> None:
+    """Refuses a key of the seals that could be guessed."""
+    if len(key) < SHORTEST_KEY:
+        raise UsageError(
+            f"the key of the seals in {where} has {len(key)} bytes, of at least {SHORTEST_KEY}",
+            remedy="put back the one that was there; a new file or folder gets a key of its own",
+        )
 
 
 def _load_key(path: Path, make: Callable[[], bytes]) -> bytes:

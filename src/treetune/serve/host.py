@@ -10,6 +10,7 @@ allow-list; never a file, a key, an environment variable.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from treetune.episode import Limits
+from treetune.episode_record import EpisodeRecord
 from treetune.host import LocalHost
 from treetune.policies import EndpointConfig, is_behind_endpoint, load_policy
 from treetune.policy import Policy
@@ -24,8 +26,11 @@ from treetune.serve.errors import BadRequest, Denied
 from treetune.serve.messages import RunGroupRequest, RunRequest, RunRolloutRequest, pack_reply, unpack
 from treetune.serve.task_signer import TaskSigner
 from treetune.streams import Streams
+from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.trace import Trace
+from treetune.trace import Outcome, Trace, encode_trace
+
+log = logging.getLogger("treetune.serve")
 
 _MOST_POLICIES = 128
 _RESERVED = {"model", "messages", "stream", "n"}
@@ -96,6 +101,8 @@ class Scored(msgspec.Struct, array_like=True):
     source: str
     outcome: str
     reward: float | None
+    line: bytes = b""
+    """The trace itself, where traces are kept."""
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +112,7 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     signer: TaskSigner
     capacity: int
+    keeps_traces: bool = False
 
 
 class ServerHost(LocalHost):
@@ -145,10 +153,29 @@ class ServerHost(LocalHost):
             "sampling": request.sampling,
             "limits": request.limits,
             "occurrence": request.occurrence,
+            "step": request.step,
+            "attempt": request.attempt,
         }
 
     def _report(self, traces: list[Trace]) -> None:
-        self._on_scored([Scored(trace.task.data_source, trace.outcome.value, trace.reward) for trace in traces])
+        self._on_scored(
+            [Scored(trace.task.data_source, trace.outcome.value, trace.reward, self._encode(trace)) for trace in traces]
+        )
+
+    def _new_record(self, task: Task, step: int | None) -> EpisodeRecord:
+        return EpisodeRecord(task, self._report_episode, keeps_trace=self._spec.keeps_traces, step=step)
+
+    def _report_episode(self, source: str, outcome: Outcome, reward: float | None, trace: Trace | None) -> None:
+        self._on_scored([Scored(source, outcome.value, reward, b"" if trace is None else self._encode(trace))])
+
+    def _encode(self, trace: Trace) -> bytes:
+        if not self._spec.keeps_traces:
+            return b""
+        try:
+            return encode_trace(trace)
+        except Exception as error:  # which is no reason to fail the rollout
+            log.error("a trace cannot be written: %s", error)
+            return b""
 
     def stats(self) -> dict[str, Any]:
         return {"workers": 0, "queue": 0}

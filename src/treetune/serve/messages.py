@@ -1,8 +1,9 @@
 """What clients and servers say to each other: one struct for each request and response, and how they become bytes.
 
-A client sends the frames `[request_id, method, payload]` and gets `[request_id, data]`; payload and data are msgpack
-maps with the fields below. Every response has `success` and `error`. An integer beyond 64 bits travels as extension 1:
-its decimal digits. What is no plain value travels as its `repr`.
+A client sends the frames `[request_id, method, head, payload]` and gets `[request_id, data]`. The head says who asks,
+and is read before anything is decoded. Payload and data are msgpack maps with the fields below. Every response has
+`success` and `error`. An integer beyond 64 bits travels as extension 1: its decimal digits. What is no plain value
+travels as its `repr`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import msgspec
 from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed, Limits
 from treetune.errors import TreetuneError, UsageError
+from treetune.host import PROTOCOL
 from treetune.policy import Sampling
 from treetune.serve.errors import KINDS, BadRequest, ServeError
 from treetune.streams import State
+from treetune.task import without_surrogates
 
 T = TypeVar("T")
 
@@ -26,17 +29,25 @@ T = TypeVar("T")
 class Request(msgspec.Struct, kw_only=True):
     """What every request may carry."""
 
-    token: str | None = None
-    protocol: int = 1
-    """The version that the client speaks; another than the server's (`info` has it) is refused."""
     ack: list[bytes] = []
-    """Request ids whose answers have arrived: the server need not keep those any longer."""
+    """Ids of this client's requests whose answers have arrived: the server need not keep those any longer."""
 
 
 class SampleRequest(Request, kw_only=True):
     index: int | None = None
     """Absent: the next of the stream. Given: the task at that index, and no cursor moves."""
     stream: str = ""
+    lease: float | None = None
+    """For how many seconds; 0: for good; absent: as the server has it. Not where an index is given."""
+
+
+class LeaseRequest(Request, kw_only=True):
+    """Renews or finishes the lease that this client has on a task."""
+
+    idx: int
+    """Of the task."""
+    lease: float | None = None
+    """Other seconds from now on."""
 
 
 class RunRequest(Request, kw_only=True):
@@ -50,6 +61,10 @@ class RunRequest(Request, kw_only=True):
     sampling: Sampling = Sampling()
     limits: Limits | None = None
     occurrence: int = 0
+    step: int | None = None
+    """The trainer's; its trace keeps it."""
+    attempt: int = 0
+    """As `sample` gave it."""
 
 
 class RunRolloutRequest(RunRequest, kw_only=True):
@@ -69,6 +84,7 @@ def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
 
 class StartRequest(Request, kw_only=True):
     task: msgspec.Raw
+    step: int | None = None
 
 
 class StepRequest(Request, kw_only=True):
@@ -96,6 +112,19 @@ class RestoreRequest(Request, kw_only=True):
     state: State
 
 
+class _Numbered(msgspec.Struct, frozen=True):
+    idx: int = -1
+
+
+class _OfTask(msgspec.Struct):
+    task: _Numbered = _Numbered()
+
+
+def read_idx(payload: bytes) -> int:
+    """Of the task in a request, of which nothing else is read."""
+    return unpack(payload, _OfTask).task.idx
+
+
 class Response(msgspec.Struct, kw_only=True):
     success: bool = True
     error: str | None = None
@@ -108,6 +137,10 @@ class SampleResponse(Response, kw_only=True):
     task: msgspec.Raw = msgspec.Raw()
     index: int = 0
     """Which draw of the stream it is."""
+    attempt: int = 0
+    """How often it was given out before, to a client that let its lease run out."""
+    lease: float | None = None
+    """The seconds of its lease."""
 
 
 class RunRolloutResponse(Response, kw_only=True):
@@ -165,8 +198,28 @@ def error_of(response: Response) -> ServeError:
     return KINDS.get(response.kind or "", ServeError)(response.error or "failed", remedy=response.remedy)
 
 
+# The head
+
+CLIENT_BYTES = 16
+MOST_HEAD_BYTES = 1 << 12
+
+
+def pack_head(client: bytes, token: str | None = None, protocol: int = PROTOCOL) -> bytes:
+    """One byte with the version that the client speaks, the 16 bytes that it made for itself, and the token."""
+    return bytes([protocol]) + client + (token or "").encode()
+
+
+def read_head(head: bytes) -> tuple[int, bytes, bytes]:
+    """The version, the client and the token."""
+    if not 1 + CLIENT_BYTES <= len(head) <= MOST_HEAD_BYTES:
+        raise BadRequest(f"a head has a byte for the version, {CLIENT_BYTES} for the client, and the token")
+    return head[0], head[1 : 1 + CLIENT_BYTES], head[1 + CLIENT_BYTES :]
+
+
 # Bytes
 
+MOST_VALUES = 250_000
+"""Numbers, texts, lists and maps in one request: a byte of msgpack can become 64 bytes of memory."""
 BIG_INTEGER = 1
 """The code of the msgpack extension for integers beyond 64 bits."""
 _MOST_DIGITS = 4096
@@ -190,6 +243,50 @@ def _encode(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:
     except (OverflowError, UnicodeEncodeError):
         plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=repr)
         return encoder.encode(_make_portable(plain))
+
+
+def check_values(data: bytes) -> None:
+    """Refuses what would become too much when it is decoded. It has no more values than bytes, so small ones pass."""
+    if len(data) <= MOST_VALUES:
+        return
+    at, values = 0, 1  # those that there are at least: a list says how many come
+    left = 1
+    while left:
+        if at >= len(data):
+            raise BadRequest("not msgpack: it ends in the middle")
+        head, body, items = _SHAPES[data[at]]
+        if head:
+            length = int.from_bytes(data[at + 1 : at + 1 + head], "big")
+            body, items = (body + length, 0) if body >= 0 else (0, length * -body)
+        at += 1 + head + body
+        left += items - 1
+        values += items
+        if values > MOST_VALUES:
+            raise BadRequest(f"more than {MOST_VALUES:,} values in one request", remedy="send less at once")
+
+
+def _find_shapes() -> list[tuple[int, int, int]]:
+    """By the first byte of a value: bytes of its length, bytes of its content, values in it. Where there is a length
+    it is added to the content; where the content is negative, it is the number of values, for a map twice."""
+    shapes = [(0, 0, 0)] * 256
+    for mark in range(16):
+        shapes[0x80 + mark], shapes[0x90 + mark] = (0, 0, 2 * mark), (0, 0, mark)
+    for mark in range(32):
+        shapes[0xA0 + mark] = (0, mark, 0)
+    for first, extra in ((0xC4, 0), (0xC7, 1), (0xD9, 0)):  # bytes, extensions, texts
+        for power in range(3):
+            shapes[first + power] = (1 << power, extra, 0)
+    for mark, size in ((0xCA, 4), (0xCB, 8)):
+        shapes[mark] = (0, size, 0)
+    for power in range(4):
+        shapes[0xCC + power] = shapes[0xD0 + power] = (0, 1 << power, 0)
+    for power in range(5):
+        shapes[0xD4 + power] = (0, 1 + (1 << power), 0)
+    shapes[0xDC], shapes[0xDD], shapes[0xDE], shapes[0xDF] = (2, -1, 0), (4, -1, 0), (2, -2, 0), (4, -2, 0)
+    return shapes
+
+
+_SHAPES = _find_shapes()
 
 
 def unpack(data: bytes | msgspec.Raw, type: type[T]) -> T:
@@ -229,8 +326,8 @@ def _make_portable(value: Any) -> Any:
         return value
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(BIG_INTEGER, str(value).encode())
-    if isinstance(value, str):  # a model can sample half of a surrogate pair
-        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, str):
+        return without_surrogates(value)
     if isinstance(value, dict):
         return {_make_portable(key): _make_portable(item) for key, item in value.items()}
     return [_make_portable(item) for item in value] if isinstance(value, list | tuple) else value

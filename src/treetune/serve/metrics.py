@@ -12,9 +12,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from treetune.serve.host import Scored
 
@@ -23,6 +25,25 @@ if TYPE_CHECKING:
 
 BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
 """Seconds up to which each bucket of the latencies goes."""
+
+
+class Ended(msgspec.Struct):
+    """What the rollouts and episodes of one source came to."""
+
+    outcomes: Counter[str] = msgspec.field(default_factory=Counter)
+    scored: int = 0
+    rewards: float = 0.0
+    """Their sum."""
+
+    def add(self, one: Scored) -> None:
+        self.outcomes[one.outcome] += 1
+        if one.reward is not None:
+            self.scored += 1
+            self.rewards += one.reward
+
+    @property
+    def mean_reward(self) -> float | None:
+        return self.rewards / self.scored if self.scored else None
 
 
 class Metrics:
@@ -34,9 +55,11 @@ class Metrics:
         self.errors: Counter[str] = Counter()
         self.malformed = 0
         self.sources: Counter[str] = Counter()
-        self.outcomes: Counter[str] = Counter()
-        self.rewards: dict[str, list[float]] = {}
-        """By source: how many were scored, and the sum of their rewards."""
+        """Tasks handed out, by source."""
+        self.ended: defaultdict[str, Ended] = defaultdict(Ended)
+        """Rollouts and episodes, by source."""
+        self._told: dict[str, Ended] = {}
+        """Those that the log has told of."""
         self.buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
         """By method: how many took so long."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -48,13 +71,26 @@ class Metrics:
         if kind is not None:
             self.errors[kind] += 1
 
-    def count_scored(self, traces: Iterable[Scored]) -> None:
-        for trace in traces:
-            self.outcomes[trace.outcome] += 1
-            if trace.reward is not None:
-                sums = self.rewards.setdefault(trace.source, [0, 0.0])
-                sums[0] += 1
-                sums[1] += trace.reward
+    def count_scored(self, scored: Iterable[Scored]) -> None:
+        for one in scored:
+            self.ended[one.source].add(one)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        return sum((ended.outcomes for ended in self.ended.values()), Counter())
+
+    def tell_ended(self) -> list[str]:
+        """What has ended since the last time, a line for each source."""
+        lines = []
+        for source, ended in self.ended.items():
+            told = self._told.get(source, Ended())
+            if news := ended.outcomes - told.outcomes:
+                scored = ended.scored - told.scored
+                outcomes = ", ".join(f"{outcome} {count}" for outcome, count in sorted(news.items()))
+                mean = f", mean reward {(ended.rewards - told.rewards) / scored:.3f}" if scored else ""
+                lines.append(f"{source}: {news.total()} ended ({outcomes}){mean}")
+                self._told[source] = Ended(Counter(ended.outcomes), ended.scored, ended.rewards)
+        return lines
 
     def stats(self) -> dict[str, Any]:
         """All of it, as plain values."""
@@ -66,16 +102,17 @@ class Metrics:
             "malformed": self.malformed,
             "outcomes": dict(self.outcomes),
             "sources": {
-                name: {"tasks": count, "share": count / served, "mean_reward": self._mean_reward(name)}
-                for name, count in self.sources.items()
+                name: {
+                    "tasks": self.sources[name],
+                    "share": self.sources[name] / max(1, served),
+                    "mean_reward": self.ended[name].mean_reward if name in self.ended else None,
+                    "outcomes": dict(self.ended[name].outcomes) if name in self.ended else {},
+                }
+                for name in dict.fromkeys([*self.sources, *self.ended])
             },
             "seconds": dict(self.seconds),
             **self.gauges(),
         }
-
-    def _mean_reward(self, source: str) -> float | None:
-        count, total = self.rewards.get(source, (0, 0.0))
-        return total / count if count else None
 
     def render(self) -> bytes:
         """All of it, as text for Prometheus."""
@@ -89,18 +126,25 @@ class Metrics:
         """What Prometheus asks for."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        counts, sums = ({source: reward[part] for source, reward in self.rewards.items()} for part in (0, 1))
-        for name, label, values, what in (
+        outcomes = {
+            (source, outcome): count
+            for source, ended in self.ended.items()
+            for outcome, count in ended.outcomes.items()
+        }
+        counts = {source: ended.scored for source, ended in self.ended.items()}
+        sums = {source: ended.rewards for source, ended in self.ended.items()}
+        counters: list[tuple[str, str, Mapping[Any, float], str]] = [
             ("requests", "method", self.requests, "Requests answered"),
             ("errors", "kind", self.errors, "Requests answered with an error, by its kind"),
             ("tasks", "source", self.sources, "Tasks handed out, by their source"),
-            ("rollouts", "outcome", self.outcomes, "Rollouts ended, by their outcome"),
-            ("reward_count", "source", counts, "Scored rollouts, by source"),
+            ("rollouts", "source outcome", outcomes, "Rollouts and episodes ended, by source and outcome"),
+            ("reward_count", "source", counts, "Scored rollouts and episodes, by source"),
             ("reward_sum", "source", sums, "The sum of rewards, by source"),
-        ):
-            family = CounterMetricFamily(f"treetune_{name}", what, labels=[label])
+        ]
+        for name, labels, values, what in counters:
+            family = CounterMetricFamily(f"treetune_{name}", what, labels=labels.split())
             for key, count in values.items():
-                family.add_metric([key], count)
+                family.add_metric([key] if isinstance(key, str) else list(key), count)
             yield family
         yield GaugeMetricFamily("treetune_uptime", "Seconds since the server began", time.time() - self.began)
         yield CounterMetricFamily("treetune_malformed", "Messages dropped: no request could be read", self.malformed)

@@ -244,7 +244,8 @@ class RegisterServer:
     themselves again within seconds."""
 
     def __init__(self, address: str, access: Access) -> None:
-        from treetune.serve.http.asgi import JsonApp, Listener, Route  # others who import this serve nothing
+        from treetune.serve.http.asgi import JsonApp, Route  # others who import this serve nothing
+        from treetune.serve.http.listener import Listener
 
         self._known: dict[str, tuple[ServerEntry, float]] = {}
         self._listener = Listener(address, access)

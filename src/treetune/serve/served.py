@@ -23,7 +23,8 @@ from treetune.serve.http.client import RemoteEpisode, TaskServerClient
 from treetune.serve.http.transport import HttpTransport
 from treetune.serve.zmq.client import EnvClient
 from treetune.task import Task
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
 
 INDEX = "task_index"
 
@@ -105,6 +106,9 @@ class Served(Taskset[Task, ServedConfig]):
             remedy="evaluate with --server; to score again here, name the taskset itself",
         )
 
+    def environment(self, task: Task) -> Environment:
+        return _PulledEnvironment(task, self)
+
     @property
     def scores_groups(self) -> bool:
         return self._info.requires_group_scoring
@@ -147,6 +151,30 @@ class ServedEpisodes(Served):
 
     def environment(self, task: Task) -> Environment:
         return _RemoteEnvironment(task, self, task.reward_spec[INDEX] if self._info.by_index else None)
+
+
+class _PulledEnvironment(Environment):
+    """An episode on a pull server, of a task that was sampled from it."""
+
+    def __init__(self, task: Task, taskset: Served) -> None:
+        super().__init__(task)
+        self._taskset = taskset
+        self._episode: str | None = None
+
+    async def start(self) -> Observation:
+        started = await self._taskset.client.start(self.task)
+        self._episode = started.episode
+        return started.observation  # type: ignore[no-any-return]
+
+    async def step(self, action: Action) -> Step:
+        step: Step = await self._taskset.client.step(self._episode, action)
+        if step.done:
+            self._episode = None
+        return step
+
+    async def close(self) -> None:
+        if self._episode is not None:
+            await self._taskset.client.cancel(self._episode)
 
 
 class _RemoteEnvironment(Environment):

@@ -11,28 +11,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from treetune.episode import Limits
+from treetune.errors import DrawFailed, TreetuneError
 from treetune.host import Info, info_of
+from treetune.pending import LONGEST_LEASE, Draw
+from treetune.runs.rolling import RollingRun
+from treetune.serve import descriptors
 from treetune.serve.access import Access, load_signing_key
 from treetune.serve.errors import Busy, Stopping
-from treetune.serve.host import HostSpec, ModelsConfig, ServerHost
+from treetune.serve.host import HostSpec, ModelsConfig, Scored, ServerHost
 from treetune.serve.metrics import Metrics
-from treetune.serve.store import Store, StoredStreams
+from treetune.serve.order import StoredStreams
+from treetune.serve.store import Store
 from treetune.serve.task_signer import TaskSigner, new_key
-from treetune.streams import Streams, load
+from treetune.streams import DRAW_TRIES, Streams, load
 from treetune.task import Task
 from treetune.taskset import Taskset
 
 log = logging.getLogger("treetune.serve")
 CAPACITY = 512
+WATCH_SECONDS = 5.0
+_TOLD_EVERY = 12
+"""The log tells of what has ended once in so many looks: each minute."""
 _DRAIN_TICK = 0.02
+_SWEEP_SECONDS = 0.25
+T = TypeVar("T")
+
+
+class Given(TypedDict, total=False):
+    """To whom a task is handed out, and for how long."""
+
+    request: bytes
+    digest: bytes
+    lease: float
+    holder: bytes
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +70,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Go on with a `state` that belongs to other tasks."""
     drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long work under way may take to end when the server stops."""
+    draw_tries: Annotated[int, msgspec.Meta(ge=1)] = DRAW_TRIES
+    """How often the task of a draw may fail before it is skipped."""
+    lease: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE)] | None = None
+    """Seconds for which a task is handed out where a request says nothing else; then it is given out again, unless it
+    was finished or renewed. Absent: for good."""
 
 
 class Door:
@@ -75,6 +100,9 @@ class Door:
     async def close(self) -> None:
         """Stops what came through it, and listens no more; also where it could not be opened."""
 
+    def abandon(self, name: Hashable) -> None:
+        """Stops the work of a request, whose client is gone."""
+
     def gauges(self) -> dict[str, float]:
         """Its figures."""
         return {}
@@ -88,13 +116,16 @@ class EnvServer:
         models: ModelsConfig | None = None,
         *,
         doors: Sequence[Door],
+        traces: RollingRun | None = None,
     ) -> None:
-        """The doors are opened in their order, and closed the other way round."""
+        """The doors are opened in their order, and closed the other way round. `traces` keeps what every rollout and
+        episode was, and is closed with the server."""
         self.config = config or ServerConfig()
         self.taskset = taskset
         self.models_config = models or ModelsConfig()
         self.capacity = self.config.capacity or CAPACITY
         self.metrics = Metrics(self._gauges)
+        self.traces = traces
         self.order: StoredStreams
         self.host: ServerHost
         self.signer: TaskSigner
@@ -120,18 +151,41 @@ class EnvServer:
             raise
 
     async def _start(self) -> None:
-        streams = await load(self.taskset)
+        if self.traces is not None:
+            self._opened.push_async_callback(asyncio.to_thread, self.traces.close)
+        streams = await load(self.taskset, self.config.draw_tries)
         self.signer = TaskSigner(self._open_store(streams), streams.identity.digest)
-        limits, models = self.config.limits, self.models_config
-        self.host = self._make_host(HostSpec(models=models, limits=limits, signer=self.signer, capacity=self.capacity))
+        spec = HostSpec(
+            models=self.models_config,
+            limits=self.config.limits,
+            signer=self.signer,
+            capacity=self.capacity,
+            keeps_traces=self.traces is not None,
+        )
+        self.host = self._make_host(spec)
         self._opened.push_async_callback(self.host.close)
         await self.host.prepare()
+        self._opened.callback(self._log_ended)
+        self._opened.callback(asyncio.create_task(self._watch()).cancel)
+        sweeper = asyncio.create_task(self._sweep())
+        self._opened.callback(sweeper.cancel)
         for door in self.doors:
             self._opened.push_async_callback(door.close)
             await door.open()
 
+    async def _watch(self) -> None:
+        for beat in itertools.count(1):
+            await asyncio.sleep(WATCH_SECONDS)
+            descriptors.warn_where_none_is_left()
+            if beat % _TOLD_EVERY == 0:
+                self._log_ended()
+
+    def _log_ended(self) -> None:
+        for line in self.metrics.tell_ended():
+            log.info("%s", line)
+
     def _make_host(self, spec: HostSpec) -> ServerHost:
-        return ServerHost(self.streams, spec, self.metrics.count_scored)
+        return ServerHost(self.streams, spec, self.take_scored)
 
     def _open_store(self, streams: Streams) -> bytes:
         """The key of the seals; and where cursors were kept, goes on there."""
@@ -140,8 +194,8 @@ class EnvServer:
             store = Store(config.state)
             self._opened.callback(store.close)
             store.adopt(streams.identity, config.accept_changes)
-            streams.place(store.streams())
         self.order = StoredStreams(streams, store)
+        self._opened.callback(self.commit)
         if config.key_file is not None:
             return load_signing_key(config.key_file)
         return store.key() if store is not None else new_key()
@@ -203,11 +257,64 @@ class EnvServer:
     async def sample(self, index: int | None = None) -> tuple[Task, int]:
         """The next task of the stream without a name, or the one at an index; and which draw it is."""
         self.refuse_stopping()
-        draw = self.order.draw(index=index)
-        self.order.commit()
-        task = await self.host.fetch(draw)
+
+        async def fetch(draw: Draw) -> tuple[int, Task]:
+            task = await self.host.fetch(draw)
+            return task.idx, task
+
+        if index is not None:
+            draw = self.streams.draw_at(index)
+            _, task = await fetch(draw)
+        else:
+            draw = self.order.advance("")
+            self.streams.pending.hold(draw)
+            task = await self.make(draw, fetch, lease=self.config.lease or 0.0)
         self.metrics.sources[task.data_source] += 1
         return task, draw.index
+
+    async def make(self, draw: Draw, fetch: Callable[[Draw], Awaitable[tuple[int, T]]], **given: Unpack[Given]) -> T:
+        """What `fetch` makes of a draw that is held, with the `idx` of its task; it is kept when this returns."""
+        try:
+            task, result = await self.streams.make(draw, fetch, (Stopping,))
+        except DrawFailed:
+            self.order.refuse(given.get("request", b""), given.get("digest", b""))
+            self.commit()
+            raise
+        self.order.hand_out(draw, task, **given)
+        self.order.commit()
+        return result
+
+    def commit(self) -> None:
+        """Keeps what changed by itself; where that fails it is tried again with the next change."""
+        try:
+            self.order.commit()
+        except TreetuneError as error:
+            log.error("%s", error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            try:
+                if self.streams.pending.leased:
+                    self._expire_leases()
+                if self.streams.pending.changed:
+                    self.commit()
+            except Exception:
+                log.exception("looking after the leases failed")
+
+    def _expire_leases(self) -> None:
+        """Gives out again what was neither finished nor renewed, and stops what was under way for it."""
+        pending, episodes = self.streams.pending, self.host.episodes
+        for id in [id for id, episode in episodes.live.items() if episode.playing is not None]:
+            pending.renew_work(id)  # its client waits for the step
+        before = pending.expired
+        for name in pending.expire():
+            if isinstance(name, str) and name in episodes.live:
+                episodes.end(episodes.live[name], "expired", "the lease of its task ran out")
+            for door in self.doors:
+                door.abandon(name)
+        if pending.expired > before:
+            log.info("%d leases ran out: their tasks are given out again", pending.expired - before)
 
     @property
     def in_flight(self) -> int:
@@ -230,14 +337,26 @@ class EnvServer:
     def release(self, size: int) -> None:
         self._reserved -= size
 
+    def take_scored(self, scored: list[Scored]) -> None:
+        """The one place that hears of every rollout and episode that has ended, whichever door it came through."""
+        self.metrics.count_scored(scored)
+        if self.traces is not None:
+            for one in scored:
+                self.traces.put(one.line)
+
     def _gauges(self) -> dict[str, float]:
         gauges: dict[str, float] = {
             "in_flight": self.in_flight,
             "episodes": len(self.host.episodes.live),
             "capacity": self.capacity,
+            "leases": self.streams.pending.leased,
+            "expired_leases": self.streams.pending.expired,
+            "skipped_draws": self.streams.pending.skipped,
             **{name: value for name, value in self.host.stats().items() if isinstance(value, int)},
             **{f"cursor:{name}": index for name, index in list(self.streams.cursors.items())},
         }
+        if self.traces is not None:
+            gauges |= self.traces.figures()
         for door in self.doors:
             gauges |= door.gauges()
         return gauges

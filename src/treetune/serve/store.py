@@ -1,110 +1,270 @@
-"""The Store keeps a server's place on disk: cursors, the draws behind recent answers, the key of its seals.
+"""The Store keeps a server's place on disk: cursors, draws that are not done, recent answers, the key of its seals.
 
     store = Store(Path("state"))
-    store.commit(cursors={"": 8}, draws=[(request_id, draw)])      # one transaction per batch, before any reply of it
+    store.commit({"": StreamState(8)}, [(request, digest, "", 7, None, 0)])   # one transaction for a batch of requests
 
-SQLite in WAL mode: a process may die at any moment and lose nothing that was replied.
+SQLite in WAL mode: a process may die at any moment and lose nothing that was replied. `state.json` beside the database
+says what has to be there, so that a state which was damaged or lost is refused instead of begun anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.order import LAST
+from treetune.pending import Draw, Key, Pending
+from treetune.serve.access import check_key_length
+from treetune.serve.errors import BadRequest
 from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.task_signer import new_key
-from treetune.streams import Draw, Identity, Streams, StreamState
+from treetune.streams import Identity, StreamState
 
 KEPT_DRAWS = 20_000
 """How many of the latest answers can be given again after a crash."""
 _PRUNE_EVERY = 10_000
+_FORMAT = 2
+_PROGRAM = 0x54524545
+"""Marks a database as ours."""
+_WAL_MARKS = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS cursors (stream TEXT PRIMARY KEY, next INTEGER NOT NULL, curriculum BLOB);
-CREATE TABLE IF NOT EXISTS draws
-  (number INTEGER PRIMARY KEY, request BLOB UNIQUE, stream TEXT, idx INTEGER, position INTEGER);
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB);
-"""
-_INSERT_DRAW = "INSERT OR REPLACE INTO draws (request, stream, idx, position) VALUES (?, ?, ?, ?)"
+_TABLES = {
+    "cursors": "stream TEXT PRIMARY KEY, next INTEGER NOT NULL, curriculum BLOB",
+    "pending": "stream TEXT, idx INTEGER, position INTEGER, attempt INTEGER, tries INTEGER, seconds REAL, "
+    "task INTEGER, holder BLOB, PRIMARY KEY (stream, idx)",
+    "draws": "number INTEGER PRIMARY KEY, request BLOB UNIQUE, digest BLOB, stream TEXT, idx INTEGER, "
+    "position INTEGER, attempt INTEGER",
+    "facts": "name TEXT PRIMARY KEY, value BLOB",
+}
+_DRAW = "request, digest, stream, idx, position, attempt"
+_INSERT_DRAW = f"INSERT OR REPLACE INTO draws ({_DRAW}) VALUES (?, ?, ?, ?, ?, ?)"
+_INSERT_PENDING = "INSERT OR REPLACE INTO pending VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+T = TypeVar("T")
+
+
+Answer = tuple[bytes, bytes, str, int, int | None, int]
+"""A request, the digest of what it asked for, and the draw that was the answer."""
+
+
+class _Marker(msgspec.Struct):
+    """What `state.json` says."""
+
+    id: str
+    format: int = _FORMAT
+    open: bool = False
+    """A server has it; after that server was killed, the log of the database holds its latest draws."""
+    key: str | None = None
+    """A hash of the key of the seals, where the database has one."""
 
 
 class Store:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._path, self._marker_path = folder / "server.sqlite", folder / "state.json"
         self._lock = FileLock(str(folder / ".lock"))
+        self._since_pruned = 0
+        self._db: sqlite3.Connection | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / ".lock").touch()
-            self._lock.acquire(timeout=0)
-            path = folder / "server.sqlite"
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # it holds the key
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(_SCHEMA)
+            with self._readable():
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / ".lock").touch()
+                self._lock.acquire(timeout=0)
+                self._marker = self._open()
         except Timeout:
             raise UsageError(
                 f"another server keeps its state in {folder}", remedy="stop it, or pass another --state"
             ) from None
-        except (OSError, sqlite3.Error) as error:
-            raise StorageError(f"cannot keep state in {folder}: {error}", remedy="pass another --state") from error
-        self._since_pruned = 0
+        except BaseException:
+            self.close()
+            raise
+
+    # Opening it
+
+    def _open(self) -> _Marker:
+        marker, log = self._read_marker(), self._path.with_name("server.sqlite-wal")
+        if not self._path.exists():
+            if marker is not None or log.exists():
+                raise self._damaged("server.sqlite is missing")
+            marker = self._create()
+        elif not self._path.is_file():
+            raise self._damaged("server.sqlite is no file")
+        elif not self._path.stat().st_size:
+            raise self._damaged("server.sqlite is empty")
+        elif marker is not None and marker.open and (not log.is_file() or log.read_bytes()[:4] not in _WAL_MARKS):
+            raise self._damaged("its server was killed, and server.sqlite-wal, with its latest draws, is lost")
+        db = self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        self._check_tables(db)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        kept = self._fact("id")
+        if kept is None or (marker is not None and marker.id.encode() != kept):
+            raise self._damaged("server.sqlite and state.json belong to different states")
+        return marker or _Marker(kept.decode())
+
+    def _create(self) -> _Marker:
+        """A database that has all its tables from the first moment on; it holds the key, so only its owner reads it."""
+        marker, new = _Marker(secrets.token_hex(16)), self._path.with_name("server.sqlite.new")
+        new.unlink(missing_ok=True)
+        os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
+        db = sqlite3.connect(new)
+        db.executescript("".join(f"CREATE TABLE {name} ({columns});" for name, columns in _TABLES.items()))
+        db.execute("INSERT INTO facts VALUES ('id', ?)", (marker.id.encode(),))
+        db.commit()
+        db.execute(f"PRAGMA application_id={_PROGRAM}")
+        db.execute(f"PRAGMA user_version={_FORMAT}")
+        db.close()
+        new.rename(self._path)
+        self._write_marker(marker)
+        return marker
+
+    def _check_tables(self, db: sqlite3.Connection) -> None:
+        program, format = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+        if (fault := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise self._damaged(f"server.sqlite: {fault}")
+        found = {name: sql for name, sql in db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")}
+        if program != _PROGRAM or format != _FORMAT:
+            ours = program == _PROGRAM or {"cursors", "draws", "facts"} <= found.keys()
+            other = "another version of treetune" if ours else "another program"
+            raise self._damaged(f"server.sqlite was written by {other}")
+        for name, columns in _TABLES.items():
+            if found.get(name) != f"CREATE TABLE {name} ({columns})":
+                raise self._damaged(f"the table {name} of server.sqlite is missing, or not as it was made")
+
+    def _read_marker(self) -> _Marker | None:
+        if not self._marker_path.exists():
+            return None
+        try:
+            marker = msgspec.json.decode(self._marker_path.read_bytes(), type=_Marker)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise self._damaged(f"state.json cannot be read: {error}") from None
+        if marker.format != _FORMAT:
+            raise self._damaged("state.json was written by another version of treetune")
+        return marker
+
+    def _write_marker(self, marker: _Marker) -> None:
+        new = self._marker_path.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(marker))
+        new.replace(self._marker_path)
+
+    def _damaged(self, problem: str) -> ResumeError:
+        return ResumeError(
+            f"the state in {self._folder} is damaged: {problem}",
+            remedy="put back a copy of that folder, or begin anew with another --state",
+        )
+
+    def _unusable(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"cannot keep state in {self._folder}: {error}", remedy="pass a --state that can be written"
+        )
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except Timeout:
+            raise
+        except (OSError, sqlite3.OperationalError) as error:  # it cannot be opened, locked or written
+            raise self._unusable(error) from error
+        except sqlite3.Error as error:
+            raise self._damaged(f"server.sqlite: {error}") from error
+
+    # What it keeps
 
     def key(self) -> bytes:
         """The key of the seals, made on first use."""
-        if (kept := self._fact("key")) is None:
-            self._set("key", kept := new_key())
+        kept = self._fact("key")
+        if kept is None and self._marker.key is None:
+            with self._readable():
+                self._set("key", kept := new_key())
+                self._marker.key = _hash(kept)
+                self._write_marker(self._marker)
+        if kept is None:
+            raise self._damaged("the key of the seals is missing")
+        check_key_length(kept, f"the state in {self._folder}")
+        if self._marker.key not in (None, _hash(kept)):
+            raise self._damaged("the key of the seals is not the one that it was")
         return kept
 
     def adopt(self, identity: Identity, accept_changes: bool = False) -> None:
         """Begins, or goes on, with these tasks; others than those it began with are refused."""
-        if (kept := self._fact("identity")) is not None and not accept_changes:
+        kept = self._fact("identity")
+        if kept is None and self.streams():
+            raise self._damaged("it does not say which tasks it belongs to")
+        if kept is not None and not accept_changes:
             try:
                 began = msgspec.msgpack.decode(kept, type=Identity)
-            except msgspec.MsgspecError as error:
-                raise ResumeError(f"the state in {self._folder} cannot be read: {error}") from None
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise self._damaged(f"the tasks that it belongs to cannot be read: {error}") from None
             if changes := began.differences(identity):
                 raise ResumeError(
                     f"the taskset is not the one that the state in {self._folder} belongs to: " + "; ".join(changes),
                     remedy="serve it as it was, pass another --state, or go on all the same with --accept-changes",
                 )
-        self._set("identity", msgspec.msgpack.encode(identity))
+        with self._readable():
+            self._set("identity", msgspec.msgpack.encode(identity))
+            self._marker.open = True  # from here on there is a log
+            self._write_marker(self._marker)
 
     def streams(self) -> dict[str, StreamState]:
-        rows = self._db.execute("SELECT stream, next, curriculum FROM cursors")
-        return {
-            stream: StreamState(index, None if kept is None else unpack_plain(kept)) for stream, index, kept in rows
-        }
+        found = {}
+        for stream, index, curriculum in self._rows("*", "cursors", tuple[str, int, bytes | None]):
+            if not 0 <= index < LAST:
+                raise self._damaged(f"the cursor of stream {stream!r:.80} is {index}")
+            try:
+                found[stream] = StreamState(index, None if curriculum is None else unpack_plain(curriculum))
+            except BadRequest as error:
+                raise self._damaged(f"the curriculum of stream {stream!r:.80}: {error.message}") from None
+        for stream, *row in self._rows("*", "pending", tuple[str, int, int | None, int, int, float, int, bytes]):
+            draw = Pending(*row)  # type: ignore[arg-type]
+            if stream not in found or not 0 <= draw.index < found[stream].index or min(draw.attempt, draw.tries) < 0:
+                raise self._damaged(f"index {draw.index} of stream {stream!r:.80} was never drawn")
+            found[stream] = msgspec.structs.replace(found[stream], pending=[*found[stream].pending, draw])
+        return found
 
-    def draws(self) -> dict[bytes, Draw]:
-        """What was drawn for the latest requests, by their ids: their replies may never have arrived."""
-        self._prune()
-        rows = self._db.execute("SELECT request, stream, idx, position FROM draws")
-        return {bytes(request): Draw(*draw) for request, *draw in rows}
+    def draws(self) -> dict[bytes, tuple[bytes, Draw]]:
+        """What was drawn for the latest requests, with the digest of each: their replies may never have arrived."""
+        with self._readable():
+            self._prune()
+        rows = self._rows(_DRAW, "draws", tuple[bytes, bytes, str, int, int | None, int])
+        return {request: (digest, Draw(*draw)) for request, digest, *draw in rows}  # type: ignore[arg-type]
 
-    def commit(self, streams: Mapping[str, StreamState], draws: Iterable[tuple[bytes, Draw]] = ()) -> None:
-        """All of it or nothing, and on disk when this returns."""
-        rows = [(request, draw.stream, draw.index, draw.position) for request, draw in draws]
+    def commit(
+        self,
+        streams: Mapping[str, StreamState],
+        answers: Iterable[Answer] = (),
+        pending: Mapping[Key, Pending | None] | None = None,
+    ) -> None:
+        """All of it or nothing, and on disk when this returns. `pending` has the draws that changed; None: done."""
+        draws = list(answers)
         states = [
             (stream, state.index, None if state.curriculum is None else pack(state.curriculum))
             for stream, state in streams.items()
         ]
-        db = self._db
+        db = self._database
         try:
             db.execute("BEGIN")
             db.executemany("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)", states)
             db.execute("DELETE FROM cursors WHERE next = 0 AND curriculum IS NULL")  # as if they had never been
-            if rows:
-                db.executemany(_INSERT_DRAW, rows)
-                self._since_pruned += len(rows)
+            if draws:
+                db.executemany(_INSERT_DRAW, draws)
+                self._since_pruned += len(draws)
                 if self._since_pruned >= _PRUNE_EVERY:
                     self._prune()
+            for (stream, index), draw in (pending or {}).items():
+                if draw is None:
+                    db.execute("DELETE FROM pending WHERE stream = ? AND idx = ?", (stream, index))
+                else:
+                    db.execute(_INSERT_PENDING, (stream, *msgspec.structs.astuple(draw)))
             db.execute("COMMIT")
         except sqlite3.Error as error:
             if db.in_transaction:
@@ -113,64 +273,44 @@ class Store:
                 f"cannot write the state in {self._folder}: {error}", remedy="free some space there"
             ) from error
 
-    def _prune(self) -> None:
-        self._since_pruned = 0
-        self._db.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
-
     def close(self) -> None:
-        self._db.close()
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+            if hasattr(self, "_marker") and self._marker.open:
+                self._marker.open = False
+                with self._readable():
+                    self._write_marker(self._marker)
         self._lock.release()
 
+    @property
+    def _database(self) -> sqlite3.Connection:
+        assert self._db is not None
+        return self._db
+
+    def _prune(self) -> None:
+        self._since_pruned = 0
+        self._database.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
+
+    def _rows(self, columns: str, table: str, kind: type[T]) -> list[T]:
+        """SQLite keeps a value of any type in any column: what has another one was not written by a server."""
+        with self._readable():
+            rows = self._database.execute(f"SELECT {columns} FROM {table}").fetchall()
+        try:
+            return msgspec.convert(rows, list[kind])  # type: ignore[valid-type]
+        except msgspec.ValidationError as error:
+            raise self._damaged(f"the table {table}: {error}") from None
+
     def _fact(self, name: str) -> bytes | None:
-        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return bytes(row[0]) if row is not None else None
+        with self._readable():
+            row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        if row is not None and not isinstance(row[0], bytes):
+            raise self._damaged(f"its {name} is {row[0]!r:.40}")
+        return row[0] if row is not None else None
 
     def _set(self, name: str, value: bytes) -> None:
-        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
 
-class StoredStreams:
-    """The streams of a server, with their place on disk: no draw is handed out before it is kept.
-
-    draw = order.draw(request_id, stream="")
-    order.commit()                      # once for a batch of requests; where it fails, no cursor has moved
-    """
-
-    def __init__(self, streams: Streams, store: Store | None = None) -> None:
-        self.streams, self.store = streams, store
-        self._recovered = store.draws() if store is not None else {}
-        self._drawn: list[tuple[bytes, Draw]] = []
-        self._before: dict[str, StreamState] = {}
-        self.unsaved: set[bytes] = set()
-        """Requests that changed a stream since the last commit."""
-
-    def draw(self, id: bytes = b"", index: int | None = None, stream: str = "") -> Draw:
-        """The next of a stream; with an index that one, and no cursor moves."""
-        if index is not None:
-            return self.streams.draw_at(index)
-        if self._recovered and (before := self._recovered.pop(id, None)) is not None:
-            return before  # drawn by a server that died before its reply arrived
-        self.change(id, stream)
-        draw = self.streams.advance(stream)
-        if id and self.store is not None:
-            self._drawn.append((id, draw))
-        return draw
-
-    def change(self, id: bytes, stream: str) -> None:
-        """Remembers how a stream was before this request."""
-        self.streams.open(stream)
-        if self.store is not None:
-            self.unsaved.add(id)
-            if stream not in self._before:
-                self._before[stream] = self.streams.stream_state(stream)
-
-    def commit(self) -> None:
-        if self.store is None or not self._before:
-            return
-        drawn, before = self._drawn, self._before
-        self._drawn, self._before, self.unsaved = [], {}, set()
-        try:
-            self.store.commit({name: self.streams.stream_state(name) for name in before}, drawn)
-        except Exception:  # a full disk, a curriculum whose state cannot be kept
-            self.streams.place(before)
-            raise
+def _hash(key: Any) -> str:
+    return hashlib.blake2b(key, digest_size=8).hexdigest()

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from treetune.errors import MissingExtraError
+from treetune.score import total
 from treetune.serve import ServeError, TaskServerClient
 from treetune.tokens import ChatTokens, Rewrites, TokenSequence
 from treetune.trainers.game import FailureLog, Game, Hooks
@@ -89,7 +90,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             failures.warn_once(split + group * self._in_groups)
         stats.scalar(
             reward=reward,
-            raw_reward=sum(game.rewards),
+            raw_reward=total(game.rewards),
             num_turns=game.turns,
             truncated=float(bool(game.info.get("truncated"))),
             realigned_turns=sum(sequence.realigned for sequence in sequences),

@@ -16,7 +16,7 @@ from typing import Any
 
 from treetune.environment import Action, Observation, Step
 from treetune.errors import UsageError
-from treetune.score import finite
+from treetune.score import finite, total
 from treetune.serve import ServeError
 from treetune.task import Message, begins_answer
 from treetune.tokens import ChatTokens, Prompt, Tokens
@@ -117,7 +117,7 @@ class Game:
         """None where it was not played: it was lost to the task server, or its first prompt was too long."""
         if self.failure is not None or not self.turns:
             return None
-        return self._hooks.shape_reward(sum(self.rewards), self.turns, self.info)
+        return self._hooks.shape_reward(total(self.rewards), self.turns, self.info)
 
 
 class FailureLog:

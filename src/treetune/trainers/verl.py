@@ -20,6 +20,7 @@ from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, Faults, MissingExtraError, TasksetError, UsageError
 from treetune.rows.formats import task_to_score as _task
 from treetune.rows.rule import RULE, score
+from treetune.task import without_surrogates
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.one_answer import play_row, scorer_in
 
@@ -197,7 +198,7 @@ def compute_score(
     if scorer == RULE:  # the commonest, and the quickest
         if task.ground_truth is None:
             raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
-        result = score(solution_str, task.ground_truth)
+        result = score(without_surrogates(solution_str), task.ground_truth)
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
     played = play_row(scorer, task, solution_str)
     return {"score": played.reward, "acc": float(played.passed()), "answer": played.answer or ""}

@@ -1,8 +1,9 @@
 """Each row's environment with its gold answer and with wrong ones: gold must earn more than any of them.
 
-Wrong are the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a shrug, and the gold
-answer of a changed ground truth. An environment that pays for one of these would teach a model just that. What is right
-in another row is not tried: 0.5 and 1/2 may both be right in both.
+Wrong are the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a shrug, the gold
+answer of a changed ground truth, that one beside gold in either order, and what the environment itself names as wrong.
+An environment that pays for one of these would teach a model just that. What is right in another row is not tried: 0.5
+and 1/2 may both be right in both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from treetune.by_environment import ByEnvironment
 from treetune.environment import Environment
 from treetune.episode import Limits
 from treetune.errors import TreetuneError, described
@@ -23,8 +25,8 @@ from treetune.policy import Completion
 from treetune.rollout import run_rollout
 from treetune.rows.formats import detect, format_named
 from treetune.rows.sources import Batch
+from treetune.score import total
 from treetune.task import Task
-from treetune.taskset import ByEnvironment
 from treetune.threads import call
 from treetune.trace import Outcome
 from treetune.validate.rules import WARNING, Report, Rule
@@ -84,6 +86,14 @@ async def _try_answers(task: Task) -> tuple[str | None, str]:
             wrong = await _score(task, answer)
             if wrong >= earned:
                 return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
+        if (both := _both_answers(cls, task, gold)) is not None:
+            # Only in either order: the first or the last of two is a choice, not a hedge.
+            wrong = min([await _score(task, answer) for answer in both])
+            if wrong >= earned:
+                return (
+                    "gold-not-rewarded",
+                    f"the gold answer earns {earned:g}, beside a wrong one, in either order, {wrong:g}",
+                )
     except Exception as error:
         message = error.message if isinstance(error, TreetuneError) else described(error)
         return "environment-fails", f"{task.env_class}: {message}"
@@ -97,20 +107,13 @@ async def _score(task: Task, answer: Answer) -> float:
     if trace.reward is not None:
         return trace.reward
     if isinstance(answer, list) and trace.outcome is Outcome.POLICY_ERROR:  # it has no more actions
-        return sum(turn.reward for turn in trace.turns)
+        return total(turn.reward for turn in trace.turns)
     raise TreetuneError(trace.failure.message if trace.failure else trace.outcome.value)
 
 
 def _wrong_answers(cls: type[Environment], task: Task, gold: Answer) -> Iterator[tuple[str, Answer]]:
     """Wrong answers, each once, with what they are."""
     prompt = "\n".join(str(message.get("content", "")) for message in task.messages)
-    # Without what a gold answer may be taken from instead of the ground truth.
-    extra = {key: value for key, value in task.extra_info.items() if key not in ("solution", "answer")}
-
-    def gold_of(truth: Any) -> Any:
-        spec = {**task.reward_spec, "ground_truth": truth}
-        return cls.gold(msgspec.structs.replace(task, reward_spec=spec, extra_info=extra))
-
     other = change(task.ground_truth)
     wrong: list[tuple[str, Any]] = [
         ("an empty answer", ""),
@@ -118,14 +121,31 @@ def _wrong_answers(cls: type[Environment], task: Task, gold: Answer) -> Iterator
         # A prompt that shows the format is not the wrong answer that it looks like.
         ("the prompt itself", None if _TAG.search(prompt) else prompt),
         (f"{WRONG!r}", WRONG),
-        ("the answer to a changed ground truth", gold_of(other)),
-        ("the answer to a ground truth that was changed twice", gold_of(change(other))),
+        ("the answer to a changed ground truth", _gold_of(cls, task, other)),
+        ("the answer to a ground truth that was changed twice", _gold_of(cls, task, change(other))),
+        *cls.WRONG.items(),
     ]
     tried: list[Any] = [None, gold]
     for what, answer in wrong:
         if answer not in tried:
             tried.append(answer)
             yield what, answer
+
+
+def _both_answers(cls: type[Environment], task: Task, gold: Answer) -> list[str] | None:
+    """Gold and the answer to a changed ground truth in one, in either order."""
+    other = _gold_of(cls, task, change(task.ground_truth))
+    if not isinstance(gold, str) or not isinstance(other, str) or other == gold:
+        return None
+    return [f"{gold}\n{other}", f"{other}\n{gold}"]
+
+
+def _gold_of(cls: type[Environment], task: Task, truth: Any) -> Any:
+    """The gold answer of another ground truth."""
+    # Without what a gold answer may be taken from instead of it.
+    extra = {key: value for key, value in task.extra_info.items() if key not in ("solution", "answer")}
+    spec = {**task.reward_spec, "ground_truth": truth}
+    return cls.gold(msgspec.structs.replace(task, reward_spec=spec, extra_info=extra))
 
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")

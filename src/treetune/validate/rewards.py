@@ -42,6 +42,7 @@ FixableRule(
     "ground-truth-type", "the type that the environment reads: any other scores 0 for ever", "write it in that type"
 )
 FixableRule("ground-truth-value", "a ground truth that some answer can match", "correct it")
+Rule("ground-truth-free", "a ground truth that an empty answer does not match", "correct it, or leave the row out")
 
 
 def check_reward(row: Mapping[str, Any], check: RowCheck) -> Iterator[Fault]:
@@ -92,6 +93,8 @@ def _check_truth(
     if truth is None and not free:
         yield "missing-ground-truth", f"only {', '.join(spec)}" if spec else "none"
     if contract is None:
+        if truth is not None and not free and not _says_something(truth):
+            yield "ground-truth-value", f"no answer says {show(truth)}"
         return
     if not check.format.has_environments:
         if truth is not None and (problem := contract.problem(truth)) is not None:
@@ -129,7 +132,14 @@ def find_fault(contract: Contract, truth: Any) -> Fault | None:
         return "ground-truth-value", "a text that says something"
     if contract.stored is Stored.TEXT and contract.pattern and not re.fullmatch(contract.pattern, truth):
         return "ground-truth-value", f"text such as {contract.pattern}"
-    return None
+    return (
+        ("ground-truth-free", "a text of which something is left to compare with") if contract.is_free(truth) else None
+    )
+
+
+def _says_something(truth: Any) -> bool:
+    """Whether the rule could find an answer equal to it."""
+    return any(str(text).strip() for text in (truth if isinstance(truth, list) else [truth]))
 
 
 def _check_json(contract: Contract, truth: Any) -> Fault | None:
@@ -144,7 +154,8 @@ def _check_json(contract: Contract, truth: Any) -> Fault | None:
     if kind is Kind.TEXT or kind not in contract.takes:
         return "ground-truth-value", expected
     if kind is Kind.CASES and all(map(_is_plain, value)):
-        return None
+        silent = not any(case["output"].strip() for case in value)
+        return ("ground-truth-free", "cases of which some expect an output") if silent else None
     if (problem := contract.problem(truth)) is not None:
         return "ground-truth-value", f"{expected}, but it {problem}"
     if kind is Kind.CASES:

@@ -25,6 +25,8 @@ class Severity(StrEnum):
     """It breaks the training, or spoils it silently."""
     WARNING = "warning"
     """It may be meant."""
+    NOTE = "note"
+    """It is worth knowing. Rules of files have none; those of the audit do."""
 
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING

@@ -92,6 +92,11 @@ class CasesContract(Contract, frozen=True, kw_only=True):
             problem = problem or str(error)
         return problem
 
+    def is_free(self, truth: Any) -> bool:
+        """A program that prints nothing is right where nothing is expected."""
+        problem = CodingProblem.of(truth)
+        return problem.function is None and not any(case.stdout.strip() for case in problem.cases)
+
     def encode(self, truth: Any, task: Task | None = None) -> Any:
         try:
             problem = CodingProblem.of(truth, task.messages if task is not None else ())
@@ -132,7 +137,7 @@ class LcbEnvironment(TurnEnvironment):
         function, total = self._problem.choose_function(code), len(self._problem.cases)
         request = await call(make_request, self._problem, code, function)
         result = await run_python(CASE_RUNNER, stdin=request, limits=limits_of(self._problem))
-        passed, explanation = await call(judge, self._problem, result, function is not None)
+        passed, explanation = await call(judge, self._problem, result, function is not None, self.strict)
         return self.end(float(passed == total), explanation, answer=code, metrics={"cases": total, "passed": passed})
 
 
@@ -171,20 +176,20 @@ def read_reports(output: bytes) -> Iterator[Report]:
             return
 
 
-def judge(problem: CodingProblem, result: Result, called: bool) -> tuple[int, str]:
+def judge(problem: CodingProblem, result: Result, called: bool, strict: bool = True) -> tuple[int, str]:
     """How many cases are right before the first that is not, and why it is not."""
     total = len(problem.cases)
     reports = read_reports(result.stdout)
     for number, case in enumerate(problem.cases, 1):
         report = next(reports, None)
-        fault = _find_fault(case, report, called)
+        fault = _find_fault(case, report, called, strict)
         if fault is not None:
             limit = _ENDED.get(result.ended) if report is None or report.ended != "done" else None
             return number - 1, f"case {number} of {total}: {limit or fault}"
     return total, "right"
 
 
-def _find_fault(case: Case, report: Report | None, called: bool) -> str | None:
+def _find_fault(case: Case, report: Report | None, called: bool, strict: bool) -> str | None:
     """Why a case is not right; None if it is."""
     if report is None:
         return "it broke off"
@@ -194,7 +199,7 @@ def _find_fault(case: Case, report: Report | None, called: bool) -> str | None:
     if report.ended == "error":
         return _shorten(said.rpartition("\n")[2] or "it failed")
     expected = json.dumps(case.returns) if called else case.stdout
-    right = same_value(said, case.returns) if called else same_lines(said, expected)
+    right = same_value(said, case.returns, strict) if called else same_lines(said, expected)
     return None if right else f"{_shorten(said) or 'nothing'} instead of {_shorten(expected.strip())}"
 
 
@@ -217,8 +222,19 @@ def _same_line(given: str, expected: str) -> bool:
         return False
 
 
-def same_value(given: str, expected: Any) -> bool:
-    return bool(_parse_json(given) == expected)
+def same_value(given: str, expected: Any, strict: bool = True) -> bool:
+    """Equal as JSON; strictly, `true` is not 1."""
+    value = _parse_json(given)
+    return bool(value == expected) and (not strict or _same_types(value, expected))
+
+
+def _same_types(one: Any, other: Any) -> bool:
+    """Whether two equal values have truth values in the same places."""
+    if isinstance(one, list):
+        return all(map(_same_types, one, other))
+    if isinstance(one, dict):
+        return all(_same_types(one[key], other[key]) for key in one)
+    return isinstance(one, bool) == isinstance(other, bool)
 
 
 def _parse_json(text: Any) -> Any:

@@ -2,7 +2,8 @@
 
 The machine is a sandbox with a shell (`treetune.sandbox.shell`), or a container of the task's image; files and programs
 in the background live on from turn to turn. At the end every process is killed, the tests are put there and `test.sh`
-writes the reward. A reward that is missing or no number is an error, never 0.
+writes the reward. Where they write none, they are tried on a fresh machine: if they work there, the policy has broken
+its own, which earns 0; else the task is at fault, which is an error. Tests that it keeps from ending earn 0 too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import msgspec
 
 from treetune.builtin.harbor.dockerfile import pack
 from treetune.builtin.harbor.folder import HarborFolder, fill_variables
-from treetune.builtin.shell import OUT_OF_MEMORY, ShellEnvironment, list_blocks
+from treetune.builtin.shell import OUT_OF_MEMORY, ShellEnvironment, list_blocks, require_machine
 from treetune.environment import Action, Step
 from treetune.errors import EnvironmentFault, UsageError
+from treetune.sandbox.bubblewrap import is_passable
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
 from treetune.sandbox.machines import Machine
 from treetune.task import Message, Task
@@ -47,6 +49,12 @@ print(room.f_bavail * room.f_frsize >> 20, room.f_favail)
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 # Packages that the policy put into its home, or compiled files that it forged, would run before or within the tests.
 TEST_ENV = {"PYTHONNOUSERSITE": "1", "PYTHONPYCACHEPREFIX": "/dev/null"}
+
+
+class VerifierFault(EnvironmentFault):
+    """Tests that gave no reward: the task or the policy is at fault."""
+
+    timed_out = False
 
 
 class HarborTask(Task, frozen=True, kw_only=True):
@@ -93,6 +101,7 @@ class HarborEnvironment(ShellEnvironment):
             disk_mb=disk_mb + TESTS_MB,
             output_kb=OUTPUT_KB,
         )
+        self._acted = False
         self._env = {**folder.recipe.env, **fill_variables(folder.toml.environment.env)}
         self._seconds_left = folder.toml.agent.timeout_sec
         self._machine = Machine.of(info)
@@ -111,7 +120,10 @@ class HarborEnvironment(ShellEnvironment):
         blocks = list_blocks(action.text)
         last_line = action.text.strip().rpartition("\n")[2]
         done = len(blocks) <= 1 and last_line.strip(" *_`.!").casefold() == "done"
-        if len(blocks) == 1:
+        if len(blocks) == 1 and not is_passable(blocks[0]):
+            said = "Nothing was run: it has a character that no command can have."
+        elif len(blocks) == 1:
+            self._acted = True
             seconds = min(self.shell.limits.seconds, self._seconds_left)
             command = ["bash", "-c", RUN, blocks[0], self._folder.workdir]
             result = await self.run(command, env=self._env, seconds=seconds)
@@ -122,7 +134,12 @@ class HarborEnvironment(ShellEnvironment):
         else:
             said = "" if done else "Nothing was run: answer with one block that begins with ```bash, or with DONE."
         if done or last or self._seconds_left <= 0:
-            return await self._verify(said, truncated=not done)
+            try:
+                return await self._verify(said, truncated=not done)
+            except VerifierFault as fault:
+                if not self._acted or not (fault.timed_out or await self._works_afresh()):
+                    raise
+                return self._end(0.0, f"it broke the tests: {fault.message}", said, truncated=not done)
         return Step(said, info={"metrics": {"turns": self.turns}})
 
     async def _verify(self, said: str, *, truncated: bool) -> Step:
@@ -141,9 +158,21 @@ class HarborEnvironment(ShellEnvironment):
             env={**self._env, **fill_variables(verifier.env), **TEST_ENV},
             seconds=verifier.timeout_sec,
         )
-        rewards = await self._read_rewards(result)
+        rewards = await self._read_rewards(require_machine(result))
         reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
         return self._end(reward, result.text[-2000:].strip() or "the tests printed nothing", said, truncated, rewards)
+
+    async def _works_afresh(self) -> bool:
+        """Whether the tests give a reward on a machine where nothing was done."""
+        other = type(self)(self.task)
+        try:
+            await other.start()
+            await other._verify("", truncated=False)
+        except VerifierFault:
+            return False
+        finally:
+            await other.close()
+        return True
 
     async def _unpack(self, tar: bytes) -> tuple[int, int]:
         """The megabytes and the number of files that there is room for afterwards."""
@@ -155,7 +184,7 @@ class HarborEnvironment(ShellEnvironment):
         if os.strerror(errno.ENOSPC) in unpacked.error_text:
             return FULL
         why = f"the files of {self._folder.name} cannot be put in place: {unpacked.error_text[-300:].strip()}"
-        raise EnvironmentFault(why, remedy="look at its Dockerfile and its tests")
+        raise VerifierFault(why, remedy="look at its Dockerfile and its tests")
 
     async def _read_rewards(self, result: Result) -> dict[str, float]:
         """The rewards that the tests wrote, by name."""
@@ -167,7 +196,9 @@ class HarborEnvironment(ShellEnvironment):
         else:
             why = f"the tests ended with {result.exit_code} and wrote no {' or '.join(REWARDS)}"
         last = result.text[-1000:].strip() or "nothing"
-        raise EnvironmentFault(f"{why}; they last printed: {last}", remedy="look at tests/test.sh")
+        fault = VerifierFault(f"{why}; they last printed: {last}", remedy="look at tests/test.sh")
+        fault.timed_out = result.ended is Ended.TIMEOUT
+        raise fault
 
     def _end(
         self, reward: float, why: str, said: str = "", truncated: bool = False, rewards: dict[str, float] | None = None
@@ -192,5 +223,5 @@ def parse_rewards(path: str, content: bytes) -> dict[str, float]:
         written = math.nan
     rewards = written if isinstance(written, dict) else {"reward": written}
     if not rewards or not all(map(math.isfinite, rewards.values())):
-        raise EnvironmentFault(f"{path} holds no reward: {content[:200]!r}", remedy="let tests/test.sh write a number")
+        raise VerifierFault(f"{path} holds no reward: {content[:200]!r}", remedy="let tests/test.sh write a number")
     return rewards

@@ -34,11 +34,11 @@ class ShellEnvironment(TurnEnvironment):
 
     async def run(self, command: Sequence[str], *, seconds: float = SETUP_SECONDS, **settings: Any) -> Result:
         """A program beside the shell."""
-        return _require_machine(await self.shell.run(command, seconds=seconds, **settings))
+        return require_machine(await self.shell.run(command, seconds=seconds, **settings))
 
     def describe(self, result: Result, seconds: float, chars: int, *notes: str) -> str:
         """A result as the policy sees it: at most so many characters, and what there is to say about its end."""
-        text = _require_machine(result).text.strip("\r\n")
+        text = require_machine(result).text.strip("\r\n")
         if len(text) > chars or result.omitted:
             half = min(chars, len(text)) // 2
             omitted = len(text) + result.omitted - 2 * half
@@ -49,7 +49,7 @@ class ShellEnvironment(TurnEnvironment):
         return f"{text}\n({'; '.join(said)})".lstrip("\n") if said else text
 
 
-def _require_machine(result: Result) -> Result:
+def require_machine(result: Result) -> Result:
     """The result, unless the machine was ended from outside, which says nothing of the policy."""
     if result.ended is Ended.KILLED:
         raise EnvironmentFault("the sandbox was ended by something outside", remedy="run the episode again")

@@ -1,10 +1,10 @@
 """Tasksets over tasks written for AgentBench's worker, by the name they are served under.
 
     treetune serve agentbench:my_tasks:MyTask --taskset.parameters.name mine
-    treetune serve agentbench:tasks.yaml --taskset.task os-dev --taskset.root AgentBench
+    treetune serve agentbench:tasks.yaml --taskset.task mine --taskset.root AgentBench
     treetune eval agentbench:os-std --taskset.root AgentBench -m MODEL
 
-`os-dev` and `os-std` run as `os-interaction` on the data of an AgentBench checkout. The others are tasks of
+`os-std`, `os-dev` and `os-env_train` run as `os-interaction` on the data of a checkout. The others are tasks of
 `agentrl.worker`, which call for actions: `EpisodeState` gives them one by one, without worker, redis and Docker.
 """
 
@@ -26,11 +26,22 @@ from treetune.environment import Action, Environment, Step
 from treetune.errors import ConfigError, EnvironmentFault, MissingExtraError, UnknownNameError, UsageError
 from treetune.plugins import load_object
 from treetune.task import Message, Task
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
 
-OS = {"os-dev": "dev", "os-std": "std"}
-FAMILIES = ("dbbench", "kg", "webshop", "alfworld", "card", "ltp", "m2w")
-"""AgentBench's other tasks: their code needs a checkout, agentrl-worker and data or servers of its own."""
+OS = {"os-std": "std", "os-env_train": "env_train", "os-dev": "dev"}
+FAMILIES = {
+    "dbbench": ("dbbench.yaml", ("dbbench-std", "dbbench-env_train", "dbbench-dev")),
+    "kg": ("kg.yaml", ("kg-std", "kg-env_train", "kg-dev")),
+    "webshop": ("webshop.yaml", ("webshop-std", "webshop-env_train", "webshop-dev")),
+    "alfworld": ("alfworld.yaml", ("alfworld-std", "alfworld-env_train", "alfworld-dev")),
+    "cg": ("card_game.yaml", ("cg-std", "cg-dev")),
+    "ltp": ("ltp.yaml", ("ltp-std", "ltp-dev")),
+    "m2w": ("mind2web.yaml", ("m2w-std", "m2w-dev")),
+    "avalon": ("avalon.yaml", ("avalon-dev-naive", "avalon-dev-single")),
+}
+"""AgentBench's other tasks: the config that has them, and their names. Its present ones have `-std` and `-env_train`,
+earlier ones `-dev`. Their code needs a checkout, agentrl-worker and data or servers of its own."""
 
 END_SECONDS = 10.0
 """How long a cancelled episode is waited for; its code may be in the middle of something."""
@@ -44,9 +55,9 @@ def taskset_class(spec: str) -> type[Taskset[Any, Any]]:
     """The taskset that `agentbench:SPEC` stands for."""
     if spec in OS:
         return type("AgentBenchOS", (OSInteraction,), {"SPLIT": OS[spec]})
-    if spec.rpartition("-")[0] in FAMILIES or ":" in spec or "." in spec:
+    known = [*OS, *(name for _, names in FAMILIES.values() for name in names)]
+    if spec in known or ":" in spec or "." in spec:
         return type("AgentBench", (AgentBenchTaskset,), {"SPEC": spec})
-    known = [*OS, *(f"{family}-dev" for family in FAMILIES)]
     remedy = "or a class, module:Class or file.py:Class, or one of its configs, tasks.yaml"
     raise UnknownNameError.of("task of AgentBench", spec, known, remedy=remedy)
 
@@ -98,13 +109,13 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
         """The class of the task, and what it is made with."""
         if self.SPEC.endswith((".yaml", ".yml")):
             return _read_config(Path(self.SPEC).expanduser(), self.config.task)
-        family = self.SPEC.rpartition("-")[0]
-        if family not in FAMILIES:
+        family = self.SPEC.partition("-")[0]
+        if family not in FAMILIES or ":" in self.SPEC or "." in self.SPEC:
             return self.SPEC, {}
         if self.config.root is None:
             why = f"{self.SPEC} is AgentBench's own code: it needs a checkout, agentrl-worker and what it asks for"
             raise UsageError(why, remedy="name the checkout with --taskset.root")
-        return _read_config(Path(self.config.root).expanduser() / "configs" / "tasks" / f"{family}.yaml", self.SPEC)
+        return _read_config(Path(self.config.root).expanduser() / "configs" / "tasks" / FAMILIES[family][0], self.SPEC)
 
 
 def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:

@@ -3,28 +3,34 @@
     parse(Action.of({"name": "answer_action", "arguments": {"answer": "3"}}))   # Move("answer", "3")
 
 The policy runs scripts in a shell that lives on, then answers or finishes. The reference answer is taken before its
-first action: what the policy does to the machine afterwards cannot change what is right.
+first action, on a copy of its machine: what the policy does afterwards cannot change what is right, and what takes the
+reference leaves nothing for the policy to find.
 """
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from treetune.builtin.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironment, list_blocks
+from treetune.builtin.shell import OUT_OF_MEMORY, SETUP_SECONDS, ShellEnvironment, list_blocks, require_machine
 from treetune.builtin.shell.sample import MATCHERS, Sample, Script, matches
 from treetune.environment import Action, Step, show
 from treetune.errors import EnvironmentFault
 from treetune.sandbox.bubblewrap import is_passable
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
 from treetune.sandbox.machines import Machine, share_pool
+from treetune.sandbox.shell import Shell
 from treetune.task import Message, Task
 
 COMMAND_SECONDS = 30.0
 SHOWN_CHARS = 800
+QUOTED_CHARS = 500
+SETTLE_SECONDS, SETTLE_LOOKS = 1.0, 20
 MEMORY_MB, PROCESSES, DISK_MB = 512, 128, 128
 PATHS = "find / -xdev ! -path '/etc/*' -print0"
 NO_BYTECODE = {"PYTHONPYCACHEPREFIX": "/dev/null"}
@@ -69,7 +75,9 @@ class OSInteractionEnvironment(ShellEnvironment):
             output_kb=256,
         )
         self._machine = Machine.of(info)
-        self._reference = ""
+        self._setup_seconds = float(info.get("setup_seconds", SETUP_SECONDS))
+        self.reference = ""
+        """What the example printed before the first action."""
         self._made: set[str] = set()
         """Files that were made or changed for the task."""
 
@@ -83,11 +91,12 @@ class OSInteractionEnvironment(ShellEnvironment):
         began = (await self.run(["date", "+%s.%N"])).text.strip()
         before = await self._list_paths(PATHS) if checks_state else set()
         for script in sample.init:
-            await self._run_script(script)
+            _require_success("init", await self._run_script(script))
         if sample.start is not None:
-            await self.shell.execute(sample.start.code, seconds=SETUP_SECONDS)
+            started = await self.shell.execute(sample.start.code, seconds=self._setup_seconds)
+            _require_success("start", require_machine(started))
         if evaluation.has_reference:
-            self._reference = await self._take_reference()
+            self.reference = await self._take_reference()
         if evaluation.runs_scripts:
             await self.shell.record_files()
         if checks_state:
@@ -111,24 +120,42 @@ class OSInteractionEnvironment(ShellEnvironment):
             return self._end(0.0, "no answer within the turns there are", truncated=True, observation=said)
         return Step(said, info={"metrics": {"turns": self.turns}})
 
-    async def run_example(self) -> Result:
+    async def run_example(self, shell: Shell) -> Result:
         """What prints the right answer before the first action, or does what is asked for."""
         assert self.task.sample.evaluation.example is not None
-        return await self._run_script(self.task.sample.evaluation.example)
+        return await self._run_script(self.task.sample.evaluation.example, shell=shell)
 
-    async def _run_script(self, script: Script, *parameters: str) -> Result:
-        return await self.run(script.command(self._machine.python, *parameters), env=NO_BYTECODE)
+    async def _run_script(
+        self, script: Script, *parameters: str, shell: Shell | None = None, env: Mapping[str, str] | None = None
+    ) -> Result:
+        command = script.command(self._machine.python, *parameters)
+        ran = (shell or self.shell).run(command, env={**NO_BYTECODE, **(env or {})}, seconds=self._setup_seconds)
+        return require_machine(await ran)
 
     async def _take_reference(self) -> str:
-        result = await self.run_example()
-        problem = None if result.ok else f"is not to be had: its script ended with {result.exit_code}"
+        if running := await self._wait_for_processes():
+            # A copy has files only. A reference that looks at processes would be another one there.
+            names = ", ".join(sorted({command[:60] for command in running})[:3])
+            raise _invalid(f"it leaves {len(running)} processes running, which its example would not see: {names}")
+        copy = await self.shell.copy()
+        try:
+            result = await self.run_example(copy)
+        finally:
+            await copy.close()
+        _require_success("example", result)
         for check in self.task.sample.evaluation.check:
             if isinstance(check, str) and MATCHERS[check](result.text.strip()) is None:
-                problem = problem or f"is no {check.removesuffix('-match')}"
-        if problem is not None:
-            why = f"the reference answer {problem} ({result.text[-200:]!r} {result.error_text[-200:]!r})"
-            raise EnvironmentFault(why, remedy="leave it out; `treetune validate` tells which do not work here")
+                said = _quote(result)
+                raise _invalid(f"what its example prints is no {check.removesuffix('-match')}: {said}")
         return result.text
+
+    async def _wait_for_processes(self) -> list[str]:
+        """What still runs a moment after the machine was made."""
+        for _ in range(SETTLE_LOOKS):
+            if not await self.shell.list_processes():
+                break
+            await asyncio.sleep(SETTLE_SECONDS / SETTLE_LOOKS)
+        return await self.shell.list_processes()
 
     async def _judge(self, answer: str) -> tuple[bool, str]:
         """Whether it is right, and why not."""
@@ -140,12 +167,13 @@ class OSInteractionEnvironment(ShellEnvironment):
         parameters = [answer]
         for check in evaluation.check:
             if check is None:
-                parameters.append(self._reference)
+                parameters.append(self.reference)
             elif isinstance(check, str):
                 if not matches(check, answer, parameters[-1]):
                     return False, f"the answer should be {parameters[-1].strip()!r}"
             else:
-                result = await self._run_script(check, *parameters)
+                hidden, variables = check.hide()
+                result = await self._run_script(hidden, *parameters, env=variables)
                 if not result.ok:
                     return False, f"a check ended with {result.exit_code}: {check.code[:200]}"
                 parameters.append(result.text)
@@ -164,6 +192,24 @@ class OSInteractionEnvironment(ShellEnvironment):
 
     def _end(self, reward: float, why: str, **more: Any) -> Step:
         return self.end(reward, why, metrics={"turns": self.turns}, **more)
+
+
+def _require_success(name: str, result: Result) -> None:
+    if result.ok:
+        return
+    how = f"ended with {result.exit_code}" if result.ended is Ended.COMPLETED else f"was stopped ({result.ended})"
+    raise _invalid(f"its {name} script {how} after {result.seconds:.1f} seconds: {_quote(result)}")
+
+
+def _quote(result: Result) -> str:
+    """The last that it wrote."""
+    said = [text.strip()[-QUOTED_CHARS:] for text in (result.text, result.error_text)]
+    return "\n".join(filter(None, said)) or "it printed nothing"
+
+
+def _invalid(why: str) -> EnvironmentFault:
+    remedy = "mend the sample, or leave it out; `treetune validate` tells which do not work here"
+    return EnvironmentFault(f"this sample is invalid: {why}", remedy=remedy)
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -193,7 +239,7 @@ def _parse_call(content: Any) -> Move:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             arguments = None
     if not isinstance(arguments, dict):
         return Move("invalid", "the arguments of a call are a JSON object")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +18,18 @@ import msgspec
 
 PLAIN_IMAGES = (None, "default")
 """Images that the host's own system can stand in for."""
-INTEGER = re.compile(r"[+-]?\d+")
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B|bytes?)?", re.I)
+# No number of a machine is longer, and Python reads none that is much longer.
+INTEGER = re.compile(r"[+-]?\d{1,1000}")
+SIZE = re.compile(r"(\d{1,1000}(?:\.\d{1,1000})?)\s*([KMGTP]?)(?:i?B|bytes?)?", re.I)
 UNITS = {unit: 1024**power for power, unit in enumerate(["", "K", "M", "G", "T", "P"])}
-SIZE_TOLERANCE = 0.05
-"""`du -h` rounds to two digits, and people convert."""
+
+
+HIDDEN = "TREETUNE_SCRIPT"
+TAKE = {
+    "bash": f'__code=${HIDDEN}; unset {HIDDEN}; eval "$__code"',
+    "python": f"import os; exec(os.environ.pop({HIDDEN!r}))",
+}
+"""Runs a script of the environment, and keeps it from the programs that the script starts."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -34,6 +42,10 @@ class Script(msgspec.Struct, frozen=True):
             # Nothing is imported from the current folder, from what a user installed, or from forged bytecode.
             return [python, "-I", "-X", "pycache_prefix=/dev/null", "-c", self.code, *parameters]
         return ["bash", "-c", self.code, *(["--", *parameters] if parameters else [])]
+
+    def hide(self) -> tuple[Script, dict[str, str]]:
+        """The same with its text in the environment, which no process of the policy can read; it can in an argument."""
+        return msgspec.structs.replace(self, code=TAKE[self.language]), {HIDDEN: self.code}
 
 
 class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,10 +140,11 @@ def _read_check(raw: Any, scripts: Sequence[Path]) -> Script | str:
     return _read_script(raw, scripts)
 
 
-def _parse_size(text: str) -> float | None:
-    """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`."""
+def _parse_size(text: str) -> Decimal | None:
+    """Bytes of a size as people write it: `1.2G`, `340 MB`, `512`. AgentBench's script takes whole numbers alone, and
+    fails at `KB`, `MB` and so on."""
     found = SIZE.fullmatch(text)
-    return float(found[1]) * UNITS[found[2].upper()] if found else None
+    return Decimal(found[1]) * UNITS[found[2].upper()] if found else None
 
 
 MATCHERS: dict[str, Callable[[str], Any]] = {
@@ -144,6 +157,4 @@ MATCHERS: dict[str, Callable[[str], Any]] = {
 
 def matches(matcher: str, answer: str, reference: str) -> bool:
     given, right = (MATCHERS[matcher](text.strip()) for text in (answer, reference))
-    if given is None or right is None:
-        return False
-    return abs(given - right) <= SIZE_TOLERANCE * right if isinstance(right, float) else bool(given == right)
+    return given is not None and bool(given == right)

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from treetune.builtin.shell import SETUP_SECONDS
 from treetune.builtin.shell.environment import COMMAND_SECONDS, MEMORY_MB, SHOWN_CHARS, OSInteractionEnvironment, OSTask
 from treetune.builtin.shell.sample import Sample, SampleEvaluation, Unservable, read_sample
 from treetune.builtin.turns import Positive
@@ -25,14 +26,18 @@ from treetune.score import VALID, Verdict, invalid
 from treetune.task import Message, digest
 from treetune.taskset import Taskset
 
+Split = Literal["std", "dev", "env_train"]
+TRAINING, TRAINING_SCRIPTS = "train_0317/training.json", "7"
+"""Of `env_train`: where AgentBench keeps its samples and the scripts that they name."""
+
 
 class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     root: str | None = None
     """A checkout of AgentBench; its samples and scripts are used where the next two do not name others."""
     data: str | None = None
     """AgentBench's `data/os_interaction/data` folder, or one JSON file of samples."""
-    split: Literal["std", "dev"] = "std"
-    """Of a folder: the samples in its folders, or those of `dev.json`."""
+    split: Split = "std"
+    """Of a folder: the samples in its folders, those of `dev.json`, or of `train_0317/training.json` beside it."""
     scripts_root: str | None = None
     """AgentBench's `data/os_interaction/scripts` folder."""
     unsupported: Literal["refuse", "skip"] = "refuse"
@@ -41,6 +46,8 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
     """The most actions of an episode."""
     command_seconds: Annotated[float, msgspec.Meta(gt=0)] = COMMAND_SECONDS
     """The most time of one script."""
+    setup_seconds: Annotated[float, msgspec.Meta(gt=0)] = SETUP_SECONDS
+    """The most time of each of the sample's own scripts: `init`, `start`, `example`, `check`."""
     output_chars: Positive = SHOWN_CHARS
     """How much of what a script prints is shown."""
     memory_mb: Annotated[int, msgspec.Meta(ge=64)] = MEMORY_MB
@@ -51,7 +58,7 @@ class OSInteractionConfig(MachineConfig, frozen=True, kw_only=True):
 
 class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
     NEEDS_CONTAINER = True
-    SPLIT: ClassVar[Literal["std", "dev"] | None] = None
+    SPLIT: ClassVar[Split | None] = None
     """In the place of the config's."""
 
     def __init__(self, config: OSInteractionConfig | None = None) -> None:
@@ -82,6 +89,8 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         name, sample = self._samples[index]
         config = self.config
         limits = {key: getattr(config, key) for key in ("max_turns", "command_seconds", "output_chars", "memory_mb")}
+        if config.setup_seconds != SETUP_SECONDS:
+            limits["setup_seconds"] = config.setup_seconds
         return OSTask(
             prompt=write_prompt(sample, config.max_turns, config.command_seconds),
             env_class="os-interaction",
@@ -100,9 +109,12 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
         environment = OSInteractionEnvironment(task)
         try:
             await environment.start()
-            answer = [f"Act: answer({(await environment.run_example()).text.strip()})"]
+            said = environment.reference
+            if not evaluation.has_reference:
+                said = (await environment.run_example(environment.shell)).text
         finally:
             await environment.close()
+        answer = [f"Act: answer({said.strip()})"]
         if evaluation.has_reference or evaluation.example.language != "bash":
             return answer
         return [f"Act: bash\n\n````bash\n{evaluation.example.code}\n````", *answer]
@@ -121,8 +133,9 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
             except (msgspec.DecodeError, OSError) as error:
                 raise ConfigError([("taskset.data", f"{path} cannot be read: {error}")]) from error
             # AgentBench keeps scripts/7/init/x.sh for a sample of data/7, and scripts/dev for dev.json.
-            scripts = [Path(root, folder) for folder in (path.parent.name, path.stem, "")] if root else []
-            name = path.name if path == data else str(path.relative_to(data))
+            folder = TRAINING_SCRIPTS if self.config.split == "env_train" else path.parent.name
+            scripts = [Path(root, name) for name in (folder, path.stem, "")] if root else []
+            name = str(path.relative_to(data)) if path.is_relative_to(data) and path != data else path.name
             for number, row in enumerate(content if isinstance(content, list) else [content]):
                 if not isinstance(row, dict) or "description" not in row:
                     raise ConfigError([("taskset.data", f"{path}: sample {number} has no description")])
@@ -137,8 +150,10 @@ class OSInteraction(Taskset[OSTask, OSInteractionConfig]):
                 yield f"{name}:{number}", sample
 
     def _find_files(self, data: Path) -> list[Path]:
-        if data.is_file() or self.config.split == "dev":
-            return [data if data.is_file() else data / "dev.json"]
+        if data.is_file():
+            return [data]
+        if self.config.split != "std":
+            return [data / "dev.json" if self.config.split == "dev" else data.parent / TRAINING]
         return sorted(data.glob("*/*.json"), key=lambda path: (len(path.parent.name), path))
 
 

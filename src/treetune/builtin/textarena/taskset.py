@@ -22,10 +22,19 @@ from treetune.builtin.textarena import TextArenaGame, import_textarena
 from treetune.builtin.turns import Positive, TurnEnvironment, hash_number
 from treetune.config import CodeName
 from treetune.environment import Action, Step
-from treetune.errors import ConfigError, EnvironmentFault, TasksetError, TreetuneError, UnknownNameError, described
+from treetune.errors import (
+    ConfigError,
+    EnvironmentFault,
+    InvalidAction,
+    TasksetError,
+    TreetuneError,
+    UnknownNameError,
+    described,
+)
 from treetune.plugins import absolute_spec, load_object
 from treetune.task import Task
-from treetune.taskset import Taskset, TasksetConfig
+from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
 
 POLICY = 0
 MOST_PLAYERS = 15
@@ -75,7 +84,13 @@ class TextArenaEnvironment(TurnEnvironment):
     def step(self, action: Action) -> Step:
         last = self.next_turn()
         game, info = self._game, {"metrics": {"turns": self.turns}}
-        if not game.act(action.text) and not self._opponent.play():
+        try:
+            over = game.act(action.text)
+        except TreetuneError:
+            raise
+        except Exception as error:  # it was given nothing but the move
+            raise InvalidAction(f"{self.task.game} fails by this move: {described(error)[:200]}") from error
+        if not over and not self._opponent.play():
             return Step(game.read(POLICY) or "It is your turn.", done=last, truncated=last, info=info)
         self._opponent.refuse_forfeit()
         reason = str(game.info_of(POLICY).get("reason") or "")

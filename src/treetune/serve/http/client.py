@@ -207,9 +207,11 @@ class TaskServerClient:
         await self._servers[0].learn()
         return self._servers[0].info
 
-    async def start(self, task_index: int | None = None) -> RemoteEpisode:
-        """An episode of that task, or of the next in the server's own order, on the server with the fewest."""
-        body: dict[str, Any] = {} if task_index is None else {"task_index": task_index}
+    async def start(self, task_index: int | None = None, *, step: int | None = None) -> RemoteEpisode:
+        """An episode of that task, or of the next in the server's own order, on the server with the fewest. `step` is
+        the trainer's, for the server's traces."""
+        asked = {"task_index": task_index, "step": step}
+        body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
         name = {"request_id": secrets.token_hex(12)}
         retries = _Retries(self._patience)
         while True:

@@ -16,15 +16,14 @@ from treetune.environment import Step
 from treetune.episode_book import EpisodeEnded, LiveEpisode, Terms
 from treetune.errors import EnvironmentFault, UsageError
 from treetune.host import info_of
-from treetune.order import read_index
 from treetune.serve.access import Access
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
-from treetune.serve.http.asgi import JSON, Events, HttpRequest, JsonApp, Listener, Route
+from treetune.serve.http.asgi import JSON, Events, HttpRequest, JsonApp, Route
+from treetune.serve.http.listener import Listener
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
 from treetune.serve.http.wire import encode, read_body, to_http_error
 from treetune.serve.server import Door, EnvServer
-from treetune.trace import without_surrogates
 
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 _MOST_KEPT_BYTES = 256 << 10
@@ -94,7 +93,8 @@ class HttpDoor(Door):
     async def start(self, body: wire.StartBody) -> bytes:
         if body.request_id is None:
             return await self._begin(body)
-        return await self.server.host.episodes.start_once(body.request_id, lambda: self._begin(body))
+        asked = body.task_index, body.step
+        return await self.server.host.episodes.start_once(body.request_id, asked, lambda: self._begin(body))
 
     async def _begin(self, body: wire.StartBody) -> bytes:
         self.server.refuse_stopping()
@@ -105,8 +105,9 @@ class HttpDoor(Door):
         self.server.reserve(1)
         self._starting += 1
         try:
+            self._refuse_beyond_end(body.task_index)
             task, index = await self.server.sample(body.task_index)
-            started = await self.server.host.start(task, terms=self._terms, name=body.request_id)
+            started = await self.server.host.start(task, step=body.step, terms=self._terms, name=body.request_id)
         except UsageError as error:
             raise to_http_error(error, path="$.task_index") from None
         finally:
@@ -116,11 +117,15 @@ class HttpDoor(Door):
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
         return encode(wire.StartAnswer(started.episode, started.observation, info))
 
+    def _refuse_beyond_end(self, index: int | None) -> None:
+        count = self.server.streams.count
+        if index is not None and count is not None and index >= count:
+            raise UsageError(f"there is no task {index}: they are 0 to {count - 1}", remedy="leave out task_index")
+
     async def step(self, body: wire.StepBody) -> bytes:
         """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
         # A caller that goes away does not stop its step: uvicorn does not tell us, and it may come back for it.
         action = body.action if isinstance(body.action, str) else msgspec.structs.asdict(body.action)
-        action = without_surrogates(action)
         answer: bytes = await self.server.host.step(body.episode_id, action, body.turn, terms=self._terms)
         return answer
 
@@ -153,18 +158,18 @@ class HttpDoor(Door):
         return await self.cancel(read_body(wire.CancelBody, request.body).episode_id)
 
     async def _start_batch(self, request: HttpRequest) -> bytes:
-        bodies = read_body(wire.StartBatchBody, request.body).episodes
-        for number, body in enumerate(bodies):  # an index that no task can have refuses the whole batch
-            try:
-                read_index(body.task_index or 0)
-            except UsageError as error:
-                raise to_http_error(error, path=f"$.episodes[{number}].task_index") from None
-        answers = await _answer_each(self._start_watched(body, request) for body in bodies)
-        return encode(wire.StartBatchAnswer(answers))
+        async def start(part: Any) -> bytes:
+            return await self._start_watched(wire.read_part(wire.StartBody, part), request)
+
+        parts = read_body(wire.StartBatchBody, request.body).episodes
+        return encode(wire.StartBatchAnswer(await _answer_each(map(start, parts))))
 
     async def _step_batch(self, request: HttpRequest) -> bytes:
-        bodies = read_body(wire.StepBatchBody, request.body).steps
-        return encode(wire.StepBatchAnswer(await _answer_each(self.step(body) for body in bodies)))
+        async def step(part: Any) -> bytes:
+            return await self.step(wire.read_part(wire.StepBody, part))
+
+        parts = read_body(wire.StepBatchBody, request.body).steps
+        return encode(wire.StepBatchAnswer(await _answer_each(map(step, parts))))
 
     async def _info(self, request: HttpRequest) -> bytes:
         info, config = info_of(self.server.streams), self.config

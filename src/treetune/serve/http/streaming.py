@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 SOCKET_PATH = "/api/episode/ws"
 _MOST_MESSAGES = 16
-"""Messages that may wait for a step under way; a client that sends more is disconnected."""
+"""Messages that may wait for a step under way, of as many bytes as one may have; a client that sends more is
+disconnected."""
+START_SECONDS = 60.0
+"""A WebSocket that has begun no episode by then is closed."""
+_LOOK_SECONDS = 5.0
+"""How often a silent one is looked at: its episode may have ended."""
 _QUIET_SECONDS = 15.0
 """After so long a comment is sent, so that no proxy takes the connection for dead."""
 _MOST_PARTS = 1000
@@ -46,6 +52,7 @@ class EpisodeSocket:
         self._receive, self._send = receive, send
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         """None: no more will come."""
+        self._waiting_bytes = 0
         self._episode: str | None = None
         self._has_left = False
         """The client has closed the connection."""
@@ -55,18 +62,40 @@ class EpisodeSocket:
         await self._send({"type": "websocket.accept"})
         reader = asyncio.create_task(self._read())
         try:
-            ended = False
-            while not ended and (message := await self._messages.get()) is not None:
-                answer = await self._answer(message)
-                with contextlib.suppress(OSError):  # it has left; the reader hears of it too
-                    await self._send({"type": "websocket.send", "text": answer.decode()})
-                ended = self._episode is not None and self._episode not in self._door.live
+            code, reason = await self._play()
             if not self._has_left:
                 with contextlib.suppress(OSError, RuntimeError):  # it may leave just now
-                    await self._send({"type": "websocket.close", "code": 1000 if ended else 1008})
+                    await self._send({"type": "websocket.close", "code": code, "reason": reason})
         finally:
             reader.cancel()
             await self._cancel()
+
+    async def _play(self) -> tuple[int, str]:
+        """Answers each message; how and why the connection is to be closed."""
+        until = time.monotonic() + START_SECONDS
+        while True:
+            begun = self._episode is not None
+            try:
+                wait = _LOOK_SECONDS if begun else max(0.0, until - time.monotonic())
+                async with asyncio.timeout(wait):
+                    message = await self._messages.get()
+            except TimeoutError:
+                if not begun:
+                    return 1008, f"no episode was started in {START_SECONDS:g} seconds"
+                if not self._is_live():
+                    return 1008, "the episode has ended: nobody stepped it, or it reached its deadline"
+                continue
+            if message is None:
+                return 1008, "more messages than may wait"
+            self._waiting_bytes -= len(message)
+            answer = await self._answer(message)
+            with contextlib.suppress(OSError):  # it has left; the reader hears of it too
+                await self._send({"type": "websocket.send", "text": answer.decode()})
+            if self._episode is not None and not self._is_live():
+                return 1000, ""
+
+    def _is_live(self) -> bool:
+        return self._episode in self._door.live
 
     async def _answer(self, message: bytes) -> bytes:
         """The first message that can starts the episode, the others are its steps."""
@@ -83,15 +112,18 @@ class EpisodeSocket:
     async def _read(self) -> None:
         while True:
             message = await self._receive()
-            if message["type"] == "websocket.disconnect" or self._messages.qsize() >= _MOST_MESSAGES:
-                self._has_left = message["type"] == "websocket.disconnect"
+            self._has_left = message["type"] == "websocket.disconnect"
+            data = message.get("bytes") or (message.get("text") or "").encode()
+            self._waiting_bytes += len(data)
+            too_many = self._messages.qsize() >= _MOST_MESSAGES or self._waiting_bytes > self._door.config.max_bytes
+            if self._has_left or too_many:
                 await self._cancel()  # a step under way is stopped with it
                 self._messages.put_nowait(None)
                 return
-            self._messages.put_nowait(message.get("bytes") or (message.get("text") or "").encode())
+            self._messages.put_nowait(data)
 
     async def _cancel(self) -> None:
-        if self._episode is not None and self._episode in self._door.live:
+        if self._episode is not None and self._is_live():
             await self._door.cancel(self._episode)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
@@ -20,12 +21,16 @@ import msgspec
 
 from treetune.environment import Observation
 from treetune.episode import DeadlinePassed
-from treetune.episode_book import EpisodeEnded, WrongTurn
+from treetune.episode_book import EpisodeEnded, NameTaken, WrongTurn
 from treetune.errors import TreetuneError
 from treetune.serve.messages import failure
 
 log = logging.getLogger("treetune.serve")
 MOST_IN_BATCH = 1024
+MOST_VALUES = 200_000
+"""Lists, objects and what stands in them, of one body: eight megabytes of empty lists would be half a gigabyte."""
+MOST_DEPTH = 128
+"""Lists and objects within each other."""
 API_VERSION = 2
 """2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
 B = TypeVar("B")
@@ -45,6 +50,8 @@ class StartBody(msgspec.Struct):
     """Which task of the order; absent: the next by the server's cursor."""
     request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
     """A name for this request: the same name again gets the same episode, so a lost answer can be asked for again."""
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    """The trainer's step, which the episode's trace keeps."""
 
 
 class StepBody(msgspec.Struct):
@@ -58,12 +65,21 @@ class CancelBody(msgspec.Struct):
     episode_id: str
 
 
+def _batch_of(part: str) -> msgspec.Meta:
+    """The description does not refuse a batch for one of its parts, as the server does not."""
+    wrong = {"description": "Anything else is answered with an error in its place."}
+    schema = {"items": {"anyOf": [{"$ref": f"#/components/schemas/{part}"}, wrong]}}
+    return msgspec.Meta(min_length=1, max_length=MOST_IN_BATCH, extra_json_schema=schema)
+
+
 class StartBatchBody(msgspec.Struct):
-    episodes: Annotated[list[StartBody], msgspec.Meta(min_length=1, max_length=MOST_IN_BATCH)]
+    """Its parts are read one by one (`read_part`), so that a wrong one fails alone."""
+
+    episodes: Annotated[list[Any], _batch_of("StartBody")]
 
 
 class StepBatchBody(msgspec.Struct):
-    steps: Annotated[list[StepBody], msgspec.Meta(min_length=1, max_length=MOST_IN_BATCH)]
+    steps: Annotated[list[Any], _batch_of("StepBody")]
 
 
 class StartAnswer(msgspec.Struct):
@@ -146,7 +162,6 @@ class HttpError(Exception):
 
 _HEADERS = {
     401: [(b"www-authenticate", b"Bearer")],
-    413: [(b"connection", b"close")],  # the rest of the body is not wanted
     429: [(b"retry-after", b"1")],
     503: [(b"retry-after", b"1")],
 }
@@ -171,6 +186,8 @@ def to_http_error(error: BaseException, path: str | None = None) -> HttpError:
         return HttpError(410, error.why.kind, error.why.error, remedy="start another")
     if isinstance(error, WrongTurn):
         return HttpError(409, "usage", error.message, path="$.turn", remedy="send the next turn, or none")
+    if isinstance(error, NameTaken):
+        return HttpError(409, "usage", error.message, path="$.request_id", remedy=error.remedy)
     if not isinstance(error, TreetuneError | DeadlinePassed):
         log.error("a request failed", exc_info=error)
     found = failure(error)
@@ -206,6 +223,7 @@ def _replace_infinite(value: Any) -> Any:
 
 def read_body(kind: type[B], data: bytes) -> B:
     """The body as what the endpoint takes; anything else is a 422 with the path of the fault."""
+    _check_shape(data)
     try:
         return decode(kind, data or b"{}")
     except msgspec.ValidationError as error:
@@ -213,6 +231,37 @@ def read_body(kind: type[B], data: bytes) -> B:
         raise HttpError(422, "bad_request", problem, path=path.rstrip("`") or "$") from None
     except (ValueError, RecursionError) as error:
         raise HttpError(422, "bad_request", f"the body is no JSON: {error}", path="$") from None
+
+
+def read_part(kind: type[B], part: Any) -> B:
+    """A part of a batch, as it would be read alone."""
+    try:
+        return msgspec.convert(part, kind)
+    except msgspec.ValidationError:
+        return read_body(kind, encode(part))
+
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+
+
+def _check_shape(data: bytes) -> None:
+    """Refuses what is small as bytes and large, or deep, once it is decoded. All but a few bodies are seen to be
+    harmless by counting; of the others the strings are left out, where these characters mean nothing."""
+    if len(data) <= MOST_DEPTH:  # most steps
+        return
+    opened = data.count(b"[") + data.count(b"{")
+    if opened <= MOST_DEPTH and opened + data.count(b",") <= MOST_VALUES:
+        return
+    bare = _STRINGS.sub(b"", data)
+    if bare.count(b"[") + bare.count(b"{") + bare.count(b",") > MOST_VALUES:
+        raise HttpError(413, "too_large", f"a body may have {MOST_VALUES} values", path="$")
+    depth = deepest = 0
+    for bracket in _BRACKETS.findall(bare):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    if deepest > MOST_DEPTH:
+        raise HttpError(422, "bad_request", f"lists and objects are within each other {deepest} deep", path="$")
 
 
 _decoder_of: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)

@@ -6,8 +6,9 @@ server = EnvServerPool(taskset, config, models, PoolConfig(workers=4), doors=[Zm
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,25 +16,32 @@ import msgspec
 from treetune.environment import Action, Observation, Sink, Step
 from treetune.episode_book import Home
 from treetune.errors import EnvironmentFault
+from treetune.mixture import parts_of
+from treetune.pending import Draw
+from treetune.runs.rolling import RollingRun
 from treetune.serve import messages
-from treetune.serve.errors import BadRequest, ServeError, WorkerLost
-from treetune.serve.host import HostSpec, ModelsConfig, ServerHost
+from treetune.serve.errors import BadRequest, ServeError
+from treetune.serve.host import HostSpec, ModelsConfig, Scored, ServerHost
 from treetune.serve.messages import pack, unpack, without_none
-from treetune.serve.pool.worker import Engine, ProcessEngine, WorkerSpec
-from treetune.serve.pool.workers import Member, PoolConfig, WorkerEnded, Workers
+from treetune.serve.pool.engines import Engine, ProcessEngine
+from treetune.serve.pool.member import Member, WorkerEnded
+from treetune.serve.pool.worker import WorkerSpec
+from treetune.serve.pool.workers import PoolConfig, Workers
 from treetune.serve.server import Door, EnvServer, ServerConfig
 from treetune.serve.task_signer import concrete_task, pack_task, unpack_trace
-from treetune.streams import Draw, Streams
+from treetune.streams import Streams
 from treetune.task import Task
-from treetune.taskset import Taskset, parts_of
+from treetune.taskset import Taskset
 from treetune.trace import Trace
 
 
 class PoolHost(ServerHost):
     """The host of a pool: its streams and episodes are kept here, all else is done by the workers."""
 
-    def __init__(self, streams: Streams, spec: HostSpec, workers: Workers) -> None:
-        super().__init__(streams, spec)
+    def __init__(
+        self, streams: Streams, spec: HostSpec, workers: Workers, on_scored: Callable[[list[Scored]], None]
+    ) -> None:
+        super().__init__(streams, spec, on_scored)
         self.workers = workers
         workers.on_episode_lost = self.episodes.lose
 
@@ -50,15 +58,11 @@ class PoolHost(ServerHost):
         position = draw.position
         if position is None:
             position = self.taskset.position_at(draw.index, self.streams.count)
-        _, data = await self.workers.call("make", pack(position))
+        _, data = await self.workers.call("make", pack(position), about=lambda: f"task {position}")
         return concrete_task(data, self.taskset)
 
     async def run_request(self, method: str, payload: bytes, size: int = 1) -> bytes:
-        try:
-            _, data = await self.workers.call(method, payload, size)
-        except WorkerLost as error:
-            task = unpack(unpack(payload, messages.RunRequest).task, Task)
-            raise WorkerLost(f"task {task.idx} of {task.data_source}: {error.message}", remedy=error.remedy) from None
+        _, data = await self.workers.call(method, payload, size, about=functools.partial(_name_request, payload))
         return data
 
     async def run_rollout(self, task: Task, **options: Any) -> Trace:
@@ -77,7 +81,8 @@ class PoolHost(ServerHost):
         return msgspec.Raw(pack_task(task, self._spec.signer.sign(task)))
 
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
-        member, data = await self.workers.call("open", pack((id, task)), size=1, opens=id)
+        about = functools.partial(_name, task)
+        member, data = await self.workers.call("open", pack((id, task)), 1, about=about, opens=id)
         if not self.workers.has(member):
             raise WorkerEnded
         return _HomeInWorker(self.workers, member, id), unpack(data, Observation)
@@ -85,6 +90,14 @@ class PoolHost(ServerHost):
     async def close(self) -> None:
         await super().close()
         await self.workers.close()
+
+
+def _name(task: Task) -> str:
+    return f"task {task.idx} of {task.data_source}"
+
+
+def _name_request(payload: bytes) -> str:
+    return _name(unpack(unpack(payload, messages.RunRequest).task, Task))
 
 
 class _HomeInWorker:
@@ -128,8 +141,9 @@ class EnvServerPool(EnvServer):
         engine: Engine | None = None,
         *,
         doors: Sequence[Door],
+        traces: RollingRun | None = None,
     ) -> None:
-        super().__init__(taskset, config, models, doors=doors)
+        super().__init__(taskset, config, models, doors=doors, traces=traces)
         self.pool_config = pool or PoolConfig()
         self._engine = engine
 
@@ -138,6 +152,6 @@ class EnvServerPool(EnvServer):
         for part in parts_of(self.taskset):
             if not part.overrides("count"):
                 part.count()  # kept, so that no worker loads the tasks to know it
-        worker = WorkerSpec(taskset=self.taskset, host=spec, parent=None if engine.encrypted else os.getpid())
-        workers = self.WORKERS(worker, self.pool_config, engine, self.metrics.count_scored)
-        return PoolHost(self.streams, spec, workers)
+        worker = WorkerSpec(host=spec, parent=None if engine.encrypted else os.getpid())
+        workers = self.WORKERS(worker, self.taskset, self.pool_config, engine, self.take_scored)
+        return PoolHost(self.streams, spec, workers, self.take_scored)

@@ -1,11 +1,8 @@
-"""A worker of a pool, which runs rollouts and environments for a broker; and engines, which start workers.
+"""A worker of a pool, which runs rollouts and environments for a broker.
 
 It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. It says
 `ready`, `beat`, `part ID TEXT`, `scored TRACES`, `done ID DATA` and `failed ID RESPONSE`; the broker says
 `do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
-
-An engine runs workers as processes of this machine, or as actors of a Ray cluster. It only starts and kills them: the
-pool itself notices a worker that is gone or stuck.
 """
 
 from __future__ import annotations
@@ -14,25 +11,18 @@ import asyncio
 import contextlib
 import functools
 import logging
-import multiprocessing
 import os
-import pickle
-import shutil
-import signal
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import Annotated, Any
 
 import msgspec
-import uvloop
 import zmq
 
 from treetune.environment import Action, show_to
 from treetune.episode import DeadlinePassed, Episode
 from treetune.episode_book import MANY_ENDED, EpisodeEnded, trim_memory
-from treetune.errors import MissingExtraError, TreetuneError, UsageError
+from treetune.errors import TreetuneError
 from treetune.serve.errors import Cancelled
 from treetune.serve.host import HostSpec, Scored, ServerHost
 from treetune.serve.messages import failure, pack, pack_step, unpack
@@ -75,24 +65,24 @@ read_batch = msgspec.msgpack.Decoder(list[Annotated[list[bytes], msgspec.Meta(mi
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a worker needs to begin. It is pickled, and only ever passed from a broker to what it starts."""
+    """What a worker needs to begin, beside the taskset. It is pickled, and only ever passed from a broker to what it
+    starts."""
 
     identity: bytes = b""
     address: str = ""
     """Of the broker."""
     server_key: bytes | None = None
     """The broker's public key, where the way to it is encrypted."""
-    taskset: Taskset[Any, Any]
-    """One that has been counted: a worker need not load the tasks to know how many there are."""
     host: HostSpec
     parent: int | None = None
     """The broker's process, where it is on the same machine."""
 
 
 class Worker:
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
-        self._host = ServerHost(Streams(spec.taskset), spec.host, self._report)
+    def __init__(self, spec: WorkerSpec, taskset: Taskset[Any, Any]) -> None:
+        """The taskset is one that has been counted: a worker need not load the tasks to know how many there are."""
+        self._spec, self._taskset = spec, taskset
+        self._host = ServerHost(Streams(taskset), spec.host, self._report)
         self._episodes: dict[str, Episode] = {}
         """The broker keeps their book."""
         self._ended_since_trim = 0
@@ -177,12 +167,12 @@ class Worker:
     # What it does beside rollouts
 
     async def _make(self, payload: bytes) -> bytes:
-        return pack(await call_apart(self._spec.taskset.__getitem__, unpack(payload, int)))
+        return pack(await call_apart(self._taskset.__getitem__, unpack(payload, int)))
 
     async def _open(self, payload: bytes) -> bytes:
         id, data = unpack(payload, tuple[str, msgspec.Raw])
-        task = concrete_task(data, self._spec.taskset)
-        episode = self._episodes[id] = await Episode.start(self._spec.taskset, task, self._spec.host.limits)
+        task = concrete_task(data, self._taskset)
+        episode = self._episodes[id] = await Episode.start(self._taskset, task, self._spec.host.limits)
         return pack(episode.observation)
 
     async def _step(self, payload: bytes) -> bytes:
@@ -204,127 +194,3 @@ class Worker:
     def _forget(self, id: str) -> Episode | None:
         self._ended_since_trim += 1
         return self._episodes.pop(id, None)
-
-
-# Engines
-
-OnExit = Callable[[str], None]
-"""Called once, on the event loop, with how a worker has ended."""
-
-
-class ProcessEngine:
-    """Workers as processes of this machine. Their end is noticed at once; the long silence is for one that hangs."""
-
-    encrypted = False
-    """Whether the way to its workers leaves this machine, and so is encrypted."""
-    silent_seconds = 60.0
-    """A worker that has not beaten for so long is taken for dead."""
-
-    def __init__(self) -> None:
-        # Only its owner can reach it. A socket's path has at most 107 characters, which a long TMPDIR exceeds.
-        usual = tempfile.gettempdir()
-        self._folder = tempfile.mkdtemp(prefix="treetune-", dir=usual if len(usual) <= 64 else "/tmp")
-
-    def address(self) -> str:
-        """Where the broker listens for workers."""
-        return f"ipc://{self._folder}/workers"
-
-    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
-        """Gives what `kill` ends at once, whatever it is doing."""
-        # Spawned, not forked: whatever threads and locks user code holds stay behind.
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_run_process, args=(spec,), name=spec.identity.decode())
-        try:
-            process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise UsageError(
-                f"{spec.taskset.name} cannot be sent to a worker: {error}",
-                remedy="define it in a module or file, without open files or lambdas; or leave out --workers",
-            ) from error
-        loop = asyncio.get_running_loop()
-
-        def report() -> None:
-            loop.remove_reader(process.sentinel)
-            process.join()
-            code = process.exitcode or 0
-            on_exit(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
-
-        loop.add_reader(process.sentinel, report)
-        return process
-
-    def kill(self, process: Any) -> None:
-        process.kill()
-
-    def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _run_process(spec: WorkerSpec) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
-    uvloop.run(Worker(spec).run())
-    # Threads of user code that hang must not keep the process.
-    os._exit(0)
-
-
-class RayEngine:
-    """Workers as actors of the Ray cluster that this process is connected to, or the one that RAY_ADDRESS names; each
-    takes one CPU of it. The pool's own heartbeat tells that a node is gone, long before Ray lists it as dead."""
-
-    encrypted = True
-    silent_seconds = 8.0
-
-    def __init__(self) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise MissingExtraError.of("Ray", "ray") from None
-        self._ray: Any = ray
-        if not ray.is_initialized():
-            try:
-                ray.init(address="auto", log_to_driver=True, logging_level="ERROR")
-            except ConnectionError as error:
-                raise TreetuneError(
-                    f"no Ray cluster: {error}", remedy="start one with `ray start --head`, or set RAY_ADDRESS"
-                ) from error
-        self._actor = ray.remote(num_cpus=1, max_restarts=0)(_RayActor)
-
-    def address(self) -> str:
-        return f"tcp://{self._ray.util.get_node_ip_address()}:0"
-
-    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
-        loop = asyncio.get_running_loop()
-        actor = self._actor.remote()
-        ended: Future[Any] = actor.run.remote(pickle.dumps(spec)).future()
-
-        def report(future: Future[Any]) -> None:
-            error = future.exception()
-            how = f"{type(error).__name__}: {error}".splitlines()[0] if error is not None else "ended"
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(on_exit, how)
-
-        ended.add_done_callback(report)
-        return actor
-
-    def kill(self, actor: Any) -> None:
-        self._ray.kill(actor, no_restart=True)
-
-    def close(self) -> None:
-        return None
-
-
-class _RayActor:
-    def run(self, pickled: bytes) -> None:
-        asyncio.run(Worker(pickle.loads(pickled)).run())
-
-
-Engine = ProcessEngine | RayEngine
-
-
-def load_engine(name: str) -> Engine:
-    if name == "processes":
-        return ProcessEngine()
-    if name == "ray":
-        return RayEngine()
-    raise UsageError(f"unknown engine {name!r}", remedy="use processes or ray")

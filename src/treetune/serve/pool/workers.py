@@ -1,8 +1,8 @@
 """Workers: the executor of a pool. It starts and replaces worker processes, and gives each call to one of them.
 
-    workers = Workers(spec, PoolConfig(workers=4), engine, on_scored)
+    workers = Workers(spec, taskset, PoolConfig(workers=4), engine, on_scored)
     await workers.start()
-    member, data = await workers.call("run_rollout", payload, size=1)      # the least busy worker
+    member, data = await workers.call("run_rollout", payload, 1, about=name_of_task)      # the least busy worker
     data = await workers.ask(member, "step", payload)                       # this one, where the episode lives
 
 A worker that dies or hangs is replaced, and its calls go to others.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -24,8 +25,12 @@ from treetune.episode import DeadlinePassed
 from treetune.serve.errors import ServeError, Stopping, WorkerLost
 from treetune.serve.host import Scored
 from treetune.serve.messages import Response, error_of, unpack
-from treetune.serve.pool.worker import Engine, MessageBatch, WorkerSpec, read_batch
+from treetune.serve.pool.engines import Engine
+from treetune.serve.pool.member import Member, PendingCall, WorkerEnded
+from treetune.serve.pool.worker import MessageBatch, WorkerSpec, read_batch
 from treetune.serve.zmq.sockets import Frames, LoopSocket, bind_address, encrypt_server, new_socket
+from treetune.taskset import Taskset
+from treetune.threads import call_apart
 
 log = logging.getLogger("treetune.serve")
 
@@ -35,8 +40,11 @@ _TRIES = 2
 """How often a call may kill a worker that had nothing else to do, before it is given up."""
 _SPLIT = 8
 """The calls of a worker that died are made again in groups of an eighth, so that whoever killed it is soon alone."""
+_MOST_GIVEN_UP = 1000
 _RETRY_SECONDS = 0.1
 """Workers that die together are all noticed before the calls of one are given to another."""
+_PLACE_SECONDS = 60.0
+"""How long they wait for a worker without episodes: a busy machine needs long for one, a full cluster has none."""
 _LONGEST_PAUSE = 30.0
 _MOST_FAILURES = 5
 """Workers in a row that could not start, before the calls that wait for one fail."""
@@ -55,53 +63,19 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A worker that shows no life for so long is replaced; absent: what suits the engine."""
 
 
-class PendingCall(msgspec.Struct, eq=False):
-    """A call that a worker has."""
-
-    future: asyncio.Future[bytes]
-    show: Sink | None
-    """Is given what the environment shows meanwhile."""
-
-
-class Member(msgspec.Struct, eq=False):
-    """A worker as the broker sees it."""
-
-    identity: bytes
-    messages: MessageBatch
-    handle: Any = None
-    """The engine's own."""
-    ready: bool = False
-    leaving: bool = False
-    heard: float = 0.0
-    calls: dict[bytes, PendingCall] = {}
-    episodes: set[str] = set()
-    load: int = 0
-    """Rollouts under way, live episodes included."""
-    guests: int = 0
-    """Calls that any worker could have got: all but steps of the episodes here."""
-    limits: list[int] = []
-    """How many guests there may be, as each suspect among them has it."""
-
-    def may_take(self, company: int | None) -> bool:
-        """Suspects are with few others, and other calls are never with suspects."""
-        return not self.limits if company is None else self.guests < min([company, *self.limits])
-
-
-class WorkerEnded(WorkerLost):
-    """The worker that had the call is gone."""
-
-    def __init__(self, how: str = "", calls: int = 0) -> None:
-        super().__init__("the worker of this episode died", remedy="start another")
-        self.how, self.calls = how, calls
-
-
 class Workers:
     def __init__(
-        self, spec: WorkerSpec, config: PoolConfig, engine: Engine, on_scored: Callable[[list[Scored]], None]
+        self,
+        spec: WorkerSpec,
+        taskset: Taskset[Any, Any],
+        config: PoolConfig,
+        engine: Engine,
+        on_scored: Callable[[list[Scored]], None],
     ) -> None:
-        self._spec, self._config, self._engine = spec, config, engine
+        self._spec, self._taskset, self._config, self._engine = spec, taskset, config, engine
         self._on_scored = on_scored
         self.on_episode_lost: Callable[[str], None] = lambda episode: None
+        self._most = config.max_workers or config.workers
         self._silent = config.silent_seconds or engine.silent_seconds
         self._members: dict[bytes, Member] = {}
         self._changed = asyncio.Event()
@@ -110,6 +84,8 @@ class Workers:
         """Calls that wait for a worker."""
         self._suspects = 0
         """Those among them whose last worker died."""
+        self._given_up: OrderedDict[str, None] = OrderedDict()
+        """What ended its worker alone, by name: where it is asked for again, it is alone from the beginning."""
         self._number = self._call_number = 0
         self._failures = 0
         """Workers in a row that ended before they were ready."""
@@ -124,6 +100,7 @@ class Workers:
     # Its life
 
     async def start(self) -> None:
+        await call_apart(self._engine.prepare, self._taskset)
         socket = new_socket(zmq.ROUTER)
         server_key = encrypt_server(socket, zmq.curve_keypair()[1]) if self._engine.encrypted else None
         address = bind_address(socket, self._engine.address())
@@ -168,10 +145,13 @@ class Workers:
 
     # Calls
 
-    async def call(self, method: str, payload: bytes, size: int = 0, opens: str | None = None) -> tuple[Member, bytes]:
+    async def call(
+        self, method: str, payload: bytes, size: int = 0, *, about: Callable[[], str], opens: str | None = None
+    ) -> tuple[Member, bytes]:
         """What the least busy worker answers, and which one that is; where it dies, another one. The call counts as
-        `size` rollouts, and `opens` is the episode that lives in the worker from then on."""
-        company: int | None = None
+        `size` rollouts, is named by `about` in errors, and `opens` is the episode that lives in the worker from then
+        on."""
+        company = 1 if self._given_up and about() in self._given_up else None
         died_alone = 0
         while True:
             member = await self._wait_for_member(company)
@@ -179,12 +159,16 @@ class Workers:
             member.guests += 1
             member.limits += limits
             try:
-                return member, await self.ask(member, method, payload, size, opens=opens)
+                data = await self.ask(member, method, payload, size, opens=opens)
+                if company == 1 and self._given_up:
+                    self._given_up.pop(about(), None)
+                return member, data
             except WorkerEnded as error:
                 died_alone += error.calls == 1 or company == 1
                 if died_alone == _TRIES:
+                    self._give_up(name := about())
                     raise WorkerLost(
-                        f"{method} was tried {_TRIES} times alone, and each time its worker died ({error.how})",
+                        f"{name}: {method} was tried {_TRIES} times alone, and each time its worker died ({error.how})",
                         remedy="look at the task: its environment may crash or exhaust the machine",
                     ) from None
                 company = max(1, min(error.calls, company or error.calls) // _SPLIT)
@@ -195,6 +179,11 @@ class Workers:
                 if self._suspects or limits:
                     self._wake_waiting()
             await asyncio.sleep(_RETRY_SECONDS)
+
+    def _give_up(self, name: str) -> None:
+        self._given_up[name] = None
+        if len(self._given_up) > _MOST_GIVEN_UP:
+            self._given_up.popitem(last=False)
 
     async def ask(
         self,
@@ -233,14 +222,20 @@ class Workers:
         """The least busy worker that may take the call, as soon as there is one."""
         self._waiting += 1
         self._suspects += company is not None
+        began = time.monotonic()
         try:
             while True:
                 if self._closing:
                     raise Stopping("the server has stopped", remedy="ask again when it is back")
                 free = [member for member in self._members.values() if member.ready and not member.leaving]
                 free.sort(key=lambda member: (member.load, len(member.calls)))
-                kept = 1 if self._suspects and company is None else 0  # the least busy one, for those that need room
-                for member in free[kept:]:
+                if self._suspects:
+                    places = self._places_for_suspects(free)
+                    if company is None:
+                        free = [one for one in free if one not in places[:1]]  # kept for those that need room
+                    elif time.monotonic() - began < _PLACE_SECONDS:
+                        free = places
+                for member in free:
                     if member.may_take(company):
                         return member
                 if not free and self._failures >= _MOST_FAILURES:
@@ -249,6 +244,14 @@ class Workers:
         finally:
             self._waiting -= 1
             self._suspects -= company is not None
+
+    def _places_for_suspects(self, free: list[Member]) -> list[Member]:
+        """Those without episodes, which would be lost with a worker. Where all have some, one more is started."""
+        if not any(not member.episodes and not member.leaving for member in self._members.values()):
+            if len(self._members) > self._most or time.monotonic() < self._start_at:
+                return free
+            self._start_one()
+        return [member for member in free if not member.episodes]
 
     def _wake_waiting(self) -> None:
         self._changed.set()
@@ -270,8 +273,11 @@ class Workers:
         identity = f"worker-{self._number}".encode()
         member = Member(identity, MessageBatch(self._socket, identity), heard=time.monotonic() + START_SECONDS)
         spec = msgspec.structs.replace(self._spec, identity=identity)
-        member.handle = self._engine.start(spec, lambda how: self._remove(member, how))
         self._members[identity] = member
+        try:
+            member.handle = self._engine.start(spec, lambda how: self._remove(member, how))
+        except OSError as error:  # no more processes or files, and perhaps some in a while
+            self._remove(member, str(error))
 
     def _remove(self, member: Member, how: str) -> None:
         """A worker has ended: its calls go to others, and another takes its place."""
@@ -317,10 +323,10 @@ class Workers:
             leaving = min(ready, key=lambda member: member.load)
             leaving.leaving = True
             log.info("little to do: letting %s go", leaving.identity.decode())
-        number, most = len(self._members) + 1, config.max_workers or config.workers
+        number = len(self._members) + 1
         all_busy = len(ready) == len(self._members) and all(member.load >= config.busy_load for member in ready)
-        if all_busy and number <= most:
-            log.info("much to do: starting worker %d of %d", number, most)
+        if all_busy and number <= self._most:
+            log.info("much to do: starting worker %d of %d", number, self._most)
             self._start_one()
 
     async def _tick(self) -> None:
@@ -340,6 +346,8 @@ class Workers:
             elif member.leaving and not member.calls and not member.episodes:
                 member.messages.put(b"end")
         self._adjust()
+        if self._suspects:
+            self._wake_waiting()
 
     # What workers say
 

@@ -4,8 +4,9 @@
         task = await client.sample()
         trace = await client.run_rollout(task)
 
-A request keeps its id when it is sent again, so the server repeats its answer rather than the work. `BlockingEnvClient`
-is the same for programs without an event loop.
+A request keeps its id when it is sent again, so the server repeats its answer rather than the work. The server knows
+the client by 16 random bytes, whatever becomes of the connection. `BlockingEnvClient` is the same for programs without
+an event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpack
 
 import msgspec
 import zmq
@@ -28,6 +29,7 @@ from treetune.environment import Step
 from treetune.episode import Started
 from treetune.errors import UsageError
 from treetune.host import PROTOCOL, Health, Info, PlayOptions, draw_by_index
+from treetune.mixture import parts_of
 from treetune.serve import messages
 from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
 from treetune.serve.messages import pack, unpack, without_none
@@ -35,17 +37,26 @@ from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 from treetune.streams import State
 from treetune.task import Task
-from treetune.taskset import Taskset, parts_of
+from treetune.taskset import Taskset
 from treetune.threads import run_in_background
 from treetune.trace import Trace
 
 _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
 _REMEMBERED = 200_000
 _ACKS = 64
+_ACK_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Sampled(NamedTuple):
+    """What came with a task."""
+
+    seal: bytes = b""
+    attempt: int = 0
+    lease: float | None = None
 
 
 class EnvClient:
@@ -63,19 +74,21 @@ class EnvClient:
         another class come as `WireTask`. `deadline` has the seconds for what a server answers at once, `run_deadline`
         those for rollouts, groups and steps."""
         self.address = address
-        self._token = token
+        self._name = secrets.token_bytes(messages.CLIENT_BYTES)
+        self._head = messages.pack_head(self._name, token, PROTOCOL)
         self._server_key = server_key.encode() if isinstance(server_key, str) else server_key
         parts = parts_of(taskset) if taskset is not None else ()
         self._types = {part.task_type.__name__: part.task_type for part in parts}
         self._deadline, self._run_deadline = deadline, run_deadline
-        self._name = secrets.token_bytes(8)
         self._number = 0
         self._waiting: dict[bytes, asyncio.Future[bytes | None]] = {}
         """By request id: None where it is time to send it again."""
         self._received: list[bytes] = []
-        self._unclaimed: dict[str, list[bytes]] = {}
-        """By stream: draws that were asked for, and whose answer nobody waited for."""
-        self._seals: OrderedDict[bytes, bytes] = OrderedDict()
+        self._unclaimed: dict[tuple[str, float | None], list[Frames]] = {}
+        """By stream and lease: requests for a draw whose answer nobody waited for."""
+        self._sampled: OrderedDict[bytes, _Sampled] = OrderedDict()
+        """By the content of a task."""
+        self._acknowledging: asyncio.TimerHandle | None = None
         self._socket: LoopSocket | None = None
         self._closed = False
 
@@ -86,6 +99,7 @@ class EnvClient:
         await self.close()
 
     async def close(self) -> None:
+        self._acknowledge()
         self._closed = True
         for reply in self._waiting.values():
             if not reply.done():
@@ -109,44 +123,64 @@ class EnvClient:
     async def health(self) -> Health:
         return await self._ask("health", messages.Request(), Health)
 
-    async def sample(self, index: int | None = None, *, stream: str = "") -> Task:
-        """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets."""
-        request = messages.SampleRequest(index=index, stream=stream)
-        unclaimed = self._unclaimed.setdefault(stream, []) if index is None else []
-        id = unclaimed.pop(0) if unclaimed else self._new_id()
+    async def sample(self, index: int | None = None, *, stream: str = "", lease: float | None = None) -> Task:
+        """As every host's; a draw that was cancelled, or not answered in time, is the next that this client gets.
+        Without a `lease` it is the server's own; 0: none."""
+        unclaimed = self._unclaimed.setdefault((stream, lease), []) if index is None else []
+        if unclaimed:
+            frames = unclaimed.pop(0)
+        else:
+            frames = self._make_frames("sample", messages.SampleRequest(index=index, stream=stream, lease=lease))
         try:
-            response = await self._call("sample", request, messages.SampleResponse, self._deadline, id)
+            response = await self._call(frames, messages.SampleResponse, self._deadline)
         except (asyncio.CancelledError, Unreachable):
-            unclaimed.append(id)
+            unclaimed.append(frames)
             raise
         task, seal = unpack_task(response.task, self._types)
-        self._seals[_content(pack(task))] = seal
-        if len(self._seals) > _REMEMBERED:
-            self._seals.popitem(last=False)
+        self._sampled[_content(pack(task))] = _Sampled(seal, response.attempt, response.lease)
+        if len(self._sampled) > _REMEMBERED:
+            self._sampled.popitem(last=False)
         return task
+
+    async def renew(self, task: Task, lease: float | None = None) -> bool:
+        reply = await self._ask("renew", messages.LeaseRequest(idx=task.idx, lease=lease), dict[str, Any])
+        return bool(reply["found"])
+
+    async def finish(self, task: Task) -> bool:
+        reply = await self._ask("finish", messages.LeaseRequest(idx=task.idx), dict[str, Any])
+        return bool(reply["found"])
+
+    def attempt_of(self, task: Task) -> int:
+        """How often a sampled task was given out before, to a client that let its lease run out."""
+        return self._find(task).attempt
+
+    def _find(self, task: Task) -> _Sampled:
+        return self._sampled.get(_content(pack(task)), _Sampled())
 
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
         return draw_by_index(self, num_tasks)
 
     async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace:
-        name = options.pop("request", None)
+        name, sampled = options.pop("request", None), self._find(task)
+        options.setdefault("attempt", sampled.attempt)
         message = messages.RunRolloutRequest(task=self._with_seal(task), rollout=rollout, **without_none(options))
-        response = await self._run("run_rollout", message, messages.RunRolloutResponse, name)
+        response = await self._run("run_rollout", message, messages.RunRolloutResponse, name, sampled.lease)
         return unpack_trace(response.trace, task)
 
     async def run_group(
         self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
     ) -> list[Trace]:
-        name = options.pop("request", None)
+        name, sampled = options.pop("request", None), self._find(task)
+        options.setdefault("attempt", sampled.attempt)
         named = {"rollouts": rollouts, **options}
         message = messages.RunGroupRequest(task=self._with_seal(task), n=n, **without_none(named))
-        response = await self._run("run_group", message, messages.RunGroupResponse, name)
+        response = await self._run("run_group", message, messages.RunGroupResponse, name, sampled.lease)
         for warning in response.warnings:
             log.warning("%s", warning)
         return [unpack_trace(trace, task) for trace in response.traces]
 
-    async def start(self, task: Task) -> Started:
-        return await self._run("start", messages.StartRequest(task=self._with_seal(task)), Started)
+    async def start(self, task: Task, *, step: int | None = None) -> Started:
+        return await self._run("start", messages.StartRequest(task=self._with_seal(task), step=step), Started)
 
     async def step(self, episode: str, action: Any, turn: int | None = None) -> Step:
         message = messages.StepRequest(episode=episode, action=action, turn=turn)
@@ -165,8 +199,9 @@ class EnvClient:
 
     async def restore(self, state: State) -> None:
         await self._ask("restore", messages.RestoreRequest(state=state), messages.Response)
-        for stream in state.streams:
-            self._unclaimed.pop(stream, None)  # what was drawn before is not what comes next
+        for stream, lease in list(self._unclaimed):
+            if stream in state.streams:
+                del self._unclaimed[stream, lease]  # what was drawn before is not what comes next
 
     async def stats(self) -> dict[str, Any]:
         reply = await self._ask("stats", messages.Request(), dict[str, Any])
@@ -182,29 +217,41 @@ class EnvClient:
     # Requests
 
     async def _ask(self, method: str, request: messages.Request, answer: type[R]) -> R:
-        return await self._call(method, request, answer, self._deadline, self._new_id())
+        return await self._call(self._make_frames(method, request), answer, self._deadline)
 
-    async def _run(self, method: str, request: messages.Request, answer: type[R], name: str | None = None) -> R:
-        id = name.encode() if name is not None else self._new_id()
+    async def _run(
+        self,
+        method: str,
+        request: messages.Request,
+        answer: type[R],
+        name: str | None = None,
+        lease: float | None = None,
+    ) -> R:
+        frames = self._make_frames(method, request, name)
         try:
-            return await self._call(method, request, answer, self._run_deadline, id)
+            return await self._call(frames, answer, self._run_deadline, lease)
         except (asyncio.CancelledError, Unreachable):
             # Nobody waits for it any more, so nobody shall work at it.
-            self._send([self._new_id(), b"cancel", pack(messages.CancelRequest(id=id, token=self._token))])
+            self._send(self._make_frames("cancel", messages.CancelRequest(id=frames[0])))
             raise
 
-    async def _call(self, method: str, request: messages.Request, answer: type[R], seconds: float, id: bytes) -> R:
+    def _make_frames(self, method: str, request: messages.Request, name: str | None = None) -> Frames:
+        """A request with its id, the same whenever it is sent again."""
+        self._number += 1
+        id = name.encode() if name is not None else self._number.to_bytes(8, "big")
+        request.ack, self._received = self._received[:_ACKS], self._received[_ACKS:]
+        return [id, method.encode(), self._head, pack(request)]
+
+    async def _call(self, frames: Frames, answer: type[R], seconds: float, lease: float | None = None) -> R:
         if self._closed:
             raise UsageError("this client is closed", remedy="open another")
-        request.token, request.protocol = self._token, PROTOCOL
-        request.ack, self._received = self._received[:_ACKS], self._received[_ACKS:]
         until, pause = time.monotonic() + seconds, 0.05
-        frames = [id, method.encode(), pack(request)]
         while True:
-            data = await self._exchange(frames, until)
+            data = await self._exchange(frames, until, lease)
             response = unpack(data, messages.Response)
             if response.success:
-                self._received.append(id)
+                self._received.append(frames[0])
+                self._acknowledge_soon()
                 return unpack(data, answer)
             error = messages.error_of(response)
             pause = min(5.0, pause * 2)
@@ -212,9 +259,10 @@ class EnvClient:
                 raise error
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
-    async def _exchange(self, frames: Frames, until: float) -> bytes:
-        """The reply to a request, which is sent again while none comes."""
-        loop, wait = asyncio.get_running_loop(), _FIRST_RESEND
+    async def _exchange(self, frames: Frames, until: float, lease: float | None = None) -> bytes:
+        """The reply to a request, which is sent again while none comes: that renews the lease of its task."""
+        longest = min(_LAST_RESEND, lease / 3) if lease else _LAST_RESEND
+        loop, wait = asyncio.get_running_loop(), min(_FIRST_RESEND, longest)
         while (left := until - time.monotonic()) > 0:
             reply: asyncio.Future[bytes | None] = loop.create_future()
             self._waiting[frames[0]] = reply
@@ -226,15 +274,21 @@ class EnvClient:
             finally:
                 timer.cancel()
                 self._waiting.pop(frames[0], None)
-            wait = min(_LAST_RESEND, wait * 2)
+            wait = min(longest, wait * 2)
         raise Unreachable(
             f"no answer from {self.address} before the deadline",
             remedy="is the server running there, and is its key the one given?",
         )
 
-    def _new_id(self) -> bytes:
-        self._number += 1
-        return self._name + self._number.to_bytes(8, "big")
+    def _acknowledge_soon(self) -> None:
+        """As a rule the next request does; where none comes, the server must still know that a rollout has arrived."""
+        if self._acknowledging is None:
+            self._acknowledging = asyncio.get_running_loop().call_later(_ACK_SECONDS, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._acknowledging = None
+        while self._received and not self._closed:
+            self._send(self._make_frames("ack", messages.Request()))
 
     def _send(self, frames: Frames) -> None:
         if self._socket is None:
@@ -251,8 +305,8 @@ class EnvClient:
     def _with_seal(self, task: Task) -> msgspec.Raw:
         if isinstance(task, WireTask):
             return msgspec.Raw(pack_task(task))
-        seal = self._seals.get(_content(pack(task)))
-        if seal is None:
+        seal = self._find(task).seal
+        if not seal:
             raise TaskRefused(
                 f"task {task.idx} was not sampled with this client, or was changed since",
                 remedy="sample it here; to run it elsewhere, pass on client.portable(task)",
@@ -294,6 +348,8 @@ class BlockingEnvClient:
     info = _wait_for(EnvClient.info)
     health = _wait_for(EnvClient.health)
     sample = _wait_for(EnvClient.sample)
+    renew = _wait_for(EnvClient.renew)
+    finish = _wait_for(EnvClient.finish)
     run_rollout = _wait_for(EnvClient.run_rollout)
     run_group = _wait_for(EnvClient.run_group)
     start = _wait_for(EnvClient.start)
@@ -307,6 +363,9 @@ class BlockingEnvClient:
 
     def portable(self, task: Task) -> WireTask:
         return self._client.portable(task)
+
+    def attempt_of(self, task: Task) -> int:
+        return self._client.attempt_of(task)
 
 
 def _content(packed: bytes) -> bytes:

@@ -2,53 +2,42 @@
 
     EnvServer(taskset, doors=[ZmqDoor("tcp://127.0.0.1:5555")])
 
-What a batch drew is on disk before any of its replies is sent. Replies are kept by request id, so that a client may
-repeat a request whatever became of the first. What is asked for is the host's to do.
+Who asks is known before anything is decoded. What a batch drew is on disk before any of its replies is sent. Replies
+are kept by client and request id, so that a client may repeat a request whatever became of the first. What is asked for
+is the host's to do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, NamedTuple
 
 import msgspec
 import zmq
 
 from treetune.episode_book import EpisodeEnded, Terms
-from treetune.errors import TreetuneError, UsageError, user_code
-from treetune.host import MOST_IN_GROUP, PROTOCOL
+from treetune.errors import TreetuneError, UsageError
+from treetune.host import MOST_IN_GROUP
+from treetune.pending import Draw, check_lease
 from treetune.serve import messages
 from treetune.serve.access import check_address, load_curve_key
-from treetune.serve.errors import BadRequest, Busy, Cancelled, Denied, Misused, Stopping, WorkerLost
-from treetune.serve.messages import Request, failure, pack, unpack
-from treetune.serve.server import Door, EnvServer
+from treetune.serve.errors import BadRequest, Busy, Cancelled, Stopping, WorkerLost
+from treetune.serve.messages import Request, check_values, failure, pack, unpack
+from treetune.serve.server import Door, EnvServer, Given
 from treetune.serve.task_signer import pack_task
+from treetune.serve.zmq.gate import LONGEST_ID, Call, Gate
+from treetune.serve.zmq.replies import ReplyCache, check_same
 from treetune.serve.zmq.sockets import MOST_BYTES, Frames, LoopSocket, bind_address, encrypt_server, new_socket
-from treetune.streams import Draw
 from treetune.task import Task
 
 log = logging.getLogger("treetune.serve")
 _MOST_WAITING = 20_000
 """Samples that wait for a slow taskset, before the answer is `busy`."""
-_LONGEST_ID = 64
 _SHRINK_SECONDS = 5.0
-_NEED_PROTOCOL = {"run_rollout", "run_group", "start", "step"}
-"""Methods whose response an older client would misread."""
-
-
-class Call(NamedTuple):
-    """A request under way: who asks, under which id, for what."""
-
-    identity: bytes
-    id: bytes
-    method: str
-    payload: bytes
 
 
 class Running(NamedTuple):
@@ -56,6 +45,7 @@ class Running(NamedTuple):
 
     task: asyncio.Task[bytes]
     identities: list[bytes]
+    digest: bytes
 
 
 Handler = Callable[[Call, Any], bytes | None]
@@ -72,11 +62,13 @@ class ZmqDoor(Door):
         self._terms = Terms(render=messages.pack_step)
         self._socket: LoopSocket | None = None
         self._running: dict[bytes, Running] = {}
-        """By request id."""
+        """By the key of the request."""
         self._ready: list[tuple[bytes, bytes, bytes]] = []
         """The replies of the batch in hand."""
+        self._changing: list[Call] = []
+        """The requests of the batch that were done at once."""
         self.methods: dict[bytes, tuple[type[Request] | None, Handler]] = {
-            b"health": (None, self._health),  # answered whatever it says
+            b"health": (None, self._health),  # answered whoever asks
             b"info": (Request, self._info),
             b"sample": (messages.SampleRequest, self._sample),
             b"run_rollout": (Request, self._run),
@@ -88,6 +80,9 @@ class ZmqDoor(Door):
             b"state": (messages.StateRequest, self._state),
             b"restore": (messages.RestoreRequest, self._restore),
             b"stats": (Request, self._stats),
+            b"renew": (messages.LeaseRequest, self._renew),
+            b"finish": (messages.LeaseRequest, self._finish_lease),
+            b"ack": (Request, lambda call, request: None),
         }
 
     # Its life
@@ -95,14 +90,14 @@ class ZmqDoor(Door):
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
         check_address(self.address, server.config.access)
-        self._token = server.config.access.token
+        self._gate = Gate(server.config.access.token)
 
     async def open(self) -> None:
         socket = new_socket(zmq.ROUTER, most_bytes=MOST_BYTES)
         if (file := self.server.config.access.curve_key) is not None:
             self.public_key = encrypt_server(socket, load_curve_key(file))
         self.address = bind_address(socket, self.address)
-        self._socket = LoopSocket(socket, self.take_batch)
+        self._socket = LoopSocket(socket, self.take_batch, self._gate.admits)
         self._shrinker = asyncio.create_task(self._shrink())
 
     def under_way(self) -> int:
@@ -131,17 +126,22 @@ class ZmqDoor(Door):
 
     def take_batch(self, batch: list[Frames]) -> None:
         for frames in batch:
-            if len(frames) != 4 or not 1 <= len(frames[1]) <= _LONGEST_ID or frames[2] not in self.methods:
+            if len(frames) < 3 or not 1 <= len(frames[1]) <= LONGEST_ID or frames[2] not in self.methods:
                 self.refuse_malformed(frames)
                 continue
-            identity, id, method, payload = frames
-            kind, handle = self.methods[method]
-            call = Call(identity, id, method.decode(), payload)
+            kind, handle = self.methods[frames[2]]
+            call = None
             try:
-                response = handle(call, self._read(call, kind) if kind is not None else None)
+                if kind is None:
+                    call, request = Call(frames[0], frames[1], frames[2].decode()), None
+                else:
+                    call = self._gate.identify(frames)
+                    request = self._read(call, kind)
+                response = handle(call, request)
                 if response is not None:
                     self._reply(call, response)
             except Exception as error:
+                call = call or Call(frames[0], frames[1], frames[2].decode())
                 self._reply(call, *self._failure(call, error))
         self._commit()
         for reply in self._ready:
@@ -151,7 +151,7 @@ class ZmqDoor(Door):
     def refuse_malformed(self, frames: Frames) -> None:
         """Counts it; answers with an error where it has at least an id and a method."""
         self.server.metrics.malformed += 1
-        if len(frames) == 4 and 1 <= len(frames[1]) <= _LONGEST_ID:
+        if len(frames) >= 3 and 1 <= len(frames[1]) <= LONGEST_ID:
             known = ", ".join(name.decode() for name in self.methods)
             error = BadRequest(f"unknown method {frames[2][:40]!r}", remedy=f"the methods are {known}")
             self._ready.append((frames[0], frames[1], pack(failure(error))))
@@ -161,18 +161,14 @@ class ZmqDoor(Door):
             self._socket.send(reply)
 
     def _read(self, call: Call, kind: type[Request]) -> Request:
-        """The request, where it carries the token."""
+        check_values(call.payload)
         request = unpack(call.payload, kind)
-        if self._token is not None and not hmac.compare_digest(self._token.encode(), (request.token or "").encode()):
-            raise Denied("the token is missing or wrong", remedy="pass the server's --token to the client")
         if request.ack:
-            self.replies.acknowledge([known for known in request.ack if len(known) <= _LONGEST_ID])
-        if call.method in _NEED_PROTOCOL and request.protocol != PROTOCOL:
-            raise Misused(
-                f"this server speaks protocol {PROTOCOL}, the client protocol {request.protocol}",
-                remedy="install the same version of treetune on both sides; a client of your own sends "
-                f"`protocol: {PROTOCOL}` once it takes a reward that is null",
-            )
+            keys = [call.client + known for known in request.ack if len(known) <= LONGEST_ID]
+            self.replies.acknowledge(keys)
+            if (pending := self.server.streams.pending).work:
+                for key in keys:
+                    pending.end_work(key)  # what it was for has arrived
         return request
 
     def _reply(self, call: Call, data: bytes, kind: str | None = None) -> None:
@@ -191,54 +187,54 @@ class ZmqDoor(Door):
         return pack(response), response.kind
 
     def _commit(self) -> None:
-        """Keeps what the batch drew before any reply is sent. Where that fails, its requests do and no cursor moves."""
+        """Keeps what the batch drew before any reply is sent. Where that fails, its requests do, and what they drew is
+        given out again."""
         unsaved = self.server.order.unsaved
         try:
             self.server.order.commit()
         except Exception as error:
             log.error("%s", error)
             data = pack(failure(error))
-            self._ready = [(to, id, data if id in unsaved else reply) for to, id, reply in self._ready]
-            for id in unsaved:
-                self.replies.drop(id)
-                if (running := self._running.pop(id, None)) is not None:  # no step of it was run yet
-                    running.task.cancel()
-                    self._ready += [(identity, id, data) for identity in running.identities]
+            lost = {call.key: call for call in self._changing if call.key in unsaved}
+            for key in lost:
+                self.replies.drop(key)
+            replies = {(call.identity, call.id) for call in lost.values()}
+            self._ready = [(to, id, data if (to, id) in replies else reply) for to, id, reply in self._ready]
+        self._changing.clear()
 
     # Requests that are under way
 
     def _is_known(self, call: Call) -> bool:
-        """Whether this request came before: one that was done is answered again, one under way will be. One whose
-        reply was acknowledged is refused: it is late, or its id was taken twice."""
-        if (kept := self.replies.kept(call.id)) is not None:
+        """Whether this request came before: one that was done is answered again, one under way will be."""
+        if (kept := self.replies.find(call.key, call.digest)) is not None:
             self._ready.append((call.identity, call.id, kept))
             return True
-        if self.replies.is_settled(call.id):
-            raise Misused("this request was answered, and its answer acknowledged", remedy="give each request a new id")
-        running = self._running.get(call.id)
-        if running is not None and call.identity not in running.identities:
+        running = self._running.get(call.key)
+        if running is None:
+            return False
+        check_same(running.digest, call.digest)
+        if call.identity not in running.identities:
             running.identities.append(call.identity)
-        return running is not None
+        self.server.streams.pending.renew_work(call.key)  # whoever repeats it is alive
+        return True
 
-    def _begin(self, call: Call, work: Callable[[], Coroutine[Any, Any, bytes]], size: int = 0) -> None:
-        """Begins what counts as `size` rollouts, unless it came before."""
+    def _begin(self, call: Call, work: Callable[[], Coroutine[Any, Any, bytes]], size: int = 0) -> bool:
+        """Begins what counts as `size` rollouts; False where it came before."""
         if self._is_known(call):
-            return
+            return False
         self.server.refuse_stopping()
         self.server.reserve(size)
         self._spawn(call, work(), size)
+        return True
 
     def _spawn(self, call: Call, work: Coroutine[Any, Any, bytes], size: int = 0) -> None:
         task = asyncio.get_running_loop().create_task(work, name=call.method)
-        self._running[call.id] = Running(task, [call.identity])
+        self._running[call.key] = Running(task, [call.identity], call.digest)
         task.add_done_callback(functools.partial(self._finish, call, size, time.perf_counter()))
 
     def _finish(self, call: Call, size: int, began: float, task: asyncio.Task[bytes]) -> None:
         self.server.release(size)
-        running = self._running.get(call.id)
-        if running is None or running.task is not task:
-            return  # its draw could not be kept, which its client knows
-        del self._running[call.id]
+        running = self._running.pop(call.key)
         error: BaseException | None
         if not task.cancelled():
             error = task.exception()
@@ -248,10 +244,16 @@ class ZmqDoor(Door):
         else:
             error = Cancelled("cancelled")
         data, kind = (task.result(), None) if error is None else self._failure(call, error)
+        if error is not None:
+            self.server.streams.pending.end_work(call.key, finish=None)
         self.server.metrics.count_request(call.method, time.perf_counter() - began, kind)
-        self.replies.keep(call.id, data)
+        self.replies.keep(call.key, call.digest, data)
         for identity in running.identities:
             self.send((identity, call.id, data))
+
+    def abandon(self, name: Hashable) -> None:
+        if isinstance(name, bytes) and (running := self._running.get(name)) is not None:
+            running.task.cancel()
 
     # What is asked about the order
 
@@ -268,37 +270,69 @@ class ZmqDoor(Door):
         server.refuse_stopping()
         if request.index is None and len(self._running) > _MOST_WAITING:
             raise Busy("too many requests are waiting for a task", remedy="ask again soon")
-        draw = server.order.draw(call.id, request.index, request.stream)
+        lease, order, again = 0.0, server.order, request.index is not None
+        if request.index is not None:
+            draw = server.streams.draw_at(request.index)
+        elif order.recovered and (before := order.recall(call.key, call.digest)) is not None:
+            (draw, lease), again = before, True  # it is drawn, and only its reply is missing
+        else:
+            lease = (server.config.lease or 0.0) if request.lease is None else check_lease(request.lease)
+            draw = order.advance(request.stream)
         if not server.streams.cheap:
-            self._spawn(call, self._make(draw))  # which runs after the commit of this batch
+            if again:
+                self._spawn(call, self._fetch(draw, lease))
+            else:
+                server.streams.pending.hold(draw)
+                self._spawn(call, self._make(call, draw, lease))  # which runs after the commit of this batch
             return
         try:
-            data = self._hand_out(server.streams.task(draw), draw)
+            task = server.streams.task(draw)
+            data = self._pack_sample(task, draw, lease)
         except Exception as error:
-            self.replies.keep(call.id, pack(failure(error)))  # asked again, it is not drawn again
-            raise
+            told = error if again else order.fail(draw, error, call.key, call.digest)
+            self.replies.keep(call.key, call.digest, pack(failure(told)))
+            raise told from None
+        if not again:
+            order.hand_out(draw, task.idx, call.key, call.digest, lease, call.client)
         self._reply_and_keep(call, data)
 
-    async def _make(self, draw: Draw) -> bytes:
-        return self._hand_out(await self.server.host.fetch(draw), draw)
+    async def _fetch(self, draw: Draw, lease: float) -> bytes:
+        return self._pack_sample(await self.server.host.fetch(draw), draw, lease)
 
-    def _hand_out(self, task: Task, draw: Draw) -> bytes:
+    async def _make(self, call: Call, draw: Draw, lease: float) -> bytes:
+        async def fetch(draw: Draw) -> tuple[int, bytes]:
+            task = await self.server.host.fetch(draw)
+            return task.idx, self._pack_sample(task, draw, lease)
+
+        given: Given = {"request": call.key, "digest": call.digest, "lease": lease, "holder": call.client}
+        return await self.server.make(draw, fetch, **given)
+
+    def _pack_sample(self, task: Task, draw: Draw, lease: float = 0.0) -> bytes:
         """The response with a task, sealed."""
         if type(task) is not Task:
             # As it will be once it has travelled: an integer in a field of floats comes out as a float.
             task = unpack(pack(task), type(task))
-        sealed = pack_task(task, self.server.signer.sign(task))
+        sealed = msgspec.Raw(pack_task(task, self.server.signer.sign(task)))
         self.server.metrics.sources[task.data_source] += 1
-        return pack(messages.SampleResponse(task=msgspec.Raw(sealed), index=draw.index))
+        return pack(messages.SampleResponse(task=sealed, index=draw.index, attempt=draw.attempt, lease=lease or None))
+
+    def _renew(self, call: Call, request: messages.LeaseRequest) -> bytes:
+        pending = self.server.streams.pending
+        return messages.pack_reply(found=pending.renew_task(request.idx, call.client, request.lease))
+
+    def _finish_lease(self, call: Call, request: messages.LeaseRequest) -> None:
+        if not self._is_known(call):
+            found = self.server.streams.pending.finish_task(request.idx, call.client)
+            self._reply_and_keep(call, messages.pack_reply(found=found))
 
     def _observe(self, call: Call, request: messages.ObserveRequest) -> None:
         server = self.server
         task = server.signer.read_task(request.task, server.taskset)
         if self._is_known(call):
             return
-        server.order.change(call.id, request.stream)
-        with user_code(f"{server.taskset.name}.curriculum().observe()"):
-            server.streams.observe(task, request.reward, request.stream)
+        server.order.keep_curriculum(call.key, request.stream)
+        server.streams.observe(task, request.reward, request.stream)
+        server.streams.pending.finish_task(task.idx, call.client)
         self._reply_and_keep(call, messages.pack_reply())
 
     def _state(self, call: Call, request: messages.StateRequest) -> bytes:
@@ -308,12 +342,13 @@ class ZmqDoor(Door):
         if self._is_known(call):
             return
         for stream in request.state.streams:
-            self.server.order.change(call.id, stream)
+            self.server.order.keep_stream(call.key, stream)
         self.server.streams.restore(request.state)
         self._reply_and_keep(call, messages.pack_reply())
 
     def _reply_and_keep(self, call: Call, data: bytes) -> None:
-        self.replies.keep(call.id, data)
+        self.replies.keep(call.key, call.digest, data)
+        self._changing.append(call)
         self._reply(call, data)
 
     def _stats(self, call: Call, request: Request) -> bytes:
@@ -327,14 +362,20 @@ class ZmqDoor(Door):
         size = request.n if isinstance(request, messages.RunGroupRequest) else 1
         if not 1 <= size <= MOST_IN_GROUP:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
-        self._begin(call, lambda: self.server.host.run_request(call.method, call.payload, size), size)
+        pending = self.server.streams.pending
+        lease = pending.find(messages.read_idx(call.payload), call.client) if pending.leased else None
+        begun = self._begin(call, lambda: self.server.host.run_request(call.method, call.payload, size), size)
+        if begun and lease is not None:
+            pending.begin_work(lease, call.key)
 
     def _start(self, call: Call, request: messages.StartRequest) -> None:
-        self._begin(call, lambda: self._start_episode(call.id, request.task), 1)
+        self._begin(call, lambda: self._start_episode(call, request), 1)
 
-    async def _start_episode(self, id: bytes, data: msgspec.Raw) -> bytes:
-        task = self.server.signer.read_task(data, self.server.taskset)
-        started = await self.server.host.start(task, terms=self._terms, name=id)
+    async def _start_episode(self, call: Call, request: messages.StartRequest) -> bytes:
+        task = self.server.signer.read_task(request.task, self.server.taskset)
+        started = await self.server.host.start(
+            task, step=request.step, terms=self._terms, name=call.key, holder=call.client
+        )
         return messages.pack_reply(episode=started.episode, observation=started.observation)
 
     def _step(self, call: Call, request: messages.StepRequest) -> None:
@@ -345,6 +386,7 @@ class ZmqDoor(Door):
         target = request.id.encode() if isinstance(request.id, str) else request.id
         if not isinstance(target, bytes):
             raise BadRequest("an id is bytes or text")
+        target = call.client + target
         book = self.server.host.episodes
         # A start that was answered before it was cancelled: nobody will step what it began.
         episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.by_name(target)
@@ -358,51 +400,3 @@ class ZmqDoor(Door):
 
     async def _cancel_episode(self, episode: str) -> bytes:
         return messages.pack_reply(found=await self.server.host.cancel(episode))
-
-
-class ReplyCache:
-    """Replies by the id that the client gave its request: repeating the id repeats the reply, not the work. They are
-    kept until acknowledged, or for a bounded time and size."""
-
-    def __init__(self, most_bytes: int = 256 << 20, most: int = 100_000, seconds: float = 900.0) -> None:
-        self._most_bytes, self._most, self._seconds = most_bytes, most, seconds
-        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
-        self._settled: OrderedDict[bytes, None] = OrderedDict()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def kept(self, id: bytes) -> bytes | None:
-        found = self._kept.get(id)
-        return found[1] if found is not None else None
-
-    def keep(self, id: bytes, data: bytes) -> None:
-        self._kept[id] = (time.monotonic(), data)
-        self._bytes += len(data)
-        if self._bytes > self._most_bytes or len(self._kept) > self._most:
-            self.shrink()
-
-    def acknowledge(self, ids: list[bytes]) -> None:
-        """Forgets the replies, but not that they were given: a late repetition must not begin anew."""
-        for id in ids:
-            self.drop(id)
-            self._settled[id] = None
-        while len(self._settled) > self._most:
-            self._settled.popitem(last=False)
-
-    def is_settled(self, id: bytes) -> bool:
-        return id in self._settled
-
-    def drop(self, id: bytes) -> None:
-        if (found := self._kept.pop(id, None)) is not None:
-            self._bytes -= len(found[1])
-
-    def shrink(self) -> None:
-        """Forgets what is too old, or too much."""
-        oldest = time.monotonic() - self._seconds
-        while self._kept:
-            id, (when, _) = next(iter(self._kept.items()))
-            if len(self._kept) <= self._most and self._bytes <= self._most_bytes and when >= oldest:
-                return
-            self.drop(id)

@@ -19,7 +19,12 @@ from treetune.errors import UsageError
 
 MOST_BYTES = 64 << 20
 """The largest frame that a server takes; a sender of more is cut off."""
+SMALL_BYTES = 16 << 10
+"""Larger frames are only taken from those whom a server knows."""
 _BATCH = 256
+_BATCH_BYTES = 16 << 20
+_MOST_PARTS = 8
+_SKIPPED_AT_ONCE = 64
 _MORE = zmq.NOBLOCK | zmq.SNDMORE
 
 log = logging.getLogger(__name__)
@@ -27,9 +32,19 @@ Frames = list[bytes]
 
 
 class LoopSocket:
-    def __init__(self, socket: zmq.Socket[bytes], on_batch: Callable[[list[Frames]], None]) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_batch: Callable[[list[Frames]], None],
+        admits: Callable[[Frames], bool] = lambda frames: True,
+    ) -> None:
+        """`admits` decides by the frames before it whether a large one is taken; else it is dropped, and empty."""
         self._socket = socket
-        self._on_batch = on_batch
+        self._on_batch, self._admits = on_batch, admits
+        self._bytes = 0
+        """Of the large frames of a batch."""
+        self._skipping = False
+        """In the middle of a message of too many parts."""
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._due = False
@@ -63,13 +78,20 @@ class LoopSocket:
         if self._socket.closed or self._draining or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return
         batch: list[Frames] = []
+        self._bytes, may_have_more = 0, True
         try:
-            while len(batch) < _BATCH:
-                batch.append(self._receive())
+            for _ in range(_BATCH):
+                if self._skipping:
+                    self._skip()
+                elif self._bytes < _BATCH_BYTES:
+                    batch.append(self._receive())
         except zmq.ZMQError:  # as a rule `Again`: there is nothing more
             if self._socket.closed:
                 return
+            may_have_more = False
         if not batch:
+            if may_have_more:
+                self._drain_soon()
             return
         self._draining = True
         try:
@@ -88,8 +110,23 @@ class LoopSocket:
         frames = [frame.bytes]
         while frame.more:
             frame = receive(zmq.NOBLOCK, copy=False)
+            if len(frame) > SMALL_BYTES:
+                self._bytes += len(frame)
+                if not self._admits(frames):
+                    frames.append(b"")
+                    continue
             frames.append(frame.bytes)
+            if len(frames) > _MOST_PARTS and frame.more:
+                self._skipping = True
+                break
         return frames
+
+    def _skip(self) -> None:
+        """Drops some of the rest of a message."""
+        for _ in range(_SKIPPED_AT_ONCE):
+            if not self._socket.recv(zmq.NOBLOCK, copy=False).more:
+                self._skipping = False
+                return
 
 
 def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1) -> zmq.Socket[bytes]:
@@ -98,7 +135,7 @@ def new_socket(kind: int, *, identity: bytes | None = None, most_bytes: int = -1
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
     socket.setsockopt(zmq.SNDHWM, 100_000)
-    socket.setsockopt(zmq.RCVHWM, 10_000)
+    socket.setsockopt(zmq.RCVHWM, 1000)
     # A peer that vanished without a word is noticed, and a connection made anew.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)

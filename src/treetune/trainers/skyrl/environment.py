@@ -22,13 +22,13 @@ import msgspec
 from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from treetune.builtin.turns import max_turns_of
+from treetune.by_environment import ByEnvironment
 from treetune.environment import Environment
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.errors import EnvironmentFault, described
 from treetune.rows.formats import task_to_play
 from treetune.rows.round_trip import looks_like_uid
 from treetune.task import Message, Task
-from treetune.taskset import ByEnvironment
 from treetune.threads import run_in_background, submit_in_background
 from treetune.trainers.one_answer import refuse_begun_answer
 

@@ -18,7 +18,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.config import escape
 from treetune.datasets.declared import LISTS, check_columns, read_declared
 from treetune.datasets.join import join_files
 from treetune.environment import contract_of
@@ -29,6 +28,7 @@ from treetune.rows.reading import batches_of
 from treetune.rows.sources import File, FileKind, HubName, Row, find
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.skyrl.registry import register, registry
+from treetune.variables import escape
 
 Names = str | Path | Sequence[str | Path]
 Tasks = Names | Mapping[str, Any] | None

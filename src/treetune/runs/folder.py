@@ -13,20 +13,17 @@ import os
 import re
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
-from treetune.evaluation.config import Configured
 from treetune.rows.cache import write_atomically
 from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
@@ -40,7 +37,17 @@ HARMLESS = ("max_concurrent:", "endpoint.")
 GROWING = ("num_tasks", "num_rollouts")
 """What a resumed run may ask for more of."""
 
+_BLOCK = 1 << 16
+
 R = TypeVar("R")
+
+
+class Described(Protocol):
+    """What runs: a taskset, and the config that runs it again."""
+
+    taskset: Taskset[Any, Any]
+
+    def resolved(self) -> dict[str, Any]: ...
 
 
 class Beginning(msgspec.Struct):
@@ -99,7 +106,7 @@ class RunFolder(Generic[R]):
         self._open_file()
 
     @classmethod
-    def create(cls, path: Path, records: Records[R], what: Configured[Any]) -> Self:
+    def create(cls, path: Path, records: Records[R], what: Described) -> Self:
         """A new run folder; one that already holds a run is refused. A kill just after the start leaves no run."""
         if (path / CONFIG).exists() or next(records.lines(path), None) is not None:
             raise UsageError(f"{path} already holds a run", remedy="pass --resume to go on with it, or another -o")
@@ -110,7 +117,7 @@ class RunFolder(Generic[R]):
 
     @classmethod
     def resume(
-        cls, path: Path, records: Records[R], what: Configured[Any], *, changed: bool = False, remedy: str = ""
+        cls, path: Path, records: Records[R], what: Described, *, changed: bool = False, remedy: str = ""
     ) -> Self:
         """An existing one. Refused where the config differs from the one it began with in anything that could change a
         result, except that it may ask for more; or where the taskset changed, unless `changed` allows that. `remedy`
@@ -181,10 +188,47 @@ class RunFolder(Generic[R]):
             self._file = os.open(self.path / self.records.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, record: R) -> None:
-        line = self.records.encode(record) + b"\n"
+        self.append_lines(self.records.encode(record) + b"\n")
+
+    def append_lines(self, lines: bytes) -> None:
+        """Records as they are kept. Where the disk is full, no part of them is left behind."""
         with _writing(self.path):
-            while line:  # one write as a rule; more only on a nearly full disk, where the next raises
-                line = line[os.write(self._file, line) :]
+            written = 0
+            try:
+                while written < len(lines):  # one write as a rule; more only on a nearly full disk: the next raises
+                    written += os.write(self._file, lines[written:])
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._file, self.size - written)
+                raise
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records."""
+        return os.fstat(self._file).st_size
+
+    def drop_cut_line(self) -> None:
+        """Drops what a kill has left of a last line, so that more can be appended."""
+        with _writing(self.path), open(self.path / self.records.file, "rb") as file:
+            at = self.size
+            while at > 0:
+                start = max(0, at - _BLOCK)
+                file.seek(start)
+                if (found := file.read(at - start).rfind(b"\n")) >= 0:
+                    at = start + found + 1
+                    break
+                at = start
+            os.ftruncate(self._file, at)
+
+    def set_aside(self, folder: Path) -> None:
+        """Moves the records into a run folder of their own, in the place of what is there, and begins anew."""
+        with _writing(folder):
+            folder.mkdir(exist_ok=True)
+            for file in (FINGERPRINT, CONFIG):
+                write_atomically(folder / file, (self.path / file).read_bytes())
+            os.replace(self.path / self.records.file, folder / self.records.file)
+            os.close(self._file)
+            self._open_file()
 
     def write_summary(self, summary: Any) -> None:
         with _writing(self.path):
@@ -196,19 +240,6 @@ class RunFolder(Generic[R]):
     def __exit__(self, *exception: object) -> None:
         os.close(self._file)
         self._lock.release()
-
-
-def write_pass_rates(run: Path, out: Path, threshold: float) -> None:
-    """Writes how often each task of a run was solved, which a dataset task's `filter` can select by:
-    {"uid": "...", "pass_rate": 0.25, "rollouts": 4}"""
-    passes: dict[str, list[bool]] = defaultdict(list)
-    for trace in TRACES.read(run):
-        if trace.outcome.scored:
-            passes[trace.uid].append(trace.passed(threshold))
-    rates = [{"uid": uid, "pass_rate": fmean(tries), "rollouts": len(tries)} for uid, tries in passes.items()]
-    with _writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, msgspec.json.Encoder().encode_lines(rates))
 
 
 def _is_more(before: int | None, now: int | None) -> bool:

@@ -1,0 +1,189 @@
+r"""What a reply gives as its answer, and whether that is the right one: decided here, for every environment.
+
+    found = number_after(spoken(reply), "####")     # "so\n#### 1,000 apples" -> Found("1,000 apples")
+    found = final_number(spoken(reply))             # after `####`, in `\boxed{}`, or at the end of the text
+    right = same(found.text, "1000")
+
+A reply gives one answer. Where it gives several different ones, says what the answer is not, or leaves it open, nothing
+is found, and `why` says so: guessing twice must not earn more than guessing once. Markdown, LaTeX, units, thousands
+separators and a full stop change nothing. No text makes a function here raise, or take more than linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from treetune.numerals import (
+    closing_brace,
+    find_numbers,
+    is_bare,
+    is_negated,
+    leaves_open,
+    with_usual_signs,
+    words_of,
+)
+from treetune.numerals import plain as plain
+from treetune.numerals import read_number as read_number
+from treetune.numerals import read_truth as read_truth
+
+NEAR = 60
+"""How many characters before and after a number may deny it."""
+
+SEVERAL = "several different answers"
+
+
+class Found(NamedTuple):
+    text: str | None
+    """The answer as it was given; None where there is none, or no single one."""
+    why: str = ""
+    """Why there is none."""
+
+
+# Where the answer stands
+
+
+def spoken(text: str) -> str:
+    """A reply without its thinking: what follows the last `</think>`, up to a `<think>` that is never closed."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def tagged(text: str, tag: str) -> Iterator[str]:
+    """What stands between `<tag>` and the next `</tag>`, each time; a pattern would be quadratic in open tags."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    begin = text.find(opening)
+    while begin >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
+        yield text[begin + len(opening) : end]
+        begin = text.find(opening, end + len(closing))
+
+
+def after(text: str, mark: str) -> list[str]:
+    """What follows each mark: the rest of its line or, where that is empty, the next line that says something."""
+    pieces = _MARKS.split(text) if mark == "####" else text.split(mark)
+    return [piece.lstrip().partition("\n")[0].strip() for piece in pieces[1:]]
+
+
+def boxed(text: str) -> list[str]:
+    r"""What each `\boxed{...}` holds, braces inside it counted; of nested ones the outer."""
+    found = []
+    begin = text.find(_BOX)
+    while begin >= 0:
+        start = begin + len(_BOX)
+        end = closing_brace(text, start)
+        if end is None:
+            break
+        found.append(text[start:end].strip())
+        begin = text.find(_BOX, end)
+    return found
+
+
+def one_of(given: Sequence[str], key: Callable[[str], Hashable], missing: str) -> Found:
+    """The answer that all of them are, told by a key; None is no answer."""
+    if not given:
+        return Found(None, missing)
+    keys = {key(text) for text in given}
+    if None in keys:
+        return Found(None, f"not a plain answer: {given[-1][:60]!r}")
+    return Found(given[-1]) if len(keys) == 1 else Found(None, SEVERAL)
+
+
+def number_after(text: str, mark: str) -> Found:
+    """The number after the last mark. Every other mark that a number follows must say the same; `#### Step 1` and
+    `#### 1. Add` are headings."""
+    given = after(text, mark)
+    numbers = [said for said in given[:-1] if _BEGINS.match(said) and not _HEADING.match(said)]
+    return one_of([*numbers, *given[-1:]], read_number, f"no `{mark}`")
+
+
+def final_number(text: str) -> Found:
+    r"""The number after `####`, else in `\boxed{}`, else the last of the text."""
+    if "####" in text:
+        return number_after(text, "####")
+    if boxes := boxed(text):
+        return one_of(boxes, read_number, "")
+    return last_number(text)
+
+
+def final_text(text: str) -> Found:
+    r"""What follows `####`, else what `\boxed{}` holds, else the whole text."""
+    given = after(text, "####") or boxed(text) or [text.strip()]
+    return one_of(given, lambda said: plain(said) or None, "")
+
+
+def last_number(text: str) -> Found:
+    """The last number of a text in words, unless it is one of a list, an operand, denied or asked."""
+    lines = [line for line in text.splitlines() if _DIGIT.search(line)]
+    if not lines:
+        return Found(None, "no number")
+    before, line = (with_usual_signs(line) for line in ["", *lines][-2:])
+    if (number := read_number(line)) is not None:
+        # A line each is a list too, but a line of work is not.
+        listed = is_bare(line) and is_bare(before) and read_number(before) != number
+        return Found(None, SEVERAL) if listed else Found(plain(line.rpartition("=")[2]))
+    *earlier, last = find_numbers(line)
+    ahead, behind = line[earlier[-1].end() if earlier else 0 : last.start()], line[last.end() :]
+    if _DENIED.search(ahead[-NEAR:]) or _REFUSED.match(behind[:NEAR]):
+        return Found(None, f"{last[0]} is denied or asked")
+    if earlier and _links(ahead) and read_number(earlier[-1][0]) != read_number(last[0]):
+        return Found(None, SEVERAL if ahead.strip() not in _OPERATORS else "an expression that is not worked out")
+    said = f"-{last[0]}" if is_negated(ahead[-NEAR:]) else last[0]
+    return Found(said) if read_number(said) is not None else Found(None, f"no number: {said[:60]!r}")
+
+
+# What it says
+
+
+def same(answer: str, truth: Any) -> bool:
+    """Whether an answer says what a ground truth says: as a number where that is one, else as a text."""
+    first, second = answer, str(truth)
+    if first.strip() == second.strip():
+        return bool(first.strip())
+    if (expected := read_truth(truth)) is not None:
+        return read_number(first) == expected
+    return bool(plain(first)) and plain(first) == plain(second)
+
+
+def same_numbers(one: str, other: str) -> bool:
+    """Whether two texts name the same numbers in the same order: `-5` is not `5`, and `1.5` is not `15`."""
+    first, second = (
+        [read_number(number[0]) for number in find_numbers(with_usual_signs(text))] for text in (one, other)
+    )
+    return first == second
+
+
+def list_items(text: str) -> list[str]:
+    """The lines that say something, without bullets, numbers and markdown around them."""
+    lines = (plain(_BULLET.sub("", line.strip())) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def names_one(text: str) -> bool:
+    """Whether a text offers a single answer: no `or`, no `not`, no question mark."""
+    return "?" not in text and not leaves_open(text)
+
+
+_BOX = "\\boxed{"
+_MARKS = re.compile("#{4,}")
+_DIGIT = re.compile(r"\d")
+_BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
+_HEADING = re.compile(r"\d+[.):]\s+\S")
+_BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
+_OPERATORS = ("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot")
+_OFFERS = frozenset("or nor vs versus maybe perhaps possibly alternatively otherwise".split())
+_DENIED = re.compile(r"(?:\bnot|n't|\bnever|≠|\\neq?|!=)\W*(?:\w+\W+)?$", re.I)
+_REFUSED = re.compile(
+    r"\s*\?|\W*(?:is|was)n't\b"
+    r"|\W*(?:is|was|would be|seems|looks)\s(?:wrong|incorrect|false|not (?:right|correct|true|it|the))\b",
+    re.I,
+)
+
+
+def _links(between: str) -> bool:
+    """Whether two numbers with this between them are a list or an expression."""
+    words = words_of(between)
+    if not words:
+        return not between.strip(" \t,;/|&~-–—.+*×·^÷\\")
+    if between.strip() in _OPERATORS:
+        return True
+    return words in (["and"], ["to"]) or (len(words) <= 4 and any(word in _OFFERS for word in words))

@@ -1,0 +1,203 @@
+"""Costs: seconds to start, step and close an environment, memory, and the sandboxes of one episode."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from treetune.audit.player import Player
+from treetune.audit.rules import NOTE, WARNING, Family, Quantiles, Report, Rule
+from treetune.audit.sample import Sample, Subject
+from treetune.audit.solvable import gather
+from treetune.trace import Trace
+
+ALONE = 3
+"""Tasks that are played alone, one after the other, to see what one needs."""
+LOOK_SECONDS = 0.01
+SLOW_SECONDS = 10.0
+MEGABYTE = 1 << 20
+GONE_SECONDS, GONE_LOOKS = 1.0, 20
+"""How long processes of an episode may take to be gone, and how often they are looked for."""
+
+Rule(
+    "slow-environment",
+    Family.COSTS,
+    "an episode costs little beside what a model takes to answer",
+    "do once for the taskset what is the same for every task; keep machines warm",
+)
+Rule("close-fails", Family.COSTS, "environments close without an error", "see the cause: what is not closed stays")
+Rule(
+    "processes-left",
+    Family.COSTS,
+    "no process of an episode lives on when it is over",
+    "end in close() whatever start() and step() began",
+)
+RULES_HERE = ("slow-environment", "close-fails", "processes-left")
+
+
+class Watch:
+    """Looks at this process and what it started, many times a second, and keeps the most it saw."""
+
+    def __init__(self) -> None:
+        self.before = _memory_of(os.getpid())
+        self.memory = 0
+        self.processes = 0
+        self.sandboxes = 0
+        self._known = _children_of(os.getpid())
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            new = _children_of(os.getpid()) - self._known
+            self.processes = max(self.processes, len(new))
+            self.sandboxes = max(self.sandboxes, sum(_is_sandbox(pid) for pid in new))
+            own = max(0, _memory_of(os.getpid()) - self.before)
+            self.memory = max(self.memory, own + sum(map(_memory_of, new)))
+
+    def left(self) -> set[int]:
+        """What was started since and is still there."""
+        return _children_of(os.getpid()) - self._known
+
+
+async def measure_alone(sample: Sample, player: Player, report: Report) -> None:
+    """Plays a few tasks one at a time, and sees what each needs of this machine."""
+    if not Path("/proc/self/statm").exists():
+        return report.leave_out("this system has no /proc to read memory and processes from", "processes-left")
+    subjects = [one for one in sample.subjects if one.trace is not None and one.trace.outcome.scored][:ALONE]
+    if not subjects:
+        return report.leave_out("no gold answer was played to its end", "processes-left")
+    if not report.wants("processes-left"):
+        return None
+    seen: dict[str, list[float]] = {"memory, MB": [], "processes": [], "sandboxes": []}
+    kept: dict[int, str] = {}
+    # Whatever is loaded or kept warm by the first episode belongs to no task.
+    await _play(player, subjects[0])
+    await asyncio.sleep(LOOK_SECONDS)
+    watches: list[tuple[Subject, Watch]] = []
+    for subject in subjects:
+        with Watch() as watch:
+            await _play(player, subject)
+        watches.append((subject, watch))
+        seen["memory, MB"].append(watch.memory / MEGABYTE)
+        seen["processes"].append(float(watch.processes))
+        seen["sandboxes"].append(float(watch.sandboxes))
+    for _ in range(GONE_LOOKS):
+        if not watches[0][1].left():
+            break
+        await asyncio.sleep(GONE_SECONDS / GONE_LOOKS)
+    for subject, watch in watches:
+        left = watch.left()
+        if left and not all(map(_is_pooled, left)):
+            kept[subject.idx] = f"{len(left)} processes: {', '.join(sorted({_name_of(pid) for pid in left}))}"
+    for name, values in seen.items():
+        if (found := Quantiles.of(values)) is not None:
+            report.costs[f"one episode: {name}"] = found
+    if len(kept) == len(subjects):
+        found_text = f"processes of {len(kept)} episodes that were played alone live on"
+        report.add("processes-left", WARNING, found_text, tasks=kept, evidence=gather(kept))
+    return None
+
+
+async def _play(player: Player, subject: Subject) -> None:
+    assert subject.gold is not None
+    await player.play(subject, subject.gold)
+
+
+def judge_costs(traces: Iterable[Trace], report: Report) -> None:
+    """Seconds of the environments, from the gold rollouts."""
+    if not report.wants("slow-environment", "close-fails"):
+        return
+    played = [trace for trace in traces if trace.turns]
+    seconds = {
+        "seconds to start": [trace.timing.start for trace in played],
+        "seconds of a step": [trace.timing.environment / len(trace.turns) for trace in played],
+        "seconds to close": [trace.timing.close for trace in played],
+        "turns": [float(len(trace.turns)) for trace in played],
+    }
+    for name, values in seconds.items():
+        if (found := Quantiles.of(values)) is not None:
+            report.costs[f"gold: {name}"] = found
+    spent = Quantiles.of([t.timing.start + t.timing.environment + t.timing.close for t in played])
+    if spent is not None and spent.median > SLOW_SECONDS:
+        text = f"half of the episodes take more than {spent.median:.1f} seconds of the environment's time"
+        report.add("slow-environment", NOTE, text)
+    failed = {trace.task.idx: warning for trace in played for warning in trace.warnings if "close failed" in warning}
+    if failed:
+        text = f"{len(failed)} environments do not close"
+        report.add("close-fails", WARNING, text, tasks=failed, evidence=gather(failed))
+
+
+def _children_of(pid: int) -> set[int]:
+    """All processes below one."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        for task in _list(f"/proc/{one}/task"):
+            try:
+                children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
+            except OSError:
+                continue
+            new = {int(child) for child in children} - found
+            found |= new
+            waiting += new
+    return found
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _memory_of(pid: int) -> int:
+    """Bytes in memory; 0 of one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _is_sandbox(pid: int) -> bool:
+    """Whether it is the outer process of a sandbox: its parent is none."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return False
+    return _name_of(pid) == "bwrap" and _name_of(parent) != "bwrap"
+
+
+def _is_pooled(pid: int) -> bool:
+    """Machines that are kept warm for the next episode are no leftovers."""
+    return _name_of(pid) in ("bwrap", "") or any(_name_of(parent) == "bwrap" for parent in _parents(pid))
+
+
+def _parents(pid: int) -> list[int]:
+    parents: list[int] = []
+    while pid > 1 and len(parents) < 20:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            break
+        parents.append(pid)
+    return parents

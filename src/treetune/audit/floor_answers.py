@@ -1,0 +1,187 @@
+"""Floor policies: what a policy that cannot solve anything may say. Each is a function of a task and the sample.
+
+    for policy in text_policies(sample): answer = policy.answer(subject)
+
+None stands for a task on which a policy has nothing to say: no number in the prompt, no format to fill.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from treetune.audit.answers import AnswerFormat, is_number, numbers_in, options_in
+from treetune.audit.player import ECHO
+from treetune.audit.sample import Answer, Sample, Subject
+from treetune.policies.scripted import WRONG
+from treetune.validate.gold import change
+
+COMMON = ("0", "1", "2", "3", "4", "5", "10", "yes", "no", "true", "false", "A", "B", "C", "D")
+"""Constants that are tried where the right answers are not known here."""
+UNIVERSAL = "Answer: {0}\n\\boxed{{{0}}}\n<answer>{0}</answer>\n#### {0}"
+"""An answer in every usual format at once, where the format is not known here."""
+CONSTANTS = 5
+"""How many of the commonest right answers are tried as constants."""
+CANDIDATES = 4
+"""How many answers a hedge holds, the right one among them."""
+LONG = "la " * 66_667
+"""One text for all tasks: it is kept with each of them."""
+DIGITS = 5_000
+_ODD = (
+    ("digits", f"a number of {DIGITS:,} digits", "7" * DIGITS),
+    ("surrogate", "half of a surrogate pair", "half a pair: \ud800"),
+    ("null", "a null character", "a\0b"),
+    ("nested", f"{DIGITS:,} brackets that are never closed", "(" * DIGITS),
+)
+
+Say = Callable[[Subject], Answer | None]
+
+
+class FloorPolicy(msgspec.Struct, frozen=True):
+    name: str
+    rule: str
+    about: str
+    answer: Say
+    expected: float = 0.0
+    """The share of tasks that chance pays."""
+    strict: bool = False
+    """Chance pays none: one task that does is at fault."""
+
+
+def text_policies(sample: Sample, seed: int) -> Iterator[FloorPolicy]:
+    """Those that only say something."""
+    knows, scanned = bool(sample.contents), sample.truths or sample.contents
+    chance = 1 / len(sample.choices) if sample.choices else 0.0
+
+    def write(subject: Subject, content: str) -> str:
+        return sample.format_of(subject).write(content) if knows else UNIVERSAL.format(content)
+
+    def drawn(subject: Subject, pool: list[str]) -> str:
+        return random.Random(f"audit {seed}/{subject.idx}").choice(pool)
+
+    yield FloorPolicy("empty", "pays-empty", "an empty answer", lambda subject: "", strict=True)
+    yield FloorPolicy("spaces", "pays-empty", "spaces and line ends", lambda subject: "  \n \n", strict=True)
+    yield FloorPolicy("shrug", "pays-empty", repr(WRONG), lambda subject: WRONG, strict=True)
+    yield FloorPolicy("echo", "pays-echo", "the last message, repeated", lambda subject: ECHO, chance)
+    yield FloorPolicy(
+        "prompt-number",
+        "pays-prompt-words",
+        "a number of the prompt, drawn at random",
+        lambda subject: write(subject, drawn(subject, found)) if (found := numbers_in(subject.prompt)) else None,
+        chance,
+    )
+    yield FloorPolicy(
+        "prompt-word",
+        "pays-prompt-words",
+        "a word of the prompt, drawn at random",
+        lambda subject: write(subject, drawn(subject, found)) if (found := words_in(subject.prompt)) else None,
+        chance,
+    )
+    constants = [(content, count) for content, count in scanned.most_common(CONSTANTS) if count > 1]
+    for content, count in constants if knows else [(content, 0) for content in COMMON]:
+        share = f", the right answer of {count / scanned.total():.1%} of {scanned.total():,} tasks" if count else ""
+        yield FloorPolicy(
+            f"always {content[:20]!r}",
+            "pays-constant",
+            f"always {content[:20]!r}{share}",
+            lambda subject, content=content: write(subject, content),  # type: ignore[misc]
+            chance,
+        )
+    pool = sorted(sample.contents)
+    if len(pool) > 1:
+        yield FloorPolicy(
+            "random-truth",
+            "pays-random",
+            f"a right answer of some task, drawn from {len(pool)}",
+            lambda subject: write(subject, drawn(subject, pool)),
+            1 / len(pool),
+        )
+    listed = [len(found) for subject in sample.subjects if (found := options_in(subject.prompt))]
+    if listed:
+        yield FloorPolicy(
+            "random-option",
+            "pays-random",
+            "one of the options that the prompt lists, drawn at random",
+            lambda subject: write(subject, drawn(subject, found)) if (found := options_in(subject.prompt)) else None,
+            sum(1 / number for number in listed) / len(listed),
+        )
+    yield FloorPolicy("long", "pays-long", f"{len(LONG):,} characters without a meaning", lambda subject: LONG)
+    if knows:
+        yield from _hedges(sample, pool)
+        yield from _formats(sample)
+    for name, about, content in _ODD:
+        yield FloorPolicy(
+            f"odd-{name}",
+            "pays-odd",
+            about,
+            lambda subject, content=content: write(subject, content),  # type: ignore[misc]
+        )
+
+
+def _hedges(sample: Sample, pool: list[str]) -> Iterator[FloorPolicy]:
+    """The right answer among others. Its place goes round, so a scorer that reads one of them pays one in so many."""
+
+    def candidates(subject: Subject) -> list[str] | None:
+        own = sample.content_of(subject)
+        if own is None or subject.is_program:
+            return None
+        made = [str(change(own)), str(change(change(own)))]
+        others = random.Random(f"audit hedge {subject.idx}").sample(pool, min(len(pool), CANDIDATES))
+        different = list(dict.fromkeys(text for text in [*others, *made] if text != own))[: CANDIDATES - 1]
+        place = sample.subjects.index(subject) % (len(different) + 1)
+        return [*different[:place], own, *different[place:]]
+
+    def joined(subject: Subject, separator: str) -> str | None:
+        found = candidates(subject)
+        return None if found is None else sample.format_of(subject).write(separator.join(found))
+
+    def repeated(subject: Subject) -> str | None:
+        found = candidates(subject)
+        return None if found is None else "\n".join(sample.format_of(subject).write(text) for text in found)
+
+    about, expected = f"{CANDIDATES} candidates, the right one among them", 1 / CANDIDATES
+    yield FloorPolicy("hedge-or", "pays-hedged", f"{about}: A or B", lambda s: joined(s, " or "), expected)
+    yield FloorPolicy("hedge-list", "pays-hedged", f"{about}: A, B", lambda s: joined(s, ", "), expected)
+    yield FloorPolicy("hedge-each", "pays-hedged", f"{about}, each in the format", repeated, expected)
+    if pool and all(map(is_number, pool)):
+        numbers = " ".join(map(str, range(1001)))
+        yield FloorPolicy(
+            "hedge-range",
+            "pays-hedged",
+            "every number from 0 to 1000",
+            lambda subject: None if subject.is_program else sample.format_of(subject).write(numbers),
+        )
+
+
+def _formats(sample: Sample) -> Iterator[FloorPolicy]:
+    """What a gold answer looks like, without what it says."""
+
+    def written(subject: Subject, make: Callable[[str], str]) -> str | None:
+        format, own = sample.format_of(subject), sample.content_of(subject)
+        if own is None or subject.is_program:
+            return None
+        content = make(own)
+        return None if content == own or (format == AnswerFormat() and not content) else format.write(content)
+
+    for name, about, content in (("empty", "nothing in it", ""), ("mark", "a question mark", "?")):
+        yield FloorPolicy(
+            f"format-{name}",
+            "pays-format",
+            f"the format with {about}",
+            lambda subject, content=content: written(subject, lambda own: content),  # type: ignore[misc]
+            strict=True,
+        )
+    yield FloorPolicy(
+        "format-wrong",
+        "pays-format",
+        "the format with a wrong answer: one more, or backwards",
+        lambda subject: written(subject, lambda own: str(change(own))),
+        1 / len(sample.choices) if sample.choices else 0.0,
+    )
+
+
+def words_in(text: str) -> list[str]:
+    return list(dict.fromkeys(re.findall(r"[^\W\d_]{3,}", text)))

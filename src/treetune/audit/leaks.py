@@ -1,0 +1,291 @@
+"""No leak: the right answer is not given away, and training and validation share no task."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from treetune.audit.answers import AnswerFormat, is_number, numbers_in, options_in, texts_of
+from treetune.audit.floors import Paid
+from treetune.audit.near_duplicates import find_pairs, normalise
+from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
+from treetune.audit.sample import Sample, Subject, as_text
+from treetune.audit.solvable import gather
+from treetune.task import Task, digest, own_values
+from treetune.taskset import Taskset
+
+LONG = 12
+"""From so many characters on, an answer that stands in a prompt word for word is hardly there by chance."""
+SCANNED, SCAN_SECONDS = 20_000, 30.0
+"""How many tasks are read for what is only read, and for how long."""
+
+Rule(
+    "truth-in-prompt",
+    Family.LEAK,
+    "the prompt does not say the right answer",
+    "take the answer out of the prompt; look for a column or a template that brings it in",
+)
+Rule(
+    "truth-in-observations",
+    Family.LEAK,
+    "what the environment shows after a wrong answer does not say the right one, while there are turns left",
+    "say whether an answer is right, not what would have been",
+)
+Rule(
+    "truth-in-tools",
+    Family.LEAK,
+    "descriptions of tools do not say the right answer",
+    "describe what a tool does, not what it returns for this task",
+)
+Rule("duplicate-tasks", Family.LEAK, "every task is there once", "drop the duplicates, or say that they are meant")
+Rule(
+    "train-val-overlap",
+    Family.LEAK,
+    "training and validation share no task",
+    "drop from the training data what the validation data has",
+)
+Rule(
+    "train-val-near",
+    Family.LEAK,
+    "no validation task is a training task in other words",
+    "look at the pairs, and drop those that are the same problem",
+)
+
+
+class Known(msgspec.Struct):
+    """What is kept of a task that is only read."""
+
+    idx: int
+    prompt: str
+    truth: str
+    key: str
+    """The same for tasks that ask the same: what they say, and the fields of their own."""
+
+
+def scan(taskset: Taskset[Any, Any], most: int = SCANNED, seconds: float = SCAN_SECONDS) -> tuple[list[Known], bool]:
+    """The first tasks, without playing any; and whether they are all there are."""
+    until = time.monotonic() + seconds
+    known: list[Known] = []
+    # One more than there is room for tells whether there are more.
+    for task in taskset.draw(most + 1 if not taskset.INFINITE else min(most, 1000)):
+        if len(known) == most or time.monotonic() > until:
+            return known, False
+        known.append(know(task))
+    return known, not taskset.INFINITE
+
+
+def know(task: Task) -> Known:
+    users = [message for message in task.messages if message.get("role") != "system"]
+    text = as_text(users)
+    own = own_values(task)
+    key = f"{normalise(text)}{digest(own) if own else ''}"
+    return Known(task.idx, text, "|".join(texts_of(task.ground_truth)), key)
+
+
+def count_truths(known: Iterable[Known]) -> Counter[str]:
+    return Counter(one.truth for one in known if one.truth and "|" not in one.truth)
+
+
+def check_prompts(sample: Sample, report: Report) -> None:
+    if not any(sample.content_of(subject) for subject in sample.subjects):
+        return report.leave_out("no right answer is known here", "truth-in-prompt", "truth-in-tools")
+    if report.wants("truth-in-prompt"):
+        _check_prompts(sample, report)
+    if report.wants("truth-in-tools"):
+        told = {subject.idx: why for subject in sample.subjects if (why := _told_by_tools(sample, subject)) is not None}
+        if told:
+            found = f"the tools of {len(told)} tasks say the right answer"
+            report.add("truth-in-tools", ERROR, found, tasks=told, evidence=gather(told))
+    return None
+
+
+def _check_prompts(sample: Sample, report: Report) -> None:
+    said: dict[int, str] = {}
+    holds: dict[int, str] = {}
+    numbers: list[int] = []
+    tried = by_chance = 0
+    previous: Subject | None = None
+    for subject in sample.subjects:
+        content = sample.content_of(subject)
+        if not content or subject.is_program:
+            continue
+        said_there = says_answer(subject.prompt, content, sample.format_of(subject), sample.choices)
+        if said_there is not None and not _is_template(sample, subject, said_there):
+            said[subject.idx] = f"the prompt says {said_there!r}"
+        elif is_number(content):
+            tried += 1
+            if content in numbers_in(subject.prompt):
+                numbers.append(subject.idx)
+            by_chance += previous is not None and content in numbers_in(previous.prompt)
+            previous = subject
+        elif not subject.has_several_actions and holds_answer(subject.prompt, content, sample.choices):
+            holds[subject.idx] = f"the prompt holds {clip(content, 80)!r}"
+    if said:
+        found = f"the prompts of {len(said)} of {len(sample)} tasks say which answer is right"
+        report.add("truth-in-prompt", ERROR, found, tasks=said, evidence=gather(said))
+    if holds:
+        found = f"the right answer stands word for word in the prompts of {len(holds)} of {len(sample)} tasks"
+        why = "fine where the answer is to be found in the prompt; else take it out"
+        report.add("truth-in-prompt", WARNING, found, tasks=holds, evidence=gather(holds), remedy=why)
+    if tried and len(numbers) >= max(3, 0.05 * tried):
+        found = (
+            f"the right number is among those of the prompt in {len(numbers)} of {tried} tasks; a number of another "
+            f"task is in {by_chance}"
+        )
+        why = "natural in word problems; `pays-prompt-words` says what it earns"
+        report.add("truth-in-prompt", NOTE, found, tasks=numbers, remedy=why)
+
+
+def _is_template(sample: Sample, subject: Subject, said: str) -> bool:
+    """Whether the prompts of tasks with another right answer say the same: then it tells how to answer, not what."""
+    content = sample.content_of(subject)
+    return any(said in other.prompt for other in sample.subjects if sample.content_of(other) != content)
+
+
+def says_answer(prompt: str, content: str, format: AnswerFormat, choices: list[str]) -> str | None:
+    """Where a prompt says an answer as the answer: in the format of answers, or after "the answer is"."""
+    written = format.write(content)
+    if format != AnswerFormat() and _stands(written, prompt) and not _is_example(prompt, written, choices):
+        return written
+    marked = re.compile(
+        r"(?i:\b(?:correct |right |final |expected )?(?:answer|solution|result|label|ground[ _]truth|target)"
+        rf"\s*(?:is\s*:?|:|=)\s*)[\"'`(\[$]*{re.escape(content)}(?!\w)(?![.,]\d)"
+    )
+    found = marked.search(prompt)
+    return found[0].strip() if found and not _is_example(prompt, found[0], choices) else None
+
+
+def _stands(text: str, prompt: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", prompt) is not None
+
+
+def _is_example(prompt: str, found: str, choices: list[str]) -> bool:
+    """Whether what was found only shows how to answer, as "for example Answer: A" and "Answer: A, B or C" do."""
+    place = prompt.find(found)
+    before, after = prompt[max(0, place - 60) : place], prompt[place + len(found) : place + len(found) + 25]
+    if re.search(r"(?i)\b(?:e\.?g\.?|for example|such as|like this|example)\b", before + after):
+        return True
+    return any(_stands(choice, after) for choice in choices)
+
+
+def holds_answer(prompt: str, content: str, choices: list[str]) -> bool:
+    """Whether a long answer stands in the prompt; one of a few choices does by nature."""
+    if len(content) < LONG or content in choices or options_in(prompt):
+        return False
+    return normalise(content) in normalise(prompt)
+
+
+def _told_by_tools(sample: Sample, subject: Subject) -> str | None:
+    content = sample.content_of(subject)
+    tools = [subject.task.extra_info.get(key) for key in ("tools", "tools_kwargs", "functions")]
+    for text in _texts(tools):
+        if content and _stands(content, text) and (len(content) >= LONG or says_in_words(text, content)):
+            return f"a tool's description holds {clip(content, 60)!r}: {clip(text, 120)!r}"
+    return None
+
+
+def says_in_words(text: str, content: str) -> bool:
+    return re.search(rf"(?i)\b(?:answer|returns?|result|value)\b[^.]{{0,20}}\b{re.escape(content)}\b", text) is not None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def check_observations(sample: Sample, results: Iterable[Paid], report: Report) -> None:
+    """Whether an environment tells the answer to who does not know it, while the episode goes on."""
+    if not report.wants("truth-in-observations"):
+        return
+    told: dict[int, str] = {}
+    for paid in results:
+        if paid.policy.name not in ("empty", "shrug"):
+            continue
+        for subject, _, trace in paid.traces:
+            content, format = sample.content_of(subject), sample.format_of(subject)
+            if not content:
+                continue
+            for turn in trace.turns[1:]:
+                text = as_text(turn.observed)
+                said = says_answer(text, content, format, sample.choices) or _expected(text, content)
+                if said is not None:
+                    told.setdefault(subject.idx, f"after {paid.policy.about} it says {clip(said, 100)!r}")
+    if told:
+        found = f"the environments of {len(told)} tasks say the right answer before the end"
+        report.add("truth-in-observations", ERROR, found, tasks=told, evidence=gather(told))
+
+
+def _expected(text: str, content: str) -> str | None:
+    found = re.search(
+        rf"(?i)\b(?:expected|should (?:have been|be)|correct one is)\W{{1,5}}{re.escape(content)}\b", text
+    )
+    return found[0] if found else None
+
+
+def check_duplicates(known: list[Known], whole: bool, report: Report) -> None:
+    if not report.wants("duplicate-tasks"):
+        return
+    groups: dict[str, list[Known]] = defaultdict(list)
+    for one in known:
+        if one.prompt:
+            groups[one.key].append(one)
+    repeated = [group for group in groups.values() if len(group) > 1]
+    different = [group for group in repeated if len({one.truth for one in group}) > 1]
+    repeated = [group for group in repeated if group not in different]
+    extra = sum(len(group) - 1 for group in repeated)
+    of = f"{len(known):,} tasks{'' if whole else ' that were read'}"
+    if different:
+        report.add(
+            "duplicate-tasks",
+            WARNING,
+            f"{len(different)} prompts of {of} come with different right answers",
+            tasks=[one.idx for group in different for one in group],
+            evidence=[f"tasks {group[0].idx} and {group[1].idx}: {group[0].truth} or {group[1].truth}: "
+                      f"{clip(group[0].prompt, 120)}" for group in different],
+        )  # fmt: skip
+    if extra:
+        report.add(
+            "duplicate-tasks",
+            NOTE if extra < 0.05 * len(known) or not whole else WARNING,
+            f"{extra} of {of} repeat another",
+            tasks=[one.idx for group in repeated for one in group[1:]],
+            evidence=[f"tasks {group[0].idx} and {group[1].idx}: {clip(group[0].prompt, 120)}" for group in repeated],
+        )
+
+
+def check_overlap(known: list[Known], others: list[Known], name: str, report: Report) -> None:
+    """`others` are the tasks of the other split, whose name is for the report."""
+    if not report.wants("train-val-overlap", "train-val-near"):
+        return
+    keys = {one.key: one for one in others if one.prompt}
+    same = {one.idx: keys[one.key] for one in known if one.prompt and one.key in keys}
+    if same:
+        evidence = [
+            f"task {idx} is task {other.idx} of {name}: {clip(other.prompt, 120)}" for idx, other in same.items()
+        ]
+        found = f"{len(same)} of {len(known):,} tasks are in {name} too"
+        report.add("train-val-overlap", ERROR, found, tasks=same, evidence=evidence)
+    rest = [one for one in known if one.prompt and one.idx not in same]
+    near = {
+        rest[one].idx: f"{alike:.0%} alike: {clip(rest[one].prompt, 150)} | task {others[other].idx} of {name}: "
+        f"{clip(others[other].prompt, 150)}"
+        for one, other, alike in find_pairs([one.prompt for one in rest], [one.prompt for one in others])
+        if _same_problem(rest[one], others[other])
+    }
+    if near:
+        found = f"{len(near)} of {len(known):,} tasks are nearly the same as one of {name}, with the same numbers"
+        evidence = [f"task {idx}: {text}" for idx, text in near.items()]
+        report.add("train-val-near", WARNING, found, tasks=near, evidence=evidence)
+
+
+def _same_problem(one: Known, other: Known) -> bool:
+    """Tasks of one template are alike by nature; with the same numbers and answer they are the same."""
+    return one.truth == other.truth and sorted(numbers_in(one.prompt)) == sorted(numbers_in(other.prompt))

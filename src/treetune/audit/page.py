@@ -1,0 +1,132 @@
+"""The report of an audit as one page of HTML: no script, nothing from elsewhere, all text escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from treetune.audit.rules import RULES, Family, Finding, Report
+from treetune.task import without_surrogates
+from treetune.validate.rules import Severity
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1d2329; --paper: #ffffff; --soft: #5b6670; --line: #d8dee4; --card: #f6f8fa;
+  --error: #b42318; --warning: #8a5a00; --note: #2457a7; --good: #1a7f37; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0f1419; --soft: #9aa7b4; --line: #2d3640;
+  --card: #171d24; --error: #ff8a80; --warning: #f2c14e; --note: #8ab4f8; --good: #6fdd8b; } }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 64rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
+p { margin: .25rem 0; } .soft { color: var(--soft); } code, pre { font: .9em/1.45 ui-monospace, monospace; }
+pre { margin: .4rem 0; white-space: pre-wrap; }
+.verdict { font-weight: 600; } .good { color: var(--good); }
+.error { color: var(--error); } .warning { color: var(--warning); } .note { color: var(--note); }
+article { border: 1px solid var(--line); border-left: 4px solid currentColor; border-radius: 6px; padding: .75rem 1rem;
+  margin: .75rem 0; background: var(--card); } article > * { color: var(--ink); }
+article .label { font-weight: 600; } article.error .label { color: var(--error); }
+article.warning .label { color: var(--warning); } article.note .label { color: var(--note); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--soft); font-weight: 500; } .number { text-align: right; font-variant-numeric: tabular-nums; }
+summary { cursor: pointer; color: var(--soft); }
+"""
+POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
+
+
+def write_page(report: Report, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(report), encoding="utf-8")
+
+
+def render(report: Report) -> str:
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    title = f"Audit of {report.name or report.target}"
+    head = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY.format(digest))}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{STYLE}</style></head><body>"
+    )
+    return "".join([head, *_body(report, title), "</body></html>"])
+
+
+def _body(report: Report, title: str) -> Iterable[str]:
+    of = "no end of them" if report.num_tasks is None else f"{report.num_tasks:,} there are"
+    model = f", model {report.model}" if report.model else ", no model"
+    yield f"<h1>{_text(title)}</h1>"
+    yield f'<p class="verdict {"good" if report.ok else "error"}">{_text(report.verdict)}</p>'
+    about = (
+        f"{report.target}: {len(report.tasks)} tasks tried of {of}, seed {report.seed}{model}, {report.seconds:.1f} s"
+    )
+    yield f'<p class="soft">{_text(about)}</p>'
+    yield f"<h2>Findings</h2>{''.join(map(_finding, report.findings)) or '<p>Nothing was found.</p>'}"
+    if report.floors:
+        yield "<h2>What policies earn that solve nothing</h2>"
+        yield _table(
+            ("policy", "what it says", "tasks", "mean reward", "paid in full", "chance", "failed"),
+            [
+                (
+                    one.policy,
+                    one.about,
+                    str(one.tasks),
+                    "-" if one.mean_reward is None else f"{one.mean_reward:.3f}",
+                    f"{one.paid}",
+                    f"{one.expected:.0%}",
+                    str(one.failed),
+                )
+                for one in report.floors
+            ],
+            numbers=5,
+        )
+    if report.spread:
+        yield "<h2>Rewards of the model</h2>"
+        yield _table(("figure", "value"), [(name, f"{value:.4g}") for name, value in report.spread.items()], numbers=1)
+    if report.costs:
+        yield "<h2>Costs</h2>"
+        rows = [(name, f"{one.median:.4g}", f"{one.p95:.4g}", f"{one.most:.4g}") for name, one in report.costs.items()]
+        yield _table(("what", "median", "95 %", "most"), rows, numbers=3)
+    yield "<h2>Rules</h2>"
+    yield _table(("rule", "family", "what is expected", "state"), list(_states(report)))
+
+
+def _finding(finding: Finding) -> str:
+    shown = "".join(f"<pre>{_text(text)}</pre>" for text in finding.evidence)
+    evidence = f"<details open><summary>evidence</summary>{shown}</details>" if shown else ""
+    return (
+        f'<article class="{finding.severity}"><p><span class="label">{finding.severity}: {_text(finding.rule)}</span> '
+        f'<span class="soft">{_text(finding.family)}, {_text(finding.where)}</span></p><p>{_text(finding.found)}</p>'
+        f'{evidence}<p class="soft">expected: {_text(finding.expected)}</p>'
+        f"<p>remedy: {_text(finding.remedy)}</p></article>"
+    )
+
+
+def _states(report: Report) -> Iterable[tuple[str, str, str, str]]:
+    broken = {finding.rule: finding.severity for finding in reversed(report.findings)}
+    for name, rule in sorted(RULES.items(), key=lambda item: list(Family).index(item[1].family)):
+        if name in broken:
+            state = str(Severity(broken[name]))
+        elif name in report.tried:
+            state = "kept"
+        else:
+            state = f"not tried: {report.not_tried.get(name, 'not asked for')}"
+        yield name, str(rule.family), rule.expected, state
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+    """`numbers`: how many of the last columns are numbers."""
+    first = len(headings) - numbers
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=number' if place >= first else ''}>{_text(cell)}</{tag}>" for place, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{cells("th", headings)}</tr>{body}</table></div>'
+
+
+def _text(value: str) -> str:
+    return escape(str(without_surrogates(value)).replace("\0", "␀"))

@@ -1,0 +1,125 @@
+"""Solvable: tasks are valid, environments start, and gold answers earn the most there is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from treetune.audit.player import Player
+from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
+from treetune.audit.sample import Sample, Subject
+from treetune.errors import described
+from treetune.score import Validity
+
+Rule(
+    "invalid-task",
+    Family.SOLVABLE,
+    "the taskset's own validate() finds nothing wrong",
+    "correct the task, or leave it out",
+)
+Rule(
+    "start-fails",
+    Family.SOLVABLE,
+    "every environment starts: what it runs first, such as `init` and a reference, ends well",
+    "see the cause; leave such tasks out",
+)
+Rule("gold-failed", Family.SOLVABLE, "the gold answer is played to its end", "see the cause")
+Rule(
+    "gold-not-rewarded",
+    Family.SOLVABLE,
+    "the gold answer earns the most there is",
+    "correct the ground truth, the gold answer or the scorer",
+)
+Rule(
+    "gold-unknown",
+    Family.SOLVABLE,
+    "a gold answer to try",
+    "write gold(task): without it nobody knows whether a task can be solved",
+)
+GOLD = ("start-fails", "gold-failed", "gold-not-rewarded", "gold-unknown")
+
+
+async def find_golds(sample: Sample, player: Player, report: Report) -> None:
+    """Asks for the gold answers, plays them once, and keeps both: other rules measure by them."""
+    unknown: list[int] = []
+    failed: dict[int, str] = {}
+
+    async def find(subject: Subject) -> None:
+        try:
+            subject.gold = await player.bounded(player.taskset.gold_of(subject.task))
+        except Exception as error:
+            failed[subject.idx] = f"gold(): {described(error)}"
+            return
+        if subject.gold is None:
+            unknown.append(subject.idx)
+            subject.first = await player.play(subject, "")
+        else:
+            subject.first = subject.trace = await player.play(subject, subject.gold)
+
+    await player.each(find, sample.subjects)
+    report.facts["gold_answers"] = sum(subject.gold is not None for subject in sample.subjects)
+    if report.wants(*GOLD):
+        _judge_golds(sample, report, unknown, failed)
+
+
+def _judge_golds(sample: Sample, report: Report, unknown: list[int], failed: dict[int, str]) -> None:
+    start: dict[int, str] = {}
+    poor: dict[int, str] = {}
+    for subject in sample.subjects:
+        trace, failure = subject.trace, subject.first.failure if subject.first is not None else None
+        if failure is not None and failure.phase == "start":
+            start[subject.idx] = failure.message
+        elif trace is None:
+            continue
+        elif trace.reward is None:
+            failed[subject.idx] = failure.message if failure is not None else trace.outcome.value
+        elif not trace.passed():
+            answer = "" if trace.explanation is None else f" ({clip(trace.explanation, 120)})"
+            poor[subject.idx] = f"gold earns {trace.reward:g}{answer}"
+    if unknown:
+        severity = WARNING if len(unknown) == len(sample) else NOTE
+        found = f"{len(unknown)} of {len(sample)} tasks have no gold answer that is known here"
+        report.add("gold-unknown", severity, found, tasks=unknown)
+    for rule, faults, what in (
+        ("start-fails", start, "environments do not start"),
+        ("gold-failed", failed, "gold answers cannot be played"),
+        ("gold-not-rewarded", poor, "gold answers do not earn the most there is"),
+    ):
+        if faults:
+            of = f"{len(faults)} of {len(sample)} {what}"
+            report.add(rule, ERROR, of, tasks=faults, evidence=gather(faults))
+
+
+def gather(found: dict[int, str]) -> list[str]:
+    """What was said of tasks, each text once with the tasks it was said of."""
+    by_text: dict[str, list[int]] = defaultdict(list)
+    for idx, text in sorted(found.items()):
+        by_text[clip(text, 300)].append(idx)
+    ordered = sorted(by_text.items(), key=lambda item: -len(item[1]))
+    return [f"{'task' if len(idxs) == 1 else 'tasks'} {_name(idxs)}: {text}" for text, idxs in ordered]
+
+
+def _name(idxs: list[int]) -> str:
+    return ", ".join(map(str, idxs[:5])) + (f" and {len(idxs) - 5} more" if len(idxs) > 5 else "")
+
+
+async def check_validity(sample: Sample, player: Player, report: Report) -> None:
+    """What the taskset's own `validate` says."""
+    if not player.taskset.overrides("validate"):
+        return report.leave_out("the taskset has no validate()", "invalid-task")
+    if not report.wants("invalid-task"):
+        return None
+    faults: dict[int, str] = {}
+
+    async def check(subject: Subject) -> None:
+        try:
+            verdict = await player.bounded(player.taskset.check(subject.task))
+            if verdict.validity is Validity.INVALID:
+                faults[subject.idx] = verdict.reason or "invalid"
+        except Exception as error:
+            faults[subject.idx] = f"validate() failed: {described(error)}"
+
+    await player.each(check, sample.subjects)
+    if faults:
+        found = f"validate() finds {len(faults)} of {len(sample)} tasks invalid"
+        report.add("invalid-task", ERROR, found, tasks=faults, evidence=gather(faults))
+    return None

@@ -1,0 +1,289 @@
+"""Rules over traces: what rollouts of a model, or of a whole training, say of the tasks. Pure functions.
+
+    for suspicion in suspicions(trace): print(suspicion.rule, suspicion.why)       # of one trace
+    judge_traces(traces, report)                                                    # of all of them together
+
+They need nothing but traces, so what was recorded elsewhere can be looked at too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from treetune.audit.answers import texts_of
+from treetune.audit.chance import rank_correlation
+from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Quantiles, Report, Rule
+from treetune.audit.solvable import gather
+from treetune.task import text_of
+from treetune.trace import Outcome, Trace
+
+MOSTLY = 0.9
+CORRELATED, SURE = 0.4, 3.0
+"""How strong a rank correlation is worth a word, and how many standard deviations from none."""
+FEWEST = 30
+
+Rule(
+    "empty-answer-paid",
+    Family.SPREAD,
+    "no rollout is paid for saying nothing",
+    "look at the trace; score an empty answer 0",
+)
+Rule(
+    "tiny-answer-paid",
+    Family.SPREAD,
+    "no rollout is paid for an answer that is much shorter than the right one",
+    "look at the trace: is a part of the answer enough?",
+)
+Rule(
+    "repeated-answer-paid",
+    Family.SPREAD,
+    "no rollout is paid for saying the same over and over",
+    "look at the trace: what is it paid for?",
+)
+Rule(
+    "truncated-paid",
+    Family.SPREAD,
+    "a rollout that was cut off does not earn all there is",
+    "raise the limit, or score what was cut off 0",
+)
+Rule(
+    "same-answer-paid",
+    Family.SPREAD,
+    "different tasks are not solved by the same answer",
+    "look at the answer: it may please the scorer whatever is asked",
+)
+Rule("rollouts-fail", Family.SPREAD, "rollouts end with a reward", "see the causes")
+Rule(
+    "never-solved",
+    Family.SPREAD,
+    "the model solves some tasks: where no rollout earns more than another, nothing is learned",
+    "begin with easier tasks, a stronger model, or more rollouts",
+)
+Rule(
+    "always-solved",
+    Family.SPREAD,
+    "the model fails some tasks: where every rollout is paid, nothing is learned",
+    "take harder tasks, or drop those that are solved",
+)
+Rule(
+    "no-signal",
+    Family.SPREAD,
+    "rollouts of one task differ in their reward: without that a group has no advantage",
+    "choose tasks of middling difficulty (`treetune profile`), or a finer reward",
+)
+Rule(
+    "reward-follows-length",
+    Family.SPREAD,
+    "within the rollouts of a task, reward and length have little to do with each other",
+    "look at long and short traces: training will push lengths that way",
+)
+OF_ONE = ("empty-answer-paid", "tiny-answer-paid", "repeated-answer-paid", "truncated-paid")
+OF_ALL = (
+    "same-answer-paid",
+    "rollouts-fail",
+    "never-solved",
+    "always-solved",
+    "no-signal",
+    "reward-follows-length",
+)
+
+
+class Suspicion(msgspec.Struct, frozen=True):
+    """A rule that one trace seems to break."""
+
+    rule: str
+    why: str
+
+
+def answers_of(trace: Trace) -> list[str]:
+    """What the policy said, turn by turn; a call of tools counts as what it says."""
+    said = []
+    for turn in trace.turns:
+        message = turn.message or {}
+        called = str(message["tool_calls"]) if message.get("tool_calls") else ""
+        said.append((text_of(message.get("content")) or "") + called)
+    return said
+
+
+def suspicions(trace: Trace, threshold: float = 1.0) -> list[Suspicion]:
+    """What is odd about a trace that was paid; nothing of one that was not."""
+    if not trace.passed(threshold):
+        return []
+    found: list[Suspicion] = []
+    said = answers_of(trace)
+    text = "".join(said).strip()
+    truths = [truth.strip() for truth in texts_of(trace.task.ground_truth) if truth.strip()]
+    shortest = min(map(len, truths), default=0)
+    if not text:
+        found.append(Suspicion("empty-answer-paid", f"{trace.reward:g} for an answer without a word"))
+    elif len(text) < 0.5 * shortest and trace.task.env_class is None:
+        why = f"{trace.reward:g} for {len(text)} characters, where the right answer has {shortest}: {text[:60]!r}"
+        found.append(Suspicion("tiny-answer-paid", why))
+    if len(said) >= 4 and len(set(said)) == 1:
+        why = f"{trace.reward:g} for saying {said[0][:60]!r} {len(said)} times"
+        found.append(Suspicion("repeated-answer-paid", why))
+    elif (most := _loops(text)) is not None:
+        found.append(Suspicion("repeated-answer-paid", f"{trace.reward:g} for a text that repeats {most[:60]!r}"))
+    if trace.outcome is Outcome.TRUNCATED:
+        why = f"{trace.reward:g} for a rollout that was cut off after {len(trace.turns)} turns"
+        found.append(Suspicion("truncated-paid", why))
+    return found
+
+
+def _loops(text: str) -> str | None:
+    """The line that makes up most of a text of at least ten lines."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) < 10:
+        return None
+    line, count = Counter(lines).most_common(1)[0]
+    return line if count > 0.5 * len(lines) else None
+
+
+def judge_traces(traces: Sequence[Trace], report: Report, threshold: float = 1.0) -> None:
+    """Every rule over traces. Rollouts of one task are a group."""
+    if not traces:
+        return report.leave_out("there are no rollouts of a model: pass -m", *OF_ONE, *OF_ALL)
+    if not report.wants(*OF_ONE, *OF_ALL):
+        return None
+    by_rule: dict[str, dict[int, str]] = defaultdict(dict)
+    for trace in traces:
+        for one in suspicions(trace, threshold):
+            by_rule[one.rule].setdefault(trace.task.idx, one.why)
+    for rule, found in by_rule.items():
+        severity = ERROR if rule == "empty-answer-paid" else WARNING
+        what = RULE_WORDS[rule]
+        report.add(rule, severity, f"{len(found)} tasks pay {what}", tasks=found, evidence=gather(found))
+    groups = group_traces(traces)
+    report.spread = spread_of(groups, threshold)
+    report.costs |= effort_of(traces)
+    _judge_same(traces, report, threshold)
+    _judge_failures(traces, report)
+    _judge_spread(groups, report, threshold)
+    _judge_length(groups, report)
+    return None
+
+
+RULE_WORDS = {
+    "empty-answer-paid": "an empty answer",
+    "tiny-answer-paid": "an answer that is much shorter than the right one",
+    "repeated-answer-paid": "an answer that repeats itself",
+    "truncated-paid": "a rollout that was cut off",
+}
+
+
+def group_traces(traces: Iterable[Trace]) -> list[list[Trace]]:
+    """The scored rollouts of each task."""
+    groups: dict[tuple[str, int], list[Trace]] = defaultdict(list)
+    for trace in traces:
+        if trace.reward is not None:
+            groups[trace.uid, trace.occurrence].append(trace)
+    return list(groups.values())
+
+
+def spread_of(groups: Sequence[Sequence[Trace]], threshold: float = 1.0) -> dict[str, float]:
+    """Shares of tasks by what their rollouts earned, and how much rewards differ within and between tasks."""
+    if not groups:
+        return {}
+    rewards = [[trace.reward or 0.0 for trace in group] for group in groups]
+    passes = [[trace.passed(threshold) for trace in group] for group in groups]
+    means = [math.fsum(group) / len(group) for group in rewards]
+    mean = math.fsum(means) / len(means)
+    within = [
+        math.fsum((reward - m) ** 2 for reward in group) / len(group) for group, m in zip(rewards, means, strict=True)
+    ]
+    return {
+        "tasks": len(groups),
+        "rollouts": sum(map(len, groups)),
+        "mean_reward": mean,
+        "all_fail": sum(not any(group) for group in passes) / len(groups),
+        "all_pass": sum(all(group) for group in passes) / len(groups),
+        "mixed": sum(any(group) and not all(group) for group in passes) / len(groups),
+        "tied": sum(len(set(group)) == 1 for group in rewards) / len(groups),
+        "deviation_within": math.sqrt(math.fsum(within) / len(within)),
+        "deviation_between": math.sqrt(math.fsum((m - mean) ** 2 for m in means) / len(means)),
+    }
+
+
+def effort_of(traces: Sequence[Trace]) -> dict[str, Quantiles]:
+    """Turns, tokens and seconds of the rollouts."""
+    values = {
+        "model: turns": [float(len(trace.turns)) for trace in traces],
+        "model: characters said": [float(length_of(trace)) for trace in traces],
+        "model: tokens sampled": [float(t.usage.completion_tokens) for t in traces if t.usage.completion_tokens],
+        "model: seconds": [trace.timing.total for trace in traces],
+    }
+    return {name: found for name, some in values.items() if (found := Quantiles.of(some)) is not None}
+
+
+def length_of(trace: Trace) -> int:
+    return trace.usage.completion_tokens or sum(map(len, answers_of(trace)))
+
+
+def _judge_same(traces: Sequence[Trace], report: Report, threshold: float) -> None:
+    by_text: dict[str, dict[str, Trace]] = defaultdict(dict)
+    for trace in traces:
+        if trace.passed(threshold):
+            truth = "|".join(texts_of(trace.task.ground_truth)) or trace.uid
+            by_text["\n".join(answers_of(trace)).strip()].setdefault(truth, trace)
+    text, solved = max(by_text.items(), key=lambda item: len(item[1]), default=("", {}))
+    if len(solved) >= 3:
+        tasks = [trace.task.idx for trace in solved.values()]
+        found = f"one answer solves {len(solved)} tasks with different right answers: {text[:80]!r}"
+        report.add("same-answer-paid", WARNING, found, tasks=tasks)
+
+
+def _judge_failures(traces: Sequence[Trace], report: Report) -> None:
+    failed = {
+        trace.task.idx: f"{trace.outcome.value}: {trace.failure.message if trace.failure else ''}"
+        for trace in traces
+        if not trace.outcome.scored
+    }
+    number = sum(not trace.outcome.scored for trace in traces)
+    if number:
+        severity = ERROR if number > 0.5 * len(traces) else WARNING
+        found = f"{number} of {len(traces)} rollouts ended without a reward"
+        report.add("rollouts-fail", severity, found, tasks=failed, evidence=gather(failed))
+
+
+def _judge_spread(groups: Sequence[Sequence[Trace]], report: Report, threshold: float) -> None:
+    if not groups:
+        return
+    figures, largest = report.spread, max(map(len, groups))
+    of = f"of {len(groups)} tasks, with up to {largest} rollouts each"
+    failing = [group[0].task.idx for group in groups if not any(trace.passed(threshold) for trace in group)]
+    solved = [group[0].task.idx for group in groups if all(trace.passed(threshold) for trace in group)]
+    tied = [group[0].task.idx for group in groups if len(group) > 1 and len({trace.reward for trace in group}) == 1]
+    if figures["all_fail"] >= MOSTLY:
+        report.add("never-solved", WARNING, f"no rollout solves {len(failing)} {of}", tasks=failing)
+    if figures["all_pass"] >= MOSTLY:
+        report.add("always-solved", WARNING, f"every rollout solves {len(solved)} {of}", tasks=solved)
+    several = [group for group in groups if len(group) > 1]
+    if several and len(tied) >= 0.5 * len(several):
+        severity = WARNING if len(tied) >= MOSTLY * len(several) else NOTE
+        found = f"all rollouts earn the same in {len(tied)} {of}"
+        report.add("no-signal", severity, found, tasks=tied)
+
+
+def _judge_length(groups: Sequence[Sequence[Trace]], report: Report) -> None:
+    """Lengths and rewards less the mean of their task, so that harder tasks do not count as longer answers."""
+    lengths: list[float] = []
+    rewards: list[float] = []
+    for group in groups:
+        if len({trace.reward for trace in group}) > 1:
+            sizes, earned = [length_of(trace) for trace in group], [trace.reward or 0.0 for trace in group]
+            lengths += [size - sum(sizes) / len(sizes) for size in sizes]
+            rewards += [reward - sum(earned) / len(earned) for reward in earned]
+    if len(lengths) < FEWEST:
+        return
+    correlation = rank_correlation(lengths, rewards)
+    if correlation is None:
+        return
+    report.spread["length_correlation"] = correlation
+    if abs(correlation) >= CORRELATED and abs(correlation) * math.sqrt(len(lengths) - 1) >= SURE:
+        which = "longer" if correlation > 0 else "shorter"
+        found = f"{which} answers earn more: rank correlation {correlation:+.2f} over {len(lengths)} rollouts"
+        report.add("reward-follows-length", WARNING, found)

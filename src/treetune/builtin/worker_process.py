@@ -1,0 +1,75 @@
+"""Processes for work that must be killable, such as a query that cannot be interrupted: started as needed, and kept.
+
+    workers = Workers(__file__, "SQLite", remedy="install Python's sqlite3")
+    replies = workers.ask(["SELECT 1", 5.0], 1)      # waits, so it belongs in a thread
+
+A worker is a file of ours run as a program. It says `ready`, then reads a line of JSON and writes as many as are asked
+for. It limits itself, by timers and limits of the kernel: what passes one ends the worker, and is scored, not raised.
+A worker ends with our process: when nobody holds its input any more, and after its time where it is busy.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from treetune.errors import EnvironmentFault
+
+_LATE = (-signal.SIGPROF, -signal.SIGALRM)
+_live: dict[int, set[subprocess.Popen[str]]] = {}
+"""By process: a forked child must not end its parent's workers."""
+
+
+class Workers:
+    def __init__(self, file: str, what: str, remedy: str, flags: tuple[str, ...] = ("-P",)) -> None:
+        # -P: not beside our own modules.
+        self._command, self._what, self._remedy = [sys.executable, *flags, file], what, remedy
+        self.idle: dict[int, list[subprocess.Popen[str]]] = {}
+        """By process: a forked child must not talk to its parent's workers."""
+
+    def ask(self, request: Any, count: int) -> list[Any]:
+        """The replies to a request; fewer where its worker ended before the last."""
+        idle = self.idle.setdefault(os.getpid(), [])
+        replies: list[Any] = []
+        for waiting in (idle, []):  # the machine may have ended an idle one; a request that ends two is at fault
+            worker = waiting.pop() if waiting else self._start()
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended, so there is no reply
+                print(json.dumps(request), file=worker.stdin, flush=True)
+            replies = []
+            while len(replies) < count and (line := worker.stdout.readline()):
+                replies.append(json.loads(line))
+            if len(replies) == count:
+                idle.append(worker)
+                break
+            ended = worker.wait()
+            _live[os.getpid()].discard(worker)
+            for stream in (worker.stdin, worker.stdout):
+                with contextlib.suppress(BrokenPipeError):  # what it did not read
+                    stream.close()
+            if ended in _LATE or replies:
+                break
+        return replies
+
+    def _start(self) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        worker = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        _live.setdefault(os.getpid(), set()).add(worker)
+        assert worker.stdout is not None
+        if worker.stdout.readline() != "ready\n":
+            raise EnvironmentFault(f"{self._what} does not start", remedy=self._remedy)
+        return worker
+
+
+@atexit.register
+def _end_workers() -> None:
+    for worker in _live.pop(os.getpid(), set()):
+        worker.kill()
+        worker.wait()

@@ -1,0 +1,222 @@
+"""`treetune audit`: is this task worth training on?"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from treetune import audit, evaluation
+from treetune.cli import options
+from treetune.cli.hosts import ask_server, find_served, refuse_unservable
+from treetune.cli.options import TASKS, Json, Target, option, read_overrides, without_none
+from treetune.cli.output import Screen, make_table, print_json
+from treetune.config import convert, load_yaml, to_plain, with_overrides
+from treetune.errors import UsageError
+from treetune.host import Host, LocalHost, always
+from treetune.policies import EndpointConfig, load_policy
+from treetune.policies.scripted import Echo
+from treetune.target import is_server
+from treetune.taskset import Taskset
+
+_PLAIN_SECONDS = 5.0
+"""How often a log is told how far it is."""
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+
+
+def audit_command(
+    context: typer.Context,
+    target: Target,
+    num_tasks: Annotated[int, option("How many tasks are tried.", "-n", "--num-tasks", min=1)] = 50,
+    model: Annotated[
+        str,
+        option(
+            "Look at rollouts of this model too: as `eval` takes it; on a tcp:// server one of its own.",
+            "-m",
+            "--model",
+        ),
+    ] = "",
+    num_rollouts: Annotated[int, option("Tries of the model per task.", "-r", "--num-rollouts", min=1)] = 4,
+    max_concurrent: Annotated[int, option("Rollouts under way at once.", "-c", "--max-concurrent", min=1)] = 16,
+    seed: Annotated[int, option("Picks the tasks, and what random policies draw.")] = 0,
+    split: options.Split = None,
+    val: Annotated[str | None, option("A TARGET that must share no task with this one: the other split.")] = None,
+    rules: Annotated[list[str] | None, option("Only these rules or families. Repeatable.", metavar="NAME")] = None,
+    skip: Annotated[list[str] | None, option("All but these rules or families. Repeatable.", metavar="NAME")] = None,
+    html: Annotated[Path | None, option("Write the report as a page of HTML.", metavar="FILE")] = None,
+    trust: options.Trust = False,
+    json: Json = False,
+) -> int:
+    """Is this task worth training on? Try its gold answers, policies that solve nothing, and look for leaks.
+
+    Families of rules: solvable, not-free, no-leak, spread (with -m), costs; docs/audit.md tells what each rule means.
+    No model is needed but for `spread`. Every finding has its rule, severity, tasks, evidence and remedy. Exit code 1
+    where there are errors; warnings and notes are none. A config with train_tasks and val_tasks is audited as `train`,
+    and compared with `val`.
+    """
+    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    own = {key: raw for key, raw in overrides.items() if key.split(".")[0] in ("sampling", "limits", "endpoint")}
+    of_taskset = {key: raw for key, raw in overrides.items() if key not in own}
+    split, other_split = _splits(target, split)
+    taskset = evaluation.read_taskset(target, of_taskset, split)
+    settings = _read_settings(own)
+    config = convert(
+        {
+            "target": target,
+            "num_tasks": num_tasks,
+            "num_rollouts": num_rollouts,
+            "max_concurrent": max_concurrent,
+            "seed": seed,
+            "model": model,
+            "rules": rules or [],
+            "skip": skip or [],
+            **without_none({"sampling": settings.get("sampling"), "limits": settings.get("limits")}),
+        },
+        audit.AuditConfig,
+    )
+    audit.choose(config.rules, config.skip)  # an unknown name is refused before anything is played
+    other = _read_other(target, of_taskset, val, other_split)
+    endpoint = convert(settings.get("endpoint", {}), EndpointConfig)
+    screen = Screen(json)
+    served = find_served(taskset)
+    if served is not None:
+        asyncio.run(ask_server(served))
+        if val is not None:
+            raise UsageError(
+                "--val: the tasks of a server cannot be compared", remedy="name the taskset that it serves"
+            )
+        if served.models is not None and model and model not in served.models:
+            remedy = f"it serves: {', '.join(served.models)}" if served.models else "start it with -m MODEL"
+            raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
+    else:
+        refuse_unservable(taskset)
+    report = asyncio.run(_audit(taskset, config, other, endpoint, screen))
+    if html is not None:
+        audit.write_page(report, html)
+    if json:
+        plain = to_plain(report)
+        plain.pop("chosen", None)
+        print_json({"sound": report.ok, **plain, "by_rule": report.by_rule})
+    else:
+        _print(report, screen)
+        if html is not None:
+            screen.say(f"page: {html}")
+    return 0 if report.ok else 1
+
+
+def _splits(target: str, split: str | None) -> tuple[str | None, str | None]:
+    """Of a config with two lists, which is audited, and which one it is compared with."""
+    if is_server(target) or Path(target).suffix not in (".yaml", ".yml"):
+        return split, None
+    lists = [name for name in ("train", "val") if load_yaml(target).get(f"{name}_tasks")]
+    if len(lists) < 2:
+        return split, None
+    chosen = split or "train"
+    return chosen, next((name for name in lists if name != chosen), None)
+
+
+def _read_other(
+    target: str, overrides: dict[str, str], val: str | None, split: str | None
+) -> tuple[Taskset[Any, Any], str] | None:
+    if val is not None:
+        return evaluation.read_taskset(val, {}), val
+    return None if split is None else (evaluation.read_taskset(target, overrides, split), split)
+
+
+def _read_settings(overrides: dict[str, str]) -> dict[str, dict[str, Any]]:
+    return with_overrides({"sampling": {}, "limits": {"max_turns": 100, "timeout": 120.0}, "endpoint": {}}, overrides)
+
+
+async def _audit(
+    taskset: Taskset[Any, Any],
+    config: audit.AuditConfig,
+    other: tuple[Taskset[Any, Any], str] | None,
+    endpoint: EndpointConfig,
+    screen: Screen,
+) -> audit.Report:
+    next_line = time.monotonic() + _PLAIN_SECONDS
+
+    def show(stage: str, done: int) -> None:
+        nonlocal next_line
+        progress.update(bar, description=stage, completed=done)
+        if not screen.is_terminal and time.monotonic() >= next_line:
+            next_line = time.monotonic() + _PLAIN_SECONDS
+            print(f"{stage}: {done:,} rollouts so far", file=sys.stderr, flush=True)
+
+    columns = TextColumn("{task.description}: {task.completed:,} rollouts"), TimeElapsedColumn()
+    with screen.progress(*columns) as progress:
+        bar = progress.add_task("beginning", total=None)
+        auditor = audit.Auditor(
+            taskset,
+            config,
+            other=other[0] if other else None,
+            other_name=other[1] if other else "",
+            elsewhere=find_served(taskset) is not None,
+            on_progress=show,
+        )
+        async with _open_host(taskset, config, endpoint) as host:
+            return await auditor.run(host)
+
+
+@asynccontextmanager
+async def _open_host(
+    taskset: Taskset[Any, Any], config: audit.AuditConfig, endpoint: EndpointConfig
+) -> AsyncIterator[Host]:
+    """What gives the tasks, and plays the model: here, or a pull server, which has models of its own."""
+    async with AsyncExitStack() as opened:
+        if (served := find_served(taskset)) is not None:
+            await opened.enter_async_context(aclosing(served))
+            await served.learn()
+            if served.models is not None:
+                yield served.client
+                return
+        policy = load_policy(config.model, taskset, endpoint) if config.model else Echo()
+        opened.push_async_callback(policy.close)
+        host = await LocalHost.open(taskset, always(policy))
+        opened.push_async_callback(host.close)
+        yield host
+
+
+def _print(report: audit.Report, screen: Screen) -> None:
+    of = "of no end" if report.num_tasks is None else f"of {report.num_tasks:,}"
+    screen.say(f"{report.name}: {len(report.tasks)} tasks {of}, seed {report.seed}, {report.seconds:.1f} s")
+    for finding in report.findings:
+        style = _COLOURS[finding.severity]
+        screen.print(Text.assemble((f"{finding.severity}: {finding.rule}", style), f"  {finding.found}"))
+        screen.say(f"  {finding.where}", style="dim")
+        for line in finding.evidence:
+            screen.say(f"  · {line}", style="dim")
+        screen.say(f"  remedy: {finding.remedy}")
+    if report.floors:
+        rows = [
+            (
+                one.policy,
+                "-" if one.mean_reward is None else f"{one.mean_reward:.3f}",
+                f"{one.paid} of {one.tasks}",
+                f"{one.expected:.0%}" if one.expected else "",
+                one.about,
+            )
+            for one in report.floors
+        ]
+        screen.print(
+            make_table(rows, ("policy", "reward", "paid in full", "chance", "what it says"), right=("reward",))
+        )
+    figures = [(name, f"{value:.4g}") for name, value in report.spread.items()]
+    figures += [(name, f"{one.median:.4g}  (95 %: {one.p95:.4g})") for name, one in report.costs.items()]
+    if figures:
+        screen.print(make_table(figures, ("figure", "median")))
+    if report.not_tried:
+        by_cause: dict[str, list[str]] = {}
+        for rule, why in report.not_tried.items():
+            by_cause.setdefault(why, []).append(rule)
+        for why, names in by_cause.items():
+            screen.say(f"not tried, {why}: {', '.join(names)}", style="dim")
+    screen.print(Text(report.verdict, style="bold green" if report.ok else "bold red"))

@@ -1,0 +1,149 @@
+"""`treetune profile`: how often models solve each task, in a file that a curriculum is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from treetune import evaluation as evaluating
+from treetune.cli import options
+from treetune.cli.evaluate import choose_model, play
+from treetune.cli.hosts import ask_server, find_served
+from treetune.cli.options import TASKS, Json, option, read_overrides, without_none
+from treetune.cli.output import Screen, make_table, print_json
+from treetune.errors import UsageError
+from treetune.target import read_target
+from treetune.task import digest
+
+USUAL = Path("rates.jsonl")
+_BAR = 40
+
+
+def profile_command(
+    context: typer.Context,
+    target: options.Target,
+    model: Annotated[
+        list[str] | None,
+        option("scripted:gold, local:PATH, or a model at --endpoint.base_url. Repeatable.", "-m", "--model"),
+    ] = None,
+    num_tasks: options.NumTasks = None,
+    num_rollouts: Annotated[int, option("Tries per task.", "-r", "--num-rollouts", min=1)] = 8,
+    by: Annotated[
+        str | None, option("Of an endless taskset: the key that has a pass rate for each value.", metavar="KEY=V,V,...")
+    ] = None,
+    max_concurrent: options.MaxConcurrent = None,
+    pass_threshold: Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")] = None,
+    split: Annotated[
+        str | None, option("Of a config with train_tasks and val_tasks: which list. Absent: train, or the only one.")
+    ] = None,
+    output: Annotated[
+        Path | None, option("The file (rates.jsonl, or the one that the config's profile names).", "-o", "--output")
+    ] = None,
+    trust: options.Trust = False,
+    json: Json = False,
+) -> int:
+    """Find out how often models solve each task, for `profile:` of a taskset: what is drawn, and how often.
+
+    Writes a line for each task, by its uid, with a column for each model, such as avg@8_MODEL. Run again, it goes on
+    where it was: rollouts are kept in FILE.runs. Several models stand side by side in one file.
+
+    treetune profile tasks.yaml -m my-model -r 8 -o rates.jsonl
+
+    treetune profile arithmetic --by level=1,2,3,4,5 -m my-model -n 500
+    """
+    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    data = read_target(target, overrides, split, usual="train")
+    data["taskset"], named = _without_profile(data["taskset"], None if by is None else _read_values(by))
+    path = (output or (Path(named) if named else USUAL)).expanduser()
+    screen = Screen(json)
+    models = model or [str(data.get("model") or "")]
+    sizes = without_none({"num_tasks": num_tasks, "max_concurrent": max_concurrent, "pass_threshold": pass_threshold})
+    reports: list[dict[str, Any]] = []
+    for name in models:
+        given = {**data, "model": name, "num_rollouts": num_rollouts, **sizes}
+        evaluation = evaluating.read_config(given, evaluating.EvalConfig, overrides, target)
+        if (served := find_served(evaluation.taskset)) is not None:
+            asyncio.run(ask_server(served))
+            if served.models is None:
+                problem = f"{target} does not show its tasks, and a pass rate is known by the uid of its task"
+                raise UsageError(problem, remedy="profile the taskset itself, or the tcp:// address of its server")
+            choose_model(evaluation, served.models)
+        if not evaluation.config.model:
+            raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
+        run = _run_folder(path, evaluation.config.model)
+        resume = (run / evaluating.FINGERPRINT).exists()
+        tally, interrupted = play(evaluation, run, screen, resume=resume, remote=served is not None)
+        if interrupted:
+            if json:
+                print_json({"path": str(path), "models": reports, "interrupted": True})
+            screen.say("interrupted; the same command goes on")
+            return 130
+        rates = evaluating.PassRates.of_run(run, evaluation)
+        rates.write(path, evaluation.config.model, run.parent)
+        reports.append(
+            {"model": evaluation.config.model, **rates.summary(), "errors": tally.errors, "run_dir": str(run)}
+        )
+    if json:
+        print_json({"path": str(path), "models": reports, "interrupted": False})
+    else:
+        for report in reports:
+            _show(report, screen)
+        screen.say(f"pass rates: {shlex.quote(str(path))}")
+    return 1 if any(report["errors"] for report in reports) else 0
+
+
+def _run_folder(path: Path, model: str) -> Path:
+    """Where the rollouts of a model are kept."""
+    word = re.sub(r"[^A-Za-z0-9.=_-]+", "-", model).strip("-")[-60:]
+    return path.with_name(f"{path.name}.runs") / f"{word}-{digest(model, 4)}"
+
+
+def _read_values(by: str) -> dict[str, Any]:
+    from treetune.config import with_overrides
+
+    key, equals, values = by.partition("=")
+    if not key or not equals or not values:
+        raise UsageError(f"--by {by} names no key with values", remedy="write --by level=1,2,3")
+    read = with_overrides({"values": []}, {"values": f"[{values}]"})["values"]
+    return {"parameter": key, "values": read}
+
+
+def _without_profile(node: Any, by: dict[str, Any] | None) -> tuple[Any, str | None]:
+    """The taskset with all its tasks, as if it had no profile but for the parameter; and the file that its profile
+    names."""
+    if not isinstance(node, Mapping):
+        return node, None
+    kept = {key: value for key, value in node.items() if key != "profile"}
+    profile = node.get("profile")
+    named = None
+    if isinstance(profile, Mapping):
+        named = profile.get("path")
+        by = by or without_none({key: profile.get(key) for key in ("parameter", "values")})
+    if by:
+        kept["profile"] = by
+    if isinstance(node.get("sources"), list):
+        kept["sources"] = [_without_profile(source, None)[0] for source in node["sources"]]
+    return kept, named
+
+
+def _show(report: dict[str, Any], screen: Screen) -> None:
+    """A bar for each range of pass rates, and how many tasks a model always or never solves."""
+    most = max(report["histogram"].values(), default=0) or 1
+    rows: list[tuple[str | Text, ...]] = [
+        (name, f"{count:,}", "█" * round(_BAR * count / most)) for name, count in report["histogram"].items()
+    ]
+    screen.print(make_table(rows, (f"pass rate of {report['model']}", "tasks", ""), right=("tasks",)))
+    if report["tasks"]:
+        shares = "  ".join(f"{name.replace('_', ' ')}: {report[name]:.1%}" for name in ("all_0", "all_1", "mixed"))
+        screen.say(f"{shares}  mean: {report['mean']:.4f}")
+    if report["unrated"]:
+        screen.say(
+            f"{report['unrated']} tasks have no scored rollout, and so no pass rate; the same command tries again"
+        )

@@ -1,0 +1,202 @@
+r"""Numbers as people and models write them, read whole or not at all.
+
+    read_number("$1,000"), read_number("5 apples"), read_number(r"\frac{1}{2}")      # 1000, 5, 1/2
+    read_number("5 or 6"), read_number("5 million"), read_number("not 5")           # None
+
+Values are exact, however long; no text makes a function here raise, or take more than linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+Number = Decimal | Fraction
+
+LAYERS = 8
+"""Of marks around an answer, such as `**$\\boxed{5}$**`; more are no answer."""
+UNIT_WORDS = 6
+"""The most words after a number that may be its unit; more are prose."""
+FRACTION_DIGITS = 300
+"""The most digits of a fraction's parts."""
+SIDES = 20
+"""The most equals signs of one answer."""
+
+
+def plain(text: str) -> str:
+    r"""A text without spaces, quotes, markdown, LaTeX and a full stop around it: `**$\boxed{5}$.**` is `5`."""
+    for _ in range(LAYERS):
+        before = text
+        text = text.strip(_AROUND).rstrip(_STOPS)
+        if text.endswith("!") and not text[-2:-1].isdigit():  # 5! is 120
+            text = text[:-1]
+        for opening, closing in _PAIRS:
+            if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening):
+                inner = text[len(opening) : -len(closing)]
+                if closing != "}" or closing_brace(text, len(opening)) == len(text) - 1:
+                    text = inner
+        if text == before:
+            break
+    return text
+
+
+def read_number(text: str) -> Number | None:
+    """The value of a text that is one number, with or without its unit: `$1,000`, `5 apples`, `-2.50`, `1/2`, `5e9`,
+    `x = 5`. None for anything else: `5 or 6`, `5?`, `5 million`, `not 5`."""
+    if simple := _SIMPLE.fullmatch(text):  # most are, and this is the quickest
+        return Decimal(simple[1])
+    text = plain(with_usual_signs(text))
+    if text.count("=") > SIDES:
+        return None
+    *sides, text = (plain(side) for side in text.split("=")) if "=" in text else (text,)
+    value = _read_value(text)
+    if value is None and (lead := _LEAD.match(text)):
+        value = _read_value(plain(text[lead.end() :]))
+    stated = {_read_value(side) for side in sides} - {None}
+    return value if stated <= {value} else None
+
+
+def read_truth(truth: Any) -> Number | None:
+    """The value of a ground truth that is a number without a unit in words: `10 km` must not be right for `10 m`."""
+    return _read_truth(str(truth))
+
+
+@lru_cache(maxsize=1024)
+def _read_truth(truth: str) -> Number | None:
+    words = words_of(_COMMAND.sub("", truth))
+    return None if any(word != "e" for word in words) else read_number(truth)
+
+
+def find_numbers(text: str) -> list[re.Match[str]]:
+    """Every number that a text names, with its sign and currency."""
+    return list(_TOKEN.finditer(text))
+
+
+def is_bare(text: str) -> bool:
+    """Whether a text is a number and nothing else."""
+    return _TOKEN.fullmatch(plain(text)) is not None
+
+
+def with_usual_signs(text: str) -> str:
+    """Minus signs and digits of Unicode as those of the keyboard."""
+    return text.translate(_USUAL)
+
+
+def leaves_open(text: str) -> bool:
+    """Whether a text has words that leave open what the answer is, or deny it."""
+    return any(word in _OPEN for word in words_of(text))
+
+
+def is_negated(ahead: str) -> bool:
+    """Whether the number after this is called negative in words."""
+    return _NEGATIVE.search(ahead) is not None
+
+
+def words_of(text: str) -> list[str]:
+    return _WORD.findall(text.lower().replace("’", "'"))
+
+
+def closing_brace(text: str, start: int) -> int | None:
+    """Where the brace closes that was opened before `start`."""
+    depth = 1
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return brace.start()
+    return None
+
+
+def _read_value(text: str) -> Number | None:
+    match = _SIGNED.fullmatch(_NEGATIVE.sub("-", text, count=1))
+    if match is None or (match["sign"] and match["late"]) or not _is_unit(match["unit"]):
+        return None
+    sign = -1 if "-" in (match["sign"], match["late"]) else 1
+    if match["number"] is None:
+        top, bottom = match["top"] or match["a"] or match["over"], match["bottom"] or match["b"] or match["under"]
+        part = _divide(Decimal(top), Decimal(bottom))
+        return None if part is None else sign * (part + int(match["whole"] or 0))
+    value: Number | None = _read_decimal(match["number"])
+    if value is not None and match["divisor"] is not None:
+        value = _divide(value, _read_decimal(match["divisor"]))
+    if value is None or sign > 0:
+        return value
+    return value.copy_negate() if isinstance(value, Decimal) else -value  # `-` would round a Decimal
+
+
+def _read_decimal(text: str) -> Decimal | None:
+    digits, exponent, power = text.lower().partition("e")
+    try:
+        return Decimal(re.sub(r"[^\d.]", "", digits) + exponent + power)
+    except InvalidOperation:
+        return None
+
+
+def _divide(top: Number | None, bottom: Number | None) -> Fraction | None:
+    for part in (top, bottom):
+        if not isinstance(part, Decimal):
+            return None
+        if len(part.as_tuple().digits) > FRACTION_DIGITS or abs(part.adjusted()) > FRACTION_DIGITS:
+            return None
+    return Fraction(top) / Fraction(bottom) if bottom else None  # type: ignore[arg-type]
+
+
+def _is_unit(text: str) -> bool:
+    """Whether what follows a number only says of what it is."""
+    if not text.strip():
+        return True
+    match = _UNIT.fullmatch(text)
+    if match is None:
+        return False
+    said = match["words"] or ""
+    words = words_of(said)
+    if len(words) > UNIT_WORDS or any(word in _CHANGING for word in words) or any(map(str.isnumeric, said)):
+        return False
+    letters = _LETTERS | ({"a"} if len(words) > 1 else set()) | ({"c", "f"} if match["degrees"] else set())
+    return all(len(word) > 1 or word in letters for word in words)
+
+
+_SIMPLE = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*", re.ASCII)
+_COMMAND = re.compile(r"\\[a-z]+", re.I)
+_BRACE = re.compile(r"[{}]")
+_AROUND = " \t\r\n*_`\"'“”‘’\u00a0"
+_STOPS = ".,;: \t\n"
+_PAIRS = (
+    *((f"\\{name}{{", "}") for name in "boxed text textbf mathbf mathrm mbox".split()),
+    ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("(", ")"),
+)  # fmt: skip
+_USUAL = str.maketrans("−–﹣－＋０１２３４５６７８９．，％", "----+0123456789.,%")
+_GROUPED = r"\d{1,3}(?:(?:,|\{,\}|,\\!|\\,| | )\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d)"
+_PLAIN = rf"(?:(?:{_GROUPED}|\d+)(?:\.\d*)?|\.\d+)"
+_EXPONENT = r"(?:[eE][-+]?\d{1,9}(?!\d))?"
+_SIGNED = re.compile(
+    rf"(?P<sign>[-+]?)\s?(?:\\?[$€£¥]\s?)?(?P<late>[-+]?)"
+    rf"(?:\\[dt]?frac(?:\{{(?P<top>\d+)\}}\{{(?P<bottom>\d+)\}}|(?P<a>\d)(?P<b>\d))"
+    rf"|(?P<whole>\d{{1,9}}) (?P<over>\d{{1,9}})/(?P<under>\d{{1,9}})"
+    rf"|(?P<number>{_PLAIN}{_EXPONENT})(?:\s?/\s?(?P<divisor>{_PLAIN}))?)(?P<unit>.*)",
+    re.DOTALL,
+)
+_TOKEN = re.compile(rf"(?:(?<![\w.)])[-+]\s?)?[$€£¥]?{_PLAIN}{_EXPONENT}(?:/\d+)?%?")
+_LEAD = re.compile(
+    r"\s*(?:so |thus |therefore |hence )?,?\s*(?:the )?(?:final )?(?:answer|result|total|sum)\s?(?:is|:)*\s", re.I
+)
+_NEGATIVE = re.compile(r"(?:minus|negative)\s+(?=[\d$.]|$)", re.I)
+_WORD = re.compile(r"[a-z']+")
+_UNIT = re.compile(
+    r"\s?(?:%|\\%|[$€£¥]|(?P<degrees>°|\^\\circ|\^\{\\circ\}))?\s?(?:[\\ ]|\\text\{|\\mathrm\{|\()*"
+    r"(?:(?P<words>[^\W\d_][^\d\\{}=+*<>?^]*)(?:\^?\{?[23²³]\}?)?)?[\s)}]*"
+)
+_LETTERS = frozenset("m g l s h d".split())
+"""Letters that are units; any other is a variable: `5x`."""
+_OPEN = frozenset(
+    "or nor not no never neither either maybe perhaps possibly isn't aren't wasn't don't but vs versus unless".split()
+)
+"""Words that leave open what the answer is, or deny it."""
+_CHANGING = _OPEN | frozenset(
+    "and plus minus times over divided hundred thousand million billion trillion dozen half quarter third point to "
+    "than except is wrong incorrect if zero one two three four five six seven eight nine ten eleven twelve twenty "
+    "thirty forty fifty sixty seventy eighty ninety k squared cubed".split()
+)
+"""Words that make another number of the one before them, or take it back."""

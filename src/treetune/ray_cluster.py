@@ -1,0 +1,73 @@
+"""The Ray cluster that `--engine ray` works on: one that runs already, joined with its token where it has one.
+
+ray = join_cluster()
+ray.remote(work).remote()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from treetune.errors import MissingExtraError, TreetuneError
+
+_MODE = "RAY_AUTH_MODE"
+
+
+def join_cluster() -> Any:
+    """The module `ray`, connected: to what this process has joined already, to RAY_ADDRESS, to a cluster of this
+    machine."""
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError.of("Ray", "ray") from None
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+        try:
+            if _MODE not in os.environ and "://" not in address:
+                address = _find_and_unlock(address)
+            ray.init(address=address, log_to_driver=True, logging_level="ERROR")
+        except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
+            raise TreetuneError(
+                f"no Ray cluster can be joined: {str(error).splitlines()[0]}",
+                remedy="start one with `ray start --head`, or set RAY_ADDRESS; one with a token wants it here too, "
+                "in ~/.ray/auth_token or RAY_AUTH_TOKEN",
+            ) from error
+    return ray
+
+
+def _find_and_unlock(address: str) -> str:
+    """HOST:PORT. Where that cluster wants a token, this process sends its own. `ray.init` does so only for a cluster
+    that it finds by itself, and then whether the cluster wants it or not, which a cluster without one cannot work
+    with."""
+    try:
+        from ray._private.services import canonicalize_bootstrap_address
+        from ray._raylet import Config, GcsClient
+        from ray.exceptions import AuthenticationError
+    except ImportError:  # a Ray that has no tokens
+        return address
+    found: str | None = canonicalize_bootstrap_address(address)
+    if found is None:
+        raise ConnectionError(f"RAY_ADDRESS={address} names none that runs")
+    try:
+        with _no_standard_error():  # it would tell of a missing token there
+            GcsClient(address=found)
+    except AuthenticationError:
+        os.environ[_MODE] = "token"
+        Config.initialize("")  # which has read the mode already
+    return found
+
+
+@contextmanager
+def _no_standard_error() -> Iterator[None]:
+    """What code below Python writes, too."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)

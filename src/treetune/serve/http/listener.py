@@ -1,0 +1,271 @@
+"""`Listener` serves an ASGI application with uvicorn, and bounds every phase of what comes in.
+
+    listener = Listener("127.0.0.1:0", Access())
+    print(await listener.start(app))
+
+uvicorn bounds neither the head of a request, nor what surrounds the parts of a body, nor how slowly a request arrives,
+nor how many wait behind one, nor the fragments of a WebSocket's message. It uses undocumented names of uvicorn:
+`pyproject.toml` bounds the version, and `tests/serve/test_uvicorn.py` says what changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from treetune.errors import UsageError
+from treetune.serve import descriptors
+from treetune.serve.access import Access, parse_http_address
+
+REQUEST_SECONDS = 60.0
+"""From the first byte of a request to its last; also for a new connection that stays silent, and for an answer that
+nobody reads."""
+MOST_HEAD_BYTES = 64 << 10
+"""Of a head; and again of what is no content in a body: sizes and extensions of its chunks, trailers."""
+MOST_HEADERS = 128
+MOST_WAITING = 16
+"""Requests that a connection may send before the first is answered."""
+MOST_FRAGMENTS = 1024
+"""Of one message of a WebSocket; empty ones count."""
+_CHECK_SECONDS = 5.0
+_KEEP_ALIVE_SECONDS = 75
+_LAST_SECONDS = 2
+"""For answers that are being sent when the listener closes."""
+_CLOSE_SECONDS = 1.0
+"""How long the peer of a WebSocket may take to agree that it is closed: what it sends until then is read."""
+
+
+class Listener:
+    """Serves an ASGI application on the running event loop."""
+
+    def __init__(self, address: str, access: Access) -> None:
+        """Refuses what is no address, and one that is open to everybody without a token."""
+        self._host, self._port = parse_http_address(address, access)
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self, app: Any, *, websocket_bytes: int | None = None) -> str:
+        """Listens; gives the address. `websocket_bytes` is the largest message of a WebSocket; without it there are
+        none."""
+        listening = _bind(self._host, self._port)
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http=_Connection,
+                ws="none" if websocket_bytes is None else _Socket,
+                ws_max_size=websocket_bytes or 0,
+                ws_per_message_deflate=False,  # a packet of it could hold hundreds of megabytes
+                lifespan="off",
+                log_config=None,
+                log_level=logging.WARNING,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_LAST_SECONDS,
+            )
+        )
+        self._running = asyncio.create_task(self._uvicorn.serve(sockets=[listening]))
+        while not self._uvicorn.started and not self._running.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        self._checking = asyncio.create_task(self._check())
+        port = listening.getsockname()[1]
+        return f"http://[{self._host}]:{port}" if ":" in self._host else f"http://{self._host}:{port}"
+
+    async def _check(self) -> None:
+        """Closes connections whose request has been arriving for too long, or whose answer nobody reads."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            oldest = time.monotonic() - REQUEST_SECONDS
+            for connection in list(self._uvicorn.server_state.connections):
+                if isinstance(connection, _Connection | _Socket):
+                    connection.close_where_older(oldest)
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._checking.cancel()
+            self._uvicorn.should_exit = True
+            await self._running
+            self._running = None
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # the command line handles signals
+
+
+class _Writing(asyncio.Protocol):
+    """Knows since when the other side has not read what it is sent."""
+
+    transport: asyncio.Transport
+    _unread_since: float | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread_since = None
+
+    def close_where_older(self, oldest: float) -> None:
+        if self._unread_since is not None and self._unread_since < oldest:
+            self.transport.abort()
+
+
+class _Connection(_Writing, HttpToolsProtocol):
+    """A connection that knows since when a request has been arriving, and how much of it is no content."""
+
+    arriving_since: float | None = None
+    _is_refused = False
+    _extra: int | None = None
+    """Bytes of the request that is arriving beside its content: those of its head, then those around its body."""
+    _content = 0
+    """Bytes of content in what has just come."""
+    _has_body_to_come = False
+    """The head of a request is there, the end of its body is not."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(cast(asyncio.Transport, _JoinedWrites(transport)))
+        self.arriving_since = time.monotonic()
+        left = descriptors.count_left(transport.get_extra_info("socket").fileno())
+        if left <= descriptors.RESERVED:
+            descriptors.warn(f"{len(self.connections):,} connections are open, further ones are answered with 503")
+            self._is_refused = True
+            self.arriving_since -= REQUEST_SECONDS  # so it is soon closed where it asks for nothing
+            if left <= descriptors.RESERVED // 2:
+                self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._content = 0
+        super().data_received(data)
+        if self._extra is not None:
+            self._extra += len(data) - self._content
+            if self._extra > MOST_HEAD_BYTES or len(self.headers) > MOST_HEADERS:
+                self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._extra = 0
+        if not self._is_refused:
+            self.arriving_since = time.monotonic()
+
+    def on_headers_complete(self) -> None:
+        if self._is_refused:
+            raise OverflowError("no descriptor is left")
+        if len(self.pipeline) >= MOST_WAITING:
+            raise OverflowError("too many requests at once")
+        self._extra, self._has_body_to_come = 0, True
+        super().on_headers_complete()
+        # Trailers are no headers, and nobody asks for them. An upgrade is looked at once more.
+        self.headers = self.headers.copy() if self.parser.should_upgrade() else []
+
+    def on_body(self, body: bytes) -> None:
+        self._content += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self.arriving_since = self._extra = None
+        self._has_body_to_come = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._has_body_to_come and self.cycle.response_complete:
+            self.transport.close()  # it was answered before it had arrived: the rest of it is not read
+
+    def send_400_response(self, msg: str) -> None:
+        """For what cannot be read; also where a callback of the parser has refused it."""
+        if self._is_refused:
+            self._refuse(b"503 Service Unavailable\r\nretry-after: 1")
+        elif len(self.pipeline) >= MOST_WAITING:
+            self._refuse(b"429 Too Many Requests\r\nretry-after: 1")
+        elif self._is_answering():
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse(self, status: bytes) -> None:
+        if not self._is_answering():
+            self.transport.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+        self.transport.close()
+
+    def _is_answering(self) -> bool:
+        """An answer is being sent, into which no other may be written."""
+        return self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+
+    def close_where_older(self, oldest: float) -> None:
+        super().close_where_older(oldest)
+        # Where reading is paused it is this side that lets it wait.
+        if self.arriving_since is not None and self.arriving_since < oldest and not self.flow.read_paused:
+            self.transport.close()
+
+
+class _Socket(_Writing, WebSocketsSansIOProtocol):
+    """A WebSocket whose messages have few fragments, and whose peer reads what it is sent."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.close_timeout = _CLOSE_SECONDS
+
+    def handle_cont(self, event: Any) -> None:
+        if len(self.frames) < MOST_FRAGMENTS:
+            super().handle_cont(event)
+        else:
+            self.transport.abort()
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.transport.abort()  # it pings and does not read: each would be kept
+
+
+class _JoinedWrites:
+    """A transport that sends what is written in one round of the event loop at once: uvicorn writes the head of an
+    answer, then its body, and two packets cost a tenth of a step."""
+
+    __slots__ = ("_call_soon", "_transport", "_waiting")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self._waiting: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._waiting:
+            self._call_soon(self._flush)
+        self._waiting.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            if not self._transport.is_closing():
+                self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error}", remedy="is another server there?") from None
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,181 @@
+"""Engines: what starts a pool's workers, as processes of this machine or as actors of a Ray cluster.
+
+    engine = load_engine("processes")
+    engine.prepare(taskset)                      # once, in a thread
+    handle = engine.start(spec, on_exit)
+    engine.kill(handle)
+
+An engine only starts and kills them: the pool itself notices a worker that is gone or stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from treetune.errors import TreetuneError, UsageError, described
+from treetune.ray_cluster import join_cluster
+from treetune.serve.pool.scratch import ScratchFolder
+from treetune.serve.pool.worker import Worker, WorkerSpec
+from treetune.taskset import Taskset
+from treetune.threads import call_apart
+
+OnExit = Callable[[str], None]
+"""Called once, on the event loop, with how a worker has ended."""
+
+
+class ProcessEngine:
+    """Workers as processes of this machine. Their end is noticed at once; the long silence is for one that hangs."""
+
+    encrypted = False
+    """Whether the way to its workers leaves this machine, and so is encrypted."""
+    silent_seconds = 60.0
+    """A worker that has not beaten for so long is taken for dead."""
+
+    _scratch: ScratchFolder | None = None
+
+    def prepare(self, taskset: Taskset[Any, Any]) -> None:
+        """Pickles the taskset for all workers, once. To pickle a large one takes seconds in which nothing else runs, in
+        a thread neither: a worker that is replaced must not cost them again."""
+        try:
+            self._scratch = ScratchFolder()
+            self._folder = self._scratch.path
+            self._taskset = self._folder / "taskset.pickle"
+            with open(self._taskset, "wb") as file:
+                pickle.dump(taskset, file, pickle.HIGHEST_PROTOCOL)
+        except OSError as error:
+            raise TreetuneError(
+                f"{taskset.name} cannot be written for the workers: {error}", remedy="make room there, or set TMPDIR"
+            ) from error
+        except Exception as error:
+            raise _unpicklable(taskset, error) from error
+
+    def address(self) -> str:
+        """Where the broker listens for workers."""
+        return f"ipc://{self._folder}/workers"
+
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
+        """Gives what `kill` ends at once, whatever it is doing."""
+        folder = self._folder / spec.identity.decode()
+        folder.mkdir()
+        # Spawned, not forked: whatever threads and locks user code holds stay behind.
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=_run_process, args=(spec, self._taskset, folder), name=folder.name)
+        process.start()
+        loop = asyncio.get_running_loop()
+
+        def report() -> None:
+            loop.remove_reader(process.sentinel)
+            process.join()
+            call_apart(shutil.rmtree, folder, True)
+            code = process.exitcode or 0
+            process.close()  # its descriptor would stay until the next collection of garbage
+            on_exit(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+
+        loop.add_reader(process.sentinel, report)
+        return process
+
+    def kill(self, process: Any) -> None:
+        process.kill()
+
+    def close(self) -> None:
+        if self._scratch is not None:
+            self._scratch.close()
+
+
+def _run_process(spec: WorkerSpec, pickled: Path, folder: Path) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they may reach the whole group, and are the broker's to answer
+    # Temporary files of user code go with the worker, however it ends.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    with contextlib.suppress(OSError):
+        # Where memory runs out, the kernel is to end a worker rather than the broker.
+        Path("/proc/self/oom_score_adj").write_text("500")
+    with open(pickled, "rb") as file:
+        taskset = pickle.load(file)
+    uvloop.run(Worker(spec, taskset).run())
+    # Threads of user code that hang must not keep the process.
+    os._exit(0)
+
+
+class RayEngine:
+    """Workers as actors of a Ray cluster; each takes one CPU of it. The pool's own heartbeat tells that a node is gone,
+    long before Ray lists it as dead."""
+
+    encrypted = True
+    silent_seconds = 8.0
+
+    def __init__(self) -> None:
+        self._ray: Any = join_cluster()
+        self._actor = self._ray.remote(num_cpus=1, max_restarts=0)(_RayActor)
+
+    def prepare(self, taskset: Taskset[Any, Any]) -> None:
+        try:
+            pickled = pickle.dumps(taskset, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise _unpicklable(taskset, error) from error
+        self._taskset = self._ray.put(pickled)  # once per node, not once per worker
+
+    def address(self) -> str:
+        return f"tcp://{self._ray.util.get_node_ip_address()}:0"
+
+    def start(self, spec: WorkerSpec, on_exit: OnExit) -> Any:
+        loop = asyncio.get_running_loop()
+        actor = self._actor.remote()
+        ended: Future[Any] = actor.run.remote(pickle.dumps(spec), self._taskset).future()
+
+        def report(future: Future[Any]) -> None:
+            error = future.exception()
+            how = f"{type(error).__name__}: {error}".splitlines()[0] if error is not None else "ended"
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(on_exit, how)
+
+        ended.add_done_callback(report)
+        return actor
+
+    def kill(self, actor: Any) -> None:
+        def kill() -> None:
+            with contextlib.suppress(Exception):  # it is gone already, or its whole cluster is
+                self._ray.kill(actor, no_restart=True)
+
+        call_apart(kill)  # which waits where the head of the cluster does not answer
+
+    def close(self) -> None:
+        return None
+
+
+class _RayActor:
+    def run(self, spec: bytes, taskset: bytes) -> None:
+        asyncio.run(Worker(pickle.loads(spec), pickle.loads(taskset)).run())
+
+
+Engine = ProcessEngine | RayEngine
+
+
+def load_engine(name: str) -> Engine:
+    if name == "processes":
+        return ProcessEngine()
+    if name == "ray":
+        return RayEngine()
+    raise UsageError(f"unknown engine {name!r}", remedy="use processes or ray")
+
+
+def _unpicklable(taskset: Taskset[Any, Any], error: Exception) -> UsageError:
+    return UsageError(
+        f"{taskset.name} cannot be sent to a worker: {described(error)}",
+        remedy="define it in a module or file, without open files or lambdas; or leave out --workers",
+    )

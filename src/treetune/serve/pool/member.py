@@ -1,0 +1,52 @@
+"""A worker as its broker sees it, and the calls that it has."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from treetune.environment import Sink
+from treetune.serve.errors import WorkerLost
+from treetune.serve.pool.worker import MessageBatch
+
+
+class PendingCall(msgspec.Struct, eq=False):
+    """A call that a worker has."""
+
+    future: asyncio.Future[bytes]
+    show: Sink | None
+    """Is given what the environment shows meanwhile."""
+
+
+class Member(msgspec.Struct, eq=False):
+    """A worker as the broker sees it."""
+
+    identity: bytes
+    messages: MessageBatch
+    handle: Any = None
+    """The engine's own."""
+    ready: bool = False
+    leaving: bool = False
+    heard: float = 0.0
+    calls: dict[bytes, PendingCall] = {}
+    episodes: set[str] = set()
+    load: int = 0
+    """Rollouts under way, live episodes included."""
+    guests: int = 0
+    """Calls that any worker could have got: all but steps of the episodes here."""
+    limits: list[int] = []
+    """How many guests there may be, as each suspect among them has it."""
+
+    def may_take(self, company: int | None) -> bool:
+        """Suspects are with few others, and other calls are never with suspects."""
+        return not self.limits if company is None else self.guests < min([company, *self.limits])
+
+
+class WorkerEnded(WorkerLost):
+    """The worker that had the call is gone."""
+
+    def __init__(self, how: str = "", calls: int = 0) -> None:
+        super().__init__("the worker of this episode died", remedy="start another")
+        self.how, self.calls = how, calls

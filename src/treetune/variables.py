@@ -1,0 +1,109 @@
+"""Values that a config takes from the environment. Wherever it is shown or written, they stand as they were written.
+
+    resolve(OmegaConf.create({"key": "${oc.env:SECRET}"}))      # {"key": "s3cret"}
+    conceal({"key": "s3cret"})                                  # {"key": "${oc.env:SECRET}"}
+
+A value is known by its key and its text, in the process that resolved it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treetune.errors import UsageError
+
+_MARK = "$env"
+_VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
+_spellings: dict[tuple[str, str], str] = {}
+"""How a value was written, by its key and its text."""
+
+
+def resolve(config: Any) -> Any:
+    """A config of OmegaConf's as plain values, with every interpolation in it resolved."""
+    from omegaconf import OmegaConf
+
+    written, resolved = (OmegaConf.to_container(config, resolve=resolve) for resolve in (False, True))
+    whole = OmegaConf.to_container(config._get_root(), resolve=False)
+    used = {name for _, text in _texts_of(whole) for name in _VARIABLE.findall(text)}
+    values = {value: f"${{oc.env:{name}}}" for name in sorted(used) if (value := os.environ.get(name))}
+    if values:
+        anywhere = re.compile("|".join(re.escape(value) for value in sorted(values, key=len, reverse=True)))
+        for (key, before), (_, after) in zip(_texts_of(written), _texts_of(resolved), strict=False):
+            if "${" in before and anywhere.search(after):
+                parts = re.split(f"({anywhere.pattern})", after)
+                _spellings[key, after] = "".join(values.get(part) or escape_text(part) for part in parts)
+    return resolved
+
+
+def conceal(value: Any, key: str = "") -> Any:
+    """Plain values with those from the environment as they were written."""
+    if isinstance(value, str):
+        return _spellings.get((key, value), value)
+    if isinstance(value, Mapping):
+        return {name: conceal(item, str(name)) for name, item in value.items()}
+    return [conceal(item, key) for item in value] if isinstance(value, list | tuple) else value
+
+
+def mark_variables(value: Any, key: str = "") -> Any:
+    """Plain values for a place where `${` is only text: what came from the environment is `{"$env": "${oc.env:X}"}`."""
+    if isinstance(value, str):
+        return {_MARK: _spellings[key, value]} if (key, value) in _spellings else value
+    if isinstance(value, Mapping):
+        return {name: mark_variables(item, str(name)) for name, item in value.items()}
+    return [mark_variables(item, key) for item in value] if isinstance(value, list | tuple) else value
+
+
+def fill_variables(value: Any, *, trust: bool) -> Any:
+    """The reverse, in another process. Data from elsewhere must not read variables: then it is refused."""
+    if isinstance(value, Mapping):
+        if value.keys() == {_MARK}:
+            if not trust:
+                problem = f"a row reads a variable of your environment: {value[_MARK]}"
+                raise UsageError(problem, remedy="pass --trust (in a trainer's processes: TREETUNE_TRUST=1)")
+            return _read(str(value[_MARK]))
+        return {name: fill_variables(item, trust=trust) for name, item in value.items()}
+    return [fill_variables(item, trust=trust) for item in value] if isinstance(value, list) else value
+
+
+def _read(spelling: str) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return resolve(OmegaConf.create({"value": spelling}))["value"]
+    except OmegaConfBaseException as error:
+        raise UsageError(str(error).splitlines()[0], remedy="set it where rows are scored too") from None
+
+
+def escape(value: Any, key: str = "") -> Any:
+    """Text as it must be written for a YAML file to be read the same: a literal `${` would be an interpolation."""
+    if isinstance(value, str):
+        spelling = _spellings.get((key, value), value)
+        return spelling if spelling is not value or is_spelling(value, key) else escape_text(value)
+    if isinstance(value, Mapping):
+        return {name: escape(item, str(name)) for name, item in value.items()}
+    return [escape(item, key) for item in value] if isinstance(value, list) else value
+
+
+def escape_text(text: str) -> str:
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def is_spelling(text: str, key: str) -> bool:
+    """Whether a text is how a value of this key was written."""
+    return "${" in text and any(key == known and text == spelling for (known, _), spelling in _spellings.items())
+
+
+def _texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves that are not containers, as text, each with the key that it stands under."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _texts_of(item, str(name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_of(item, key)
+    else:
+        yield key, str(value)

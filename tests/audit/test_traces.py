@@ -1,0 +1,111 @@
+"""Rules over traces, which need nothing but traces: those of an audit, of a run, of a training."""
+
+from __future__ import annotations
+
+import pytest
+
+from treetune.audit import judge_traces, suspicions
+from treetune.audit.rules import Report
+from treetune.audit.traces import OF_ALL, OF_ONE, group_traces, spread_of
+from treetune.policy import Usage
+from treetune.task import Task
+from treetune.trace import Failure, Outcome, Trace, Turn
+
+
+def trace(*said, reward=1.0, idx=0, rollout=0, truth="the right answer", outcome=Outcome.COMPLETED, **more):
+    task = Task(idx=idx, prompt=f"task {idx}", reward_spec={"ground_truth": truth})
+    turns = [Turn(message={"role": "assistant", "content": text}) for text in said]
+    return Trace(task=task, uid=task.uid, rollout=rollout, reward=reward, outcome=outcome, turns=turns, **more)
+
+
+def judge(*traces):
+    report = Report("traces")
+    judge_traces(traces, report)
+    return {finding.rule: finding for finding in report.findings}
+
+
+SUSPECT = {
+    "empty-answer-paid": trace("  \n"),
+    "tiny-answer-paid": trace("the"),
+    "repeated-answer-paid": trace(*["the right answer"] * 5),
+    "truncated-paid": trace("it is the right answer", outcome=Outcome.TRUNCATED),
+}
+
+
+@pytest.mark.parametrize("rule", OF_ONE)
+def test_a_trace_that_was_paid_for_nothing_is_suspicious(rule):
+    assert [one.rule for one in suspicions(SUSPECT[rule])] == [rule]
+    assert judge(SUSPECT[rule])[rule].tasks == [0]
+    SUSPECT[rule].reward, kept = 0.0, SUSPECT[rule].reward
+    assert suspicions(SUSPECT[rule]) == []  # it was not paid
+    SUSPECT[rule].reward = kept
+
+
+def test_a_text_that_loops_is_suspicious():
+    assert [one.rule for one in suspicions(trace("so it is the right answer\n" * 30))] == ["repeated-answer-paid"]
+
+
+@pytest.mark.parametrize("said", [["the right answer"], ["a", "b", "a", "c"], ["the right answer", "the right answer"]])
+def test_an_ordinary_trace_is_not(said):
+    assert suspicions(trace(*said, truth="x")) == []
+
+
+def test_calls_of_tools_are_no_empty_answer():
+    call = trace("", truth="x")
+    call.turns[0].message["tool_calls"] = [{"function": {"name": "finish", "arguments": "{}"}}]
+    assert suspicions(call) == []
+
+
+def spread(*rewards, **more):
+    """Four rollouts of each task, with these rewards."""
+    return [
+        trace(f"answer {number} of {idx}, the right answer", reward=reward, idx=idx, rollout=number, **more)
+        for idx, group in enumerate(rewards)
+        for number, reward in enumerate(group)
+    ]
+
+
+def test_where_nothing_is_learned_it_says_so():
+    assert set(judge(*spread(*[[0.0] * 4] * 10))) == {"never-solved", "no-signal"}
+    assert set(judge(*spread(*[[1.0] * 4] * 10))) == {"always-solved", "no-signal"}
+    assert set(judge(*spread(*[[0.5] * 4] * 10))) == {"never-solved", "no-signal"}  # tied, though not at an end
+    assert judge(*spread(*[[1.0, 0.0, 0.0, 1.0]] * 10)) == {}
+
+
+def test_the_shares_are_those_of_tasks():
+    figures = spread_of(group_traces(spread([1, 1, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 1, 1])))
+    assert (figures["all_pass"], figures["all_fail"], figures["mixed"], figures["tied"]) == (0.25, 0.25, 0.5, 0.5)
+    assert figures["mean_reward"] == 0.5
+    assert figures["deviation_within"] == pytest.approx((0.25 / 2) ** 0.5)
+
+
+def test_rewards_that_follow_length_are_found_within_tasks_only():
+    groups = [[1.0, 0.0, 1.0, 0.0]] * 20
+    follows = spread(*groups)
+    for one in follows:
+        one.usage = Usage(completion_tokens=100 + 50 * int(one.reward) + one.task.idx)
+    assert "longer answers earn more: rank correlation +1.00" in judge(*follows)["reward-follows-length"].found
+    for one in follows:  # tasks differ in length, their rollouts do not
+        one.usage = Usage(completion_tokens=100 * (one.task.idx + 1) + one.rollout // 2)
+    assert "reward-follows-length" not in judge(*follows)
+
+
+def test_one_answer_to_different_tasks_is_found():
+    same = [trace("magic words", idx=idx, truth=f"truth {idx}") for idx in range(4)]
+    assert judge(*same)["same-answer-paid"].count == 4
+    assert "same-answer-paid" not in judge(*[trace("yes, it is so", idx=idx, truth="yes") for idx in range(4)])
+
+
+def test_failures_are_told_with_their_cause():
+    failed = [trace("x", reward=0.0, idx=idx) for idx in range(3)]
+    for one in failed[:2]:
+        one.fail(Outcome.ENVIRONMENT_ERROR, Failure("OSError", "no disk", "environment"))
+    found = judge(*failed)["rollouts-fail"]
+    assert found.severity == "error"
+    assert "environment_error: no disk" in found.evidence[0]
+
+
+def test_without_rollouts_the_rules_are_said_to_be_untried():
+    report = Report("nothing")
+    judge_traces([], report)
+    assert set(report.not_tried) == {*OF_ONE, *OF_ALL}

@@ -1,0 +1,226 @@
+"""A state folder that was damaged is refused with what is wrong; none is silently begun anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+
+import pytest
+from serving import Numbers, Raw, run, served, serving
+
+from treetune.errors import ResumeError, StorageError, TreetuneError, UsageError
+from treetune.serve.access import load_signing_key
+from treetune.serve.store import Store
+
+KILLED, STOPPED = "killed", "stopped"
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """The folder of a server that was killed, and of one that has stopped; each gave out three tasks."""
+    folder = tmp_path_factory.mktemp("states")
+
+    async def live():
+        async with serving(Numbers(), state=folder / STOPPED, lease=600.0) as server:
+            with Raw(server.address) as raw:
+                for number in range(3):
+                    await raw.ask(b"%d" % number, "sample", lease=600.0 if number == 2 else 0)
+            shutil.copytree(folder / STOPPED, folder / KILLED)
+
+    run(live())
+    return folder
+
+
+def start(folder):
+    async def draw():
+        async with served(Numbers(), state=folder) as client:
+            return (await client.sample()).idx
+
+    return run(draw())
+
+
+@pytest.mark.parametrize("kind", [KILLED, STOPPED])
+def test_a_folder_that_is_sound_goes_on(states, tmp_path, kind):
+    shutil.copytree(states / kind, tmp_path / "state")
+    assert start(tmp_path / "state") == 3
+
+
+def change(sql, *values):
+    def damage(folder):
+        db = sqlite3.connect(folder / "server.sqlite")
+        db.execute(sql, values)
+        db.commit()
+        db.close()
+
+    return damage
+
+
+def rewrite(name, data):
+    def damage(folder):
+        path = folder / name
+        path.write_bytes(data(path.read_bytes()) if callable(data) else data)
+
+    return damage
+
+
+def remove(*names):
+    def damage(folder):
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
+def make_folder(name):
+    def damage(folder):
+        remove(name)(folder)
+        (folder / name).mkdir()
+
+    return damage
+
+
+def mark(**fields):
+    def damage(folder):
+        path = folder / "state.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    return damage
+
+
+def foreign(folder):
+    remove("server.sqlite")(folder)
+    change("CREATE TABLE songs (name TEXT)")(folder)
+
+
+def older(folder):
+    """As the version before wrote it."""
+    for path in folder.glob("*"):
+        path.unlink()
+    db = sqlite3.connect(folder / "server.sqlite")
+    db.executescript("CREATE TABLE cursors (a); CREATE TABLE draws (a); CREATE TABLE facts (a);")
+    db.close()
+
+
+def only_empty(folder):
+    remove("state.json")(folder)
+    rewrite("server.sqlite", b"")(folder)
+
+
+def change_key(value):
+    return change(f"UPDATE facts SET value = {value} WHERE name = 'key'")
+
+
+def scramble(data):
+    return data[:100] + bytes(255 - byte for byte in data[100:])
+
+
+DAMAGES = {
+    "an empty database": (STOPPED, rewrite("server.sqlite", b""), "server.sqlite is empty"),
+    "an empty database alone": (STOPPED, only_empty, "server.sqlite is empty"),
+    "no database": (STOPPED, remove("server.sqlite"), "server.sqlite is missing"),
+    "only the log": (KILLED, remove("server.sqlite", "state.json"), "server.sqlite is missing"),
+    "a folder as the database": (STOPPED, make_folder("server.sqlite"), "server.sqlite is no file"),
+    "garbage": (STOPPED, rewrite("server.sqlite", b"garbage" * 999), "not a database"),
+    "cut in half": (STOPPED, rewrite("server.sqlite", lambda data: data[: len(data) // 2]), "malformed|database disk"),
+    "cut to a page": (STOPPED, rewrite("server.sqlite", lambda data: data[:4096]), "malformed|database disk"),
+    "scrambled pages": (STOPPED, rewrite("server.sqlite", scramble), "malformed|database disk"),
+    "no log after a kill": (KILLED, remove("server.sqlite-wal"), "server.sqlite-wal, with its latest draws, is lost"),
+    "an empty log after a kill": (KILLED, rewrite("server.sqlite-wal", b""), "is lost"),
+    "a garbled log after a kill": (KILLED, rewrite("server.sqlite-wal", b"x" * 9999), "is lost"),
+    "another program's": (STOPPED, foreign, "another program"),
+    "an older version's": (STOPPED, older, "another version of treetune"),
+    "a later version's": (STOPPED, change("PRAGMA user_version=9"), "another version of treetune"),
+    "a table is missing": (STOPPED, change("DROP TABLE cursors"), "the table cursors"),
+    "another table": (STOPPED, change("ALTER TABLE draws ADD COLUMN more"), "the table draws"),
+    "a cursor that is text": (STOPPED, change("UPDATE cursors SET next = 'three'"), "table cursors: Expected `int`"),
+    "a cursor below zero": (STOPPED, change("UPDATE cursors SET next = -3"), "the cursor of stream '' is -3"),
+    "a curriculum that is none": (STOPPED, change("UPDATE cursors SET curriculum = x'c1'"), "curriculum of stream"),
+    "a draw that is text": (STOPPED, change("UPDATE draws SET idx = 'x'"), "the table draws"),
+    "a request that is text": (STOPPED, change("UPDATE draws SET request = 'x' WHERE idx = 0"), "the table draws"),
+    "a lease that never was": (STOPPED, change("UPDATE pending SET idx = 99"), "index 99 of stream '' was never drawn"),
+    "a lease that is text": (STOPPED, change("UPDATE pending SET seconds = 'long'"), "the table pending"),
+    "a lost cursor": (STOPPED, change("DELETE FROM cursors"), "was never drawn"),
+    "no identity": (STOPPED, change("DELETE FROM facts WHERE name = 'identity'"), "which tasks it belongs to"),
+    "a garbled identity": (STOPPED, change("UPDATE facts SET value = x'00' WHERE name = 'identity'"), "cannot be read"),
+    "an identity of text": (STOPPED, change("UPDATE facts SET value = 'x' WHERE name = 'identity'"), "its identity is"),
+    "no id": (STOPPED, change("DELETE FROM facts WHERE name = 'id'"), "belong to different states"),
+    "another state's marker": (STOPPED, mark(id="0" * 32), "belong to different states"),
+    "a garbled marker": (STOPPED, rewrite("state.json", b"{"), "state.json cannot be read"),
+    "a marker of other types": (STOPPED, mark(open="yes"), "state.json cannot be read"),
+    "a later version's marker": (STOPPED, mark(format=9), "another version of treetune"),
+    "a folder as the marker": (STOPPED, make_folder("state.json"), "state.json cannot be read"),
+    "no key": (STOPPED, change("DELETE FROM facts WHERE name = 'key'"), "the key of the seals is missing"),
+    "another key": (
+        STOPPED,
+        change_key("zeroblob(32)"),
+        "not the one that it was",
+    ),
+    "a key of one byte": (
+        STOPPED,
+        change_key("x'07'"),
+        "has 1 bytes, of at least",
+    ),
+    "a folder as the lock": (STOPPED, make_folder(".lock"), "cannot keep state"),
+}
+
+
+@pytest.mark.parametrize(("kind", "damage", "told"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_state_is_refused_with_what_is_wrong(states, tmp_path, kind, damage, told):
+    folder = tmp_path / "state"
+    shutil.copytree(states / kind, folder)
+    damage(folder)
+    with pytest.raises((ResumeError, StorageError, UsageError), match=told) as refused:
+        start(folder)
+    assert str(folder) in str(refused.value)
+    assert refused.value.remedy
+    with pytest.raises(TreetuneError):  # nothing was mended in passing
+        start(folder)
+
+
+def test_what_only_the_owner_of_the_machine_may_not_do_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot keep state"):
+        Store(tmp_path / "file")
+    with pytest.raises(StorageError, match="cannot keep state"):
+        Store(tmp_path / "file" / "below")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("mode", [0o500, 0o000])
+def test_a_folder_that_cannot_be_written_is_told(states, tmp_path, mode):
+    shutil.copytree(states / STOPPED, tmp_path / "state")
+    for path in [*(tmp_path / "state").iterdir(), tmp_path / "state"]:
+        path.chmod(mode)
+    with pytest.raises(StorageError, match="cannot keep state"):
+        start(tmp_path / "state")
+
+
+def test_a_read_only_database_is_told(states, tmp_path, monkeypatch):
+    """Root is stopped by no mode, so the connection itself is one that only reads."""
+    shutil.copytree(states / STOPPED, tmp_path / "state")
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda path, **options: connect(f"file:{path}?mode=ro", uri=True, **options)
+    )
+    with pytest.raises(StorageError, match="readonly database"):
+        start(tmp_path / "state")
+
+
+def test_a_marker_that_is_lost_is_made_again(states, tmp_path):
+    shutil.copytree(states / STOPPED, tmp_path / "state")
+    (tmp_path / "state" / "state.json").unlink()
+    assert start(tmp_path / "state") == 3
+    assert (tmp_path / "state" / "state.json").exists()
+
+
+def test_only_the_owner_reads_what_holds_the_key(states):
+    assert (states / STOPPED / "server.sqlite").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("digits", [b"07", b"0" * 30])
+def test_a_key_file_with_a_short_key_is_refused(tmp_path, digits):
+    (tmp_path / "key").write_bytes(digits)
+    with pytest.raises(UsageError, match=f"has {len(digits) // 2} bytes, of at least 16"):
+        load_signing_key(tmp_path / "key")
