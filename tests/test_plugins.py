@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from treetune import build_taskset, load_taskset
+from treetune import ShuffleConfig, Task, Taskset, TasksetConfig, build_taskset, load_taskset
+from treetune.config import field_docs
 from treetune.errors import ConfigError, PluginError, UsageError
 from treetune.files import with_imports
 from treetune.plugins import load_object
@@ -227,3 +230,52 @@ def test_keys_that_a_config_declares_as_files_or_code_are_found_beside_the_yaml(
     before = taskset_fingerprint(taskset)
     (tmp_path / "rule.py").write_text("def keep(row): return False\n")
     assert before.differences(taskset_fingerprint(taskset)) == ["code of Words changed"]
+
+
+def _parse_deeper(depth=30):
+    return _parse_deeper(depth - 1) if depth else ast.parse("1")
+
+
+class _PrintsATraceback:
+    """Garbage that parses Python code when it is collected, as the traceback of a task that nobody awaited does."""
+
+    left = 0
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        _parse_deeper()
+        if _PrintsATraceback.left:
+            _PrintsATraceback.left -= 1
+            _PrintsATraceback()
+
+
+@pytest.fixture
+def garbage():
+    """A parse of anything but a few lines is interrupted once by another; then it is tried again."""
+    threshold = gc.get_threshold()
+
+    def leave(times):
+        gc.collect()
+        _PrintsATraceback.left = times
+        gc.set_threshold(200)
+        _PrintsATraceback()
+
+    yield leave
+    _PrintsATraceback.left = 0
+    gc.set_threshold(*threshold)
+    gc.collect()
+
+
+def test_code_is_read_while_the_garbage_collector_prints_tracebacks(garbage):
+    class Endless(Taskset):
+        INFINITE = True
+
+        def task_at(self, index):
+            return Task(prompt=str(self.seed + index))
+
+    shuffled = TasksetConfig(shuffle=ShuffleConfig(seed=1))
+    for read in (lambda: Endless(shuffled), lambda: field_docs(TasksetConfig), lambda: with_imports(Path(__file__))):
+        garbage(3)
+        assert read()

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePath
 from types import UnionType
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast,
 import msgspec
 
 from treetune.errors import ConfigError, Faults, did_you_mean, gather_faults
+from treetune.files import parse_again
 from treetune.variables import escape, resolve
 
 if TYPE_CHECKING:
@@ -225,7 +227,8 @@ def field_docs(struct: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for cls in reversed(struct.__mro__):
         try:
-            definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+            source = textwrap.dedent(parse_again(partial(inspect.getsource, cls)))
+            definition = parse_again(partial(ast.parse, source)).body[0]
         except (OSError, TypeError):
             continue
         for field, below in pairwise(cast(ast.ClassDef, definition).body):

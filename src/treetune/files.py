@@ -10,14 +10,18 @@ import ast
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import TypeVar
 
 from treetune.errors import PluginError
+
+T = TypeVar("T")
 
 __path__: list[str] = []  # makes this module a package, whose children the finder below supplies
 
@@ -123,7 +127,7 @@ def _imported_beside(file: Path) -> list[Path]:
 def _imports(file: Path) -> list[tuple[int, list[str]]]:
     """The modules that a file names: how many folders up a relative name begins, and the parts of the name."""
     try:
-        tree = _parse(file.read_bytes())
+        tree = parse_again(partial(ast.parse, file.read_bytes()))
     except (SyntaxError, ValueError, OSError):
         return []  # the import itself says it better
     found: list[tuple[int, list[str]]] = []
@@ -136,11 +140,14 @@ def _imports(file: Path) -> list[tuple[int, list[str]]]:
     return found
 
 
-def _parse(source: bytes) -> ast.Module:
+def parse_again(parse: Callable[[], T]) -> T:
+    """What `parse` gives, tried again where it fails in Python 3.11: there, one parse of Python code that begins within
+    another makes that one a SystemError (issue 106905), and a traceback that is printed by another thread or by the
+    garbage collector parses code too. `inspect.getsource` of a class is such a parse."""
     for _ in range(10):
-        with suppress(SystemError):  # Python 3.11, where another thread prints a traceback: its issue 106905
-            return ast.parse(source)
-    return ast.parse(source)
+        with suppress(SystemError):
+            return parse()
+    return parse()
 
 
 def _is_library(file: Path) -> bool:

@@ -25,6 +25,7 @@ from typing_extensions import TypeVar
 
 from treetune import order
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described, user_code
+from treetune.files import parse_again
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
 from treetune.taskset_config import TasksetConfig
@@ -384,7 +385,7 @@ class Taskset(Generic[TaskT, ConfigT]):
 
         bases = type(self).__mro__[: type(self).__mro__.index(Taskset)]
         try:
-            source = "".join(map(inspect.getsource, bases))
+            source = "".join(parse_again(lambda: list(map(inspect.getsource, bases))))
         except (OSError, TypeError):
             return True
         return re.search(r"seed|shuffle|self\.config\b(?!\.)", source) is not None

@@ -271,10 +271,13 @@ async def check_cancelled(start: Start, folder) -> None:
     try:
         async with EnvClient(server.address) as client:
             running = asyncio.create_task(client.run_rollout(await client.sample(), request="mine"))
-            await soon(until((folder / "begun-0").exists), "the rollout begins")
-            await client.cancel("mine")
-            await soon(until((folder / "ended-0").exists), "the rollout stops")
-            running.cancel()
+            try:
+                await soon(until((folder / "begun-0").exists), "the rollout begins")
+                await client.cancel("mine")
+                await soon(until((folder / "ended-0").exists), "the rollout stops")
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
     finally:
         await server.close()
 
