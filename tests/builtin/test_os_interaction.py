@@ -352,7 +352,8 @@ def test_a_reference_sees_the_shell_that_every_machine_has(machine, tmp_path):
 
 @pytest.mark.parametrize("script", ["init", "start"])
 def test_a_reference_that_would_miss_running_processes_is_not_taken(machine, tmp_path, script):
-    left = "sleep 1234 >/dev/null 2>&1 & sleep 1235 >/dev/null 2>&1 &"
+    both_run = "until [ $(pgrep -xc sleep) = 2 ]; do :; done"  # before, they may still be the shell that forks them
+    left = f"sleep 1234 >/dev/null 2>&1 & sleep 1235 >/dev/null 2>&1 & {both_run}"
     row = referenced(left if script == "init" else None, "pgrep sleep | wc -l")
     row |= {"start": left} if script == "start" else {}
     with pytest.raises(EnvironmentFault, match=r"leaves 2 processes running.*sleep 1235"):
