@@ -109,6 +109,27 @@ def test_a_task_that_ends_its_worker_when_it_is_made_is_told_by_name():
     assert "task 905: make was tried 2 times alone" in str(results[5])
 
 
+class HangsOnce(Numbers):
+    async def reward(self, task, answer):
+        if mark(f"begun-{task.idx}"):
+            await asyncio.sleep(600)
+        return 1.0
+
+
+def test_what_a_worker_leaves_undone_when_it_ends_is_done_by_another(marks):
+    async def play():
+        async with serving(HangsOnce(), workers=2) as server, EnvClient(server.address) as client:
+            running = asyncio.create_task(client.run_rollout(await client.sample()))
+            await until((marks / "begun-0").exists)
+            for member in server.host.workers._members.values():
+                if member.calls:
+                    member.messages.put(b"end")  # as one does that lost its broker, or is let go
+            return await running
+
+    assert run(play()).reward == 1.0
+    assert len(set((marks / "begun-0").read_text().split())) == 2
+
+
 class HoldsAll(Numbers):
     """Task 13 lets no other thread of its worker run."""
 

@@ -114,6 +114,7 @@ class Worker:
             abandoned = self._spec.parent is not None and os.getppid() != self._spec.parent
             if abandoned or time.monotonic() - self._heard > ORPHANED_SECONDS:
                 break
+        self._ended.set()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -153,6 +154,8 @@ class Worker:
 
     def _finish(self, id: bytes, method: bytes, task: asyncio.Task[bytes]) -> None:
         self._tasks.pop(id, None)
+        if task.cancelled() and self._ended.is_set():
+            return  # nobody gave it up: the broker gives it to another worker once this one is gone
         error = Cancelled("cancelled") if task.cancelled() else task.exception()
         if error is None:
             self._messages.put(b"done", id, task.result())
