@@ -161,7 +161,8 @@ def test_gold_answers_may_be_calls_in_every_verb_that_plays_them(tmp_path: Path,
     evaluated = treetune("eval", target, "-m", "scripted:gold", "--json", "-o", str(tmp_path / "run"))
     assert evaluated.json["mean_reward"] == 1.0
     assert evaluated.json["metrics"] == {"tool_calls": 2.0, "tool_errors": 0.0}
-    assert treetune("validate", target, "--json").json["gold_checked"] == 1
+    validated = treetune("validate", target, "--json")
+    assert (validated.code, validated.json["gold_checked"], validated.json["findings"]) == (0, 1, [])
     assert treetune("audit", target, "--json", "--skip", "not-portable").code in (0, 1)
     shown = treetune("show", target, "--json").json["tasks"][0]
     assert shown["tools"] == ["ask"]
@@ -179,3 +180,11 @@ def test_a_gold_answer_that_is_no_action_is_an_error() -> None:
     trace = asyncio.run(run_rollout(taskset, taskset[0], Gold(taskset, probability=1.0, name="gold")))
     assert trace.failure is not None
     assert "a list of texts and calls" in trace.failure.message
+
+
+def test_validate_says_what_verls_own_tools_would_lose_of_a_schema(tmp_path: Path, treetune: Any) -> None:
+    (tmp_path / "limits_of.py").write_text(CODE.replace("whom: str", "whom: str, times: int = 1"))
+    result = treetune("validate", f"{tmp_path}/limits_of.py:Secrets", "--json")
+    (finding,) = result.json["findings"]
+    assert (result.code, finding["rule"], finding["severity"]) == (0, "verl-tool-schema", "warning")
+    assert "ask.times: default" in finding["found"]
