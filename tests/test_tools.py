@@ -353,6 +353,7 @@ def test_a_tool_that_fails_is_a_message_and_no_failed_rollout(name: str, says: s
 def test_an_invalid_action_of_a_tool_ends_the_episode_with_its_reward() -> None:
     trace = play(Tasks(Faulty), call("insult"))
     assert (trace.outcome, trace.reward, trace.explanation) == (Outcome.COMPLETED, -1.0, "that is no move")
+    assert trace.metrics == {"tool_calls": 1.0, "tool_errors": 0.0}
 
 
 def test_missing_and_repeated_ids_are_filled_in_in_the_message_too() -> None:
