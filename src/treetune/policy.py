@@ -53,6 +53,8 @@ class Request(msgspec.Struct):
     continues: bool = False
     """The last message is the beginning of the answer. A policy goes on with it and gives the whole message; one that
     cannot raises `cannot_continue`."""
+    tools: list[dict[str, Any]] = []
+    """What it may call, in OpenAI's form; calls are in the `tool_calls` of the message that it answers."""
 
     @property
     def prefix(self) -> str:

@@ -71,6 +71,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     ability: str | None = None
     """A category such as `math` or `code`."""
 
+    tools: list[str] = []
+    """Names of tools that a model may call beside the environment's: ready ones, installed ones, `module:name` or
+    `file.py:name`. What they need to know (a command, a file) is in a config, never here."""
+
     extra_info: dict[str, Any] = {}
     """Anything else; it never changes the uid."""
 
@@ -91,7 +95,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def uid(self) -> str:
         """It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by uid also
         counts occurrences."""
-        return uid_of(self.messages, self.reward_spec, self.env_class, own_values(self))
+        own = own_values(self)
+        return uid_of(
+            self.messages, self.reward_spec, self.env_class, {**own, "tools": self.tools} if self.tools else own
+        )
 
 
 class ForeignTask(Task, frozen=True, kw_only=True):
@@ -137,7 +144,12 @@ def uid_of(
 
 
 def uids_of_texts(
-    texts: Sequence[str], truths: Sequence[Any] | None, system_prompt: str | None, env_class: str | None, method: str
+    texts: Sequence[str],
+    truths: Sequence[Any] | None,
+    system_prompt: str | None,
+    env_class: str | None,
+    method: str,
+    tools: Sequence[str] = (),
 ) -> list[str]:
     """`uid_of` of each task that asks one text, after a system prompt, and has one ground truth."""
     # Only the text and the truth differ: the JSON around them is written once.
@@ -145,7 +157,8 @@ def uids_of_texts(
     system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
     spec = {"ground_truth": truth_mark, "method": method} if truths is not None else {}
     prompt = [*system, {"role": "user", "content": text_mark}]
-    around = canonical({"prompt": prompt, "env_class": env_class, "reward_spec": spec})
+    offered = {"tools": tools} if tools else {}
+    around = canonical({"prompt": prompt, "env_class": env_class, "reward_spec": spec, **offered})
     encode, blake = msgspec.json.Encoder().encode, hashlib.blake2b
     head, _, tail = around.rpartition(encode(text_mark))
     if truths is None:

@@ -35,8 +35,17 @@ ENVIRONMENTS = {
     "wikispeedia": "treetune.builtin.wikispeedia:WikispeediaEnvironment",
 }
 
+TOOLS = {
+    "calculator": "treetune.builtin.tools.calculator:calculator",
+    "python": "treetune.builtin.tools.sandboxed:PythonTool",
+    "search": "treetune.builtin.tools.search:SearchTool",
+    "shell": "treetune.builtin.tools.sandboxed:ShellTool",
+}
+"""Ready tools: functions marked with `@tool`, and classes of `ToolSource`."""
+
 FOREIGN_TASKSETS = {"agentbench": "treetune.builtin.shell.agentbench:taskset_class"}
 FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"}
+FOREIGN_TOOLS: dict[str, str] = {}
 """Prefixes of names that belong to another library, each with the function that gives its classes."""
 
 NAMES_ROWS = "treetune.rows.sources:names_rows"
