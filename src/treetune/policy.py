@@ -53,6 +53,8 @@ class Request(msgspec.Struct):
     continues: bool = False
     """The last message is the beginning of the answer. A policy goes on with it and gives the whole message; one that
     cannot raises `cannot_continue`."""
+    tools: list[dict[str, Any]] = []
+    """The tools that the task offers, as OpenAI's API takes them. Calls come back in `Completion.message`."""
 
     @property
     def prefix(self) -> str:
@@ -80,8 +82,12 @@ class Completion(msgspec.Struct):
 
 
 def check_continues(request: Request, completion: Completion, name: str) -> None:
-    """Refuses an answer that stands beside its beginning instead of going on with it."""
-    if request.continues and not (text_of(completion.as_message().get("content")) or "").startswith(request.prefix):
+    """Refuses an answer that stands beside its beginning instead of going on with it. One that has become calls holds
+    only the text beside them."""
+    message = completion.as_message()
+    if message.get("tool_calls"):
+        return
+    if request.continues and not (text_of(message.get("content")) or "").startswith(request.prefix):
         raise cannot_continue(f"{name} answered it, and did not go on with it")
 
 
