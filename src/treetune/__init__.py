@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treetune.environment import register as register
     from treetune.episode import Limits as Limits
     from treetune.errors import InvalidAction as InvalidAction
+    from treetune.errors import ToolError as ToolError
     from treetune.errors import TreetuneError as TreetuneError
     from treetune.mixture import Mixture as Mixture
     from treetune.mixture import Union as Union
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from treetune.taskset import Taskset as Taskset
     from treetune.taskset_config import ShuffleConfig as ShuffleConfig
     from treetune.taskset_config import TasksetConfig as TasksetConfig
+    from treetune.tools import Tool as Tool
+    from treetune.tools import tool as tool
     from treetune.trace import Outcome as Outcome
     from treetune.trace import Trace as Trace
     from treetune.trace import Turn as Turn
@@ -50,7 +53,7 @@ _HOMES = {
     for module, names in {
         "environment": "Action Environment Observation Step make register",
         "episode": "Limits",
-        "errors": "InvalidAction TreetuneError",
+        "errors": "InvalidAction ToolError TreetuneError",
         "mixture": "Mixture Union",
         "policy": "Completion Policy Request Sampling",
         "rollout": "run_rollout",
@@ -59,6 +62,7 @@ _HOMES = {
         "task": "Message Task",
         "taskset": "Taskset",
         "taskset_config": "ShuffleConfig TasksetConfig",
+        "tools": "Tool tool",
         "trace": "Outcome Trace Turn",
     }.items()
     for name in names.split()

@@ -19,8 +19,9 @@ import msgspec
 
 from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 from treetune.plugins import environments
-from treetune.score import judge
+from treetune.score import finite, judge
 from treetune.task import Message, Task
+from treetune.tools import Gold, ToolCall, find_tools
 
 if TYPE_CHECKING:
     import asyncio
@@ -97,13 +98,31 @@ class Step(msgspec.Struct):
     info: dict[str, Any] = {}
     truncated: bool = False
     """Ended by a limit (too many turns) rather than by the rules."""
+    calls: list[ToolCall] = []
+    """The calls of tools that the action made, and what came of them; an episode fills it in."""
 
     def __post_init__(self) -> None:
         self.observation = Observation.of(self.observation)
 
 
+def check_step(owner: Any, step: Any) -> Step:
+    """A step as it should be, of an environment or of a tool by its name. Either may return anything, also the same
+    object each time."""
+    if not isinstance(step, Step):
+        where = owner if isinstance(owner, str) else f"{type(owner).__name__}.step()"
+        raise EnvironmentFault(f"{where} returned a {type(step).__name__}", remedy="return a Step")
+    if step.done not in (True, False) or step.truncated not in (True, False) or not isinstance(step.info, dict):
+        where = owner if isinstance(owner, str) else f"{type(owner).__name__}.step()"
+        raise EnvironmentFault(
+            f"{where} returned done={step.done!r:.60}, truncated={step.truncated!r:.60}, info={step.info!r:.60}",
+            remedy="`done` and `truncated` are True or False, and `info` a dict",
+        )
+    return Step(step.observation, finite(step.reward, "reward"), bool(step.done), step.info, bool(step.truncated))
+
+
 class Environment:
-    """Made for one task, used for one episode."""
+    """Made for one task, used for one episode. Its methods that are marked with `@tool` are what a model may call; the
+    answers that call none go to `step`."""
 
     CONTRACT: ClassVar[Contract | None] = None
     """What it asks of a task; None where it says nothing, and so nothing is checked."""
@@ -114,9 +133,23 @@ class Environment:
     WRONG: ClassVar[dict[str, str]] = {}
     """Answers that must never be worth a gold one, each by what it is: `validate --gold` tries them."""
 
+    RAW_CALLS: ClassVar[bool] = False
+    """Answers that call tools go to `step` as they are: the environment runs the calls itself."""
+
+    tool_methods: ClassVar[tuple[str, ...]] = ()
+    """The methods that `@tool` marks."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "TOOLS" in vars(cls):
+            remedy = "mark the methods that a model may call with @treetune.tool"
+            raise UsageError(f"{cls.__name__}.TOOLS means nothing: tools are methods", remedy=remedy)
+        cls.tool_methods = find_tools(cls)
+
     @classmethod
-    def gold(cls, task: Task) -> str | list[str] | None:
-        """What earns the full reward, made from the task alone: one answer or one action a turn; None if unknown."""
+    def gold(cls, task: Task) -> Gold:
+        """What earns the full reward, made from the task alone: one answer or one action a turn, an action being text
+        or calls of tools; None if unknown."""
         return None
 
     def __init__(self, task: Task) -> None:

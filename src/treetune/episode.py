@@ -12,19 +12,24 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 
-from treetune.environment import Action, Environment, Observation, SingleTurn, Sink, Step, show_to
+from treetune.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, described
 from treetune.score import finite, total
 from treetune.task import Task, without_surrogates
 from treetune.taskset import Taskset
 from treetune.threads import call
+from treetune.tool_calls import Toolbox
+from treetune.tool_messages import as_text, message_of
+from treetune.tools import Tool, ToolCall, ToolSource, bind_tools
 
 T = TypeVar("T")
+Recorded = Sequence[Sequence[ToolCall]]
+"""The calls of each answer of an episode that was played before."""
 CLOSE_SECONDS = 30.0
 """How long an environment may take to clean up."""
 
@@ -36,6 +41,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The most seconds of one rollout, of scoring a group, and of each call of an episode that others step."""
     timeout_reward: float | None = None
     """The reward of an episode that ran over `timeout` after it was started; absent: it has none, and is a failure."""
+
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] = 128
+    """The most calls of tools in one episode. Further ones are refused; who goes on calling is cut short."""
 
     def __post_init__(self) -> None:
         if self.timeout_reward is not None and not math.isfinite(self.timeout_reward):
@@ -70,6 +78,8 @@ class Started(msgspec.Struct, frozen=True):
 
     episode: str
     observation: Observation
+    tools: list[dict[str, Any]] = []
+    """What may be called, in OpenAI's form."""
 
 
 class Result(msgspec.Struct):
@@ -116,16 +126,26 @@ class Result(msgspec.Struct):
 
 class Episode:
     def __init__(
-        self, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None, until: float | None = None
+        self,
+        taskset: Taskset[Any, Any],
+        task: Task,
+        limits: Limits | None = None,
+        until: float | None = None,
+        recorded: Recorded | None = None,
     ) -> None:
         """`until` is the loop's time at which the whole episode must have ended; without it `limits.timeout` holds for
-        each call."""
+        each call. With `recorded` calls, tools that are no part of the rules are not run again."""
         self._taskset, self._task = taskset, task
         self._limits = limits or Limits()
         self._until = until
         self._environment: Environment | None = None
         """None before it is made and once it is closed: what it holds is let go."""
         self._closing: asyncio.Future[None] | None = None
+        self._recorded = recorded
+        self._toolbox: Toolbox | None = None
+        """None where nothing can be called."""
+        self.tools: list[dict[str, Any]] = []
+        """What a model may call, in OpenAI's form; known once it has begun."""
         self.observation = Observation()
         """What it showed first."""
         self.result = Result()
@@ -172,7 +192,20 @@ class Episode:
             raise EnvironmentFault(problem, remedy="return a treetune.Environment")
         start = self._environment.start
         # Where no author wrote it, there is nothing that could block.
-        return Observation.of(await call(start) if _is_own(start) else start())
+        observation = Observation.of(await call(start) if _is_own(start) else start())
+        if self._environment.tool_methods or task.tools or taskset.offers_tools:
+            await self._open_tools(self._environment)
+        return observation
+
+    async def _open_tools(self, environment: Environment) -> None:
+        """Tools of the environment and the taskset are rules, as `step` is; the others are opened for this episode."""
+        task = self._task
+        offered = await call(self._taskset.tools_for, task)
+        rules = [*bind_tools(environment, task), *(tool for tool in offered if isinstance(tool, Tool))]
+        sources = [source for source in offered if isinstance(source, ToolSource)]
+        self._toolbox = Toolbox(rules, sources, most_calls=self._limits.max_tool_calls, recorded=self._recorded)
+        await self._toolbox.open()
+        self.tools = self._toolbox.schemas
 
     async def step(self, action: Any) -> Step:
         """The answer to an action. Whoever plays waits for it before the next; a host's book sees to that."""
@@ -187,8 +220,9 @@ class Episode:
     async def _play(self, environment: Environment, action: Action) -> Step:
         began = time.perf_counter()
         try:
-            answer = await in_time(call(environment.step, action), self._limits, self._until)
-            step = _check_step(environment, answer)
+            work = call(environment.step, action) if self._toolbox is None else self._answer(environment, action)
+            answer = await in_time(work, self._limits, self._until)
+            step = check_step(environment, answer) if self._toolbox is None else answer
             self.result.add(step)
         except BaseException as error:
             try:
@@ -203,6 +237,25 @@ class Episode:
         if not step.done and most is not None and len(self.result.rewards) >= most:
             step.done = step.truncated = self.cut_short = True
         return step
+
+    async def _answer(self, environment: Environment, action: Action) -> Step:
+        """A step where tools may be called: by them, or by the environment where the answer calls none."""
+        toolbox, message = self._toolbox, message_of(action)
+        assert toolbox is not None
+        if environment.RAW_CALLS:
+            return check_step(environment, await call(environment.step, action))
+        has_step = type(environment).step is not Environment.step
+        if message is not None and (calls := message.get("tool_calls")):
+            step = await toolbox.answer(calls if isinstance(calls, list) else [calls])
+            if toolbox.submitted is None or not has_step:
+                return step
+            scored = check_step(environment, await call(environment.step, Action("text", toolbox.submitted)))
+            info = toolbox.count(scored).info
+            return Step(step.observation, step.reward + scored.reward, True, info, scored.truncated, step.calls)
+        if not has_step:
+            return toolbox.count(Step(done=True, info={"explanation": "the answer calls no tool, which ends it"}))
+        action = action if message is None else as_text(message)
+        return toolbox.count(check_step(environment, await call(environment.step, action)))
 
     def _end_by(self, error: BaseException) -> Step:
         """The last step where it is the policy's doing that there was none; raises any other error."""
@@ -225,7 +278,7 @@ class Episode:
     async def close(self) -> None:
         """Runs the environment's own `close`, once, and waits for it. It goes on where a caller is cancelled."""
         environment, self._environment = self._environment, None
-        if environment is not None and _is_own(environment.close):
+        if environment is not None and (_is_own(environment.close) or self._toolbox is not None):
             self._closing = asyncio.ensure_future(self._close(environment))
         if self._closing is not None:
             await asyncio.shield(self._closing)
@@ -233,6 +286,8 @@ class Episode:
     async def _close(self, environment: Environment) -> None:
         began = time.perf_counter()
         self.close_failure = await _close(environment)
+        if self._toolbox is not None:
+            self.close_failure = await _close_in_time(self._toolbox.close()) or self.close_failure
         self.close_seconds = time.perf_counter() - began
 
     async def play(self, action: Any, show: Sink) -> Step:
@@ -247,7 +302,7 @@ class Episode:
         info = {"success": self.result.passed(), **step.info}
         if step.truncated:
             info["truncated"] = True
-        return Step(step.observation, step.reward, step.done, info, step.truncated)
+        return Step(step.observation, step.reward, step.done, info, step.truncated, step.calls)
 
     @property
     def over(self) -> bool:
@@ -283,27 +338,18 @@ def _is_own(method: Any) -> bool:
     return getattr(method, "__func__", None) not in (Environment.start, Environment.close)
 
 
-def _check_step(environment: Environment, step: Any) -> Step:
-    """A step as it should be. An environment may return anything, also the same object each time."""
-    name = type(environment).__name__
-    if not isinstance(step, Step):
-        raise EnvironmentFault(f"{name}.step() returned a {type(step).__name__}", remedy="return a Step")
-    if step.done not in (True, False) or step.truncated not in (True, False) or not isinstance(step.info, dict):
-        raise EnvironmentFault(
-            f"{name}.step() returned done={step.done!r:.60}, truncated={step.truncated!r:.60}, info={step.info!r:.60}",
-            remedy="`done` and `truncated` are True or False, and `info` a dict",
-        )
-    return Step(step.observation, finite(step.reward, "reward"), bool(step.done), step.info, bool(step.truncated))
-
-
 async def _close(environment: Environment) -> str | None:
     """Closes it; says what went wrong, if anything did."""
+    return await _close_in_time(call(environment.close))
+
+
+async def _close_in_time(closing: Awaitable[Any]) -> str | None:
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
-            await call(environment.close)
+            failure = await closing
     except Exception as error:
         return described(error)
-    return None
+    return failure if isinstance(failure, str) else None
 
 
 def _close_late(environment: Any, loop: asyncio.AbstractEventLoop) -> None:

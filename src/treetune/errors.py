@@ -93,6 +93,11 @@ class InvalidAction(TreetuneError):
         self.reward, self.warning = reward, warning
 
 
+class ToolError(TreetuneError):
+    """What a tool raises for a call that it cannot do: the model is told this text, and may go on. Of any other error
+    it is told the type too."""
+
+
 class PolicyError(TreetuneError):
     """A policy that could not answer."""
 

@@ -26,6 +26,7 @@ from treetune.source_curriculum import SourceCurriculum, split_position
 from treetune.task import Task
 from treetune.taskset import ConfigT, Taskset
 from treetune.taskset_config import TasksetConfig
+from treetune.tools import Tool, ToolSource
 
 
 class UnionConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -78,6 +79,15 @@ class _Sources(Taskset[Task, ConfigT]):
     environment = ask_owner("environment")
     score_group = ask_owner("score_group")
     scores_group_of = ask_owner("scores_group_of")
+
+    @property
+    def offers_tools(self) -> bool:
+        return bool(self.config.tools) or any(source.offers_tools for source in self.sources)
+
+    def tools_for(self, task: Task) -> list[Tool | ToolSource]:
+        # Those of its own config are offered in the tasks of every source.
+        owner, inner = self._owner(task)
+        return [*super().tools_for(msgspec.structs.replace(task, tools=[])), *owner.tools_for(inner)]
 
     @property
     def scores_groups(self) -> bool:

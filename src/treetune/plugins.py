@@ -103,8 +103,10 @@ def builtin(table: str) -> Any:
 class Registry:
     """Named classes of one kind: built in, registered at run time, or brought by an installed package."""
 
-    def __init__(self, kind: str, group: str, table: str) -> None:
+    def __init__(self, kind: str, group: str, table: str, *, classes: bool = True) -> None:
+        """With `classes` only a class will do, else anything that can be called."""
         self.kind = kind
+        self._classes = classes
         self._group = group
         self._table = table
         self._registered: dict[str, str | type] = {}
@@ -132,7 +134,7 @@ class Registry:
             found = load_object(self.foreign[prefix])(rest) if prefix in self.foreign else load_object(found)
         elif found is None and name in self._installed:
             found = self._installed[name].load()
-        if isinstance(found, type):
+        if isinstance(found, type) or (found is not None and not self._classes):
             return found
         if found is not None:
             raise PluginError(f"{name} is a {type(found).__name__}, not a class")
@@ -161,3 +163,4 @@ class Registry:
 
 tasksets = Registry("taskset", "treetune.tasksets", "TASKSETS")
 environments = Registry("environment", "treetune.environments", "ENVIRONMENTS")
+tools = Registry("tool", "treetune.tools", "TOOLS", classes=False)

@@ -54,7 +54,7 @@ class Request(msgspec.Struct):
     """The last message is the beginning of the answer. A policy goes on with it and gives the whole message; one that
     cannot raises `cannot_continue`."""
     tools: list[dict[str, Any]] = []
-    """The tools that the task offers, as OpenAI's API takes them. Calls come back in `Completion.message`."""
+    """What it may call, in OpenAI's form; calls are in the `tool_calls` of the message that it answers."""
 
     @property
     def prefix(self) -> str:

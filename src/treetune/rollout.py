@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treetune.environment import Action
-from treetune.episode import DeadlinePassed, Episode, Limits, in_time
+from treetune.episode import DeadlinePassed, Episode, Limits, Recorded, in_time
 from treetune.errors import ContextFullError, EnvironmentFault
 from treetune.policy import Completion, Policy, Request, Sampling, Usage, check_continues
 from treetune.score import finite
@@ -21,6 +21,7 @@ from treetune.task import Message, Task, begins_answer, without_surrogates
 from treetune.taskset import Taskset
 from treetune.threads import call
 from treetune.tokens import Tokens
+from treetune.tool_messages import with_calls
 from treetune.trace import Failure, Outcome, Trace, Turn
 
 
@@ -33,10 +34,12 @@ async def run_rollout(
     limits: Limits | None = None,
     occurrence: int = 0,
     rollout: int = 0,
+    recorded: Recorded | None = None,
 ) -> Trace:
-    """Run one rollout to its end. Only cancellation is raised; every other ending is the trace's `outcome`."""
+    """Run one rollout to its end. Only cancellation is raised; every other ending is the trace's `outcome`. With the
+    `recorded` calls of an earlier one, tools that are no part of the rules are not run again."""
     trace = Trace(task=task, uid=task.uid, occurrence=occurrence, rollout=rollout, model=policy.name)
-    return await Rollout(taskset, policy, trace, sampling, limits).run()
+    return await Rollout(taskset, policy, trace, sampling, limits, recorded).run()
 
 
 async def score_together(
@@ -70,9 +73,15 @@ class Rollout:
     """One rollout under way; `trace` holds what there is so far, also after a cancellation."""
 
     def __init__(
-        self, taskset: Taskset[Any, Any], policy: Policy, trace: Trace, sampling: Sampling | None, limits: Limits | None
+        self,
+        taskset: Taskset[Any, Any],
+        policy: Policy,
+        trace: Trace,
+        sampling: Sampling | None,
+        limits: Limits | None,
+        recorded: Recorded | None = None,
     ) -> None:
-        self._taskset, self._policy, self.trace = taskset, policy, trace
+        self._taskset, self._policy, self.trace, self._recorded = taskset, policy, trace, recorded
         self._sampling = sampling or Sampling()
         self._limits = limits or Limits()
         self._phase = "start"
@@ -80,7 +89,7 @@ class Rollout:
     async def run(self) -> Trace:
         trace, began = self.trace, time.perf_counter()
         until = self._limits.until()
-        episode = Episode(self._taskset, trace.task, self._limits, until)
+        episode = Episode(self._taskset, trace.task, self._limits, until, self._recorded)
         try:
             await self._play(episode, until)
         except asyncio.CancelledError:
@@ -97,6 +106,7 @@ class Rollout:
     async def _play(self, episode: Episode, until: float | None) -> None:
         trace = self.trace
         observed = (await episode.begin()).messages()
+        trace.tools = episode.tools
         conversation: list[Message] = []
         while True:
             conversation += observed
@@ -121,6 +131,9 @@ class Rollout:
             self._phase = "environment"
             step = await episode.step(_action(completion))
             turn.reward, turn.info = step.reward, step.info
+            if step.calls:
+                turn.calls = step.calls
+                turn.message = conversation[-1] = with_calls(turn.message, step.calls)
             observed = step.observation.messages()
             if episode.timed_out is not None:
                 raise episode.timed_out
@@ -143,6 +156,7 @@ class Rollout:
             key=f"{trace.uid}/{trace.occurrence}/{trace.rollout}",
             tokens=trace.tokens,
             continues=continues,
+            tools=trace.tools,
         )
         try:
             completion = await in_time(self._policy.complete(request), self._limits, until)

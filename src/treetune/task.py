@@ -71,6 +71,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     ability: str | None = None
     """A category such as `math` or `code`."""
 
+    tools: list[str] = []
+    """Names of tools that a model may call beside the environment's: ready ones, installed ones, `module:name` or
+    `file.py:name`. What they need to know (a command, a file) is in a config, never here."""
+
     extra_info: dict[str, Any] = {}
     """Anything else; it never changes the uid."""
 
@@ -91,7 +95,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def uid(self) -> str:
         """It survives filtering, reordering and file formats. Equal problems share it, so whatever is keyed by uid also
         counts occurrences."""
-        return uid_of(self.messages, self.reward_spec, self.env_class, own_values(self))
+        own = own_values(self)
+        return uid_of(
+            self.messages, self.reward_spec, self.env_class, {**own, "tools": self.tools} if self.tools else own
+        )
 
 
 class ForeignTask(Task, frozen=True, kw_only=True):

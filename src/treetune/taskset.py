@@ -26,9 +26,11 @@ from typing_extensions import TypeVar
 from treetune import order
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described, user_code
 from treetune.files import parse_again
+from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
 from treetune.taskset_config import TasksetConfig
+from treetune.tools import Gold, NamedTool, Tool, ToolSource, bind_tools, calls_of, find_tool, find_tools
 
 if TYPE_CHECKING:
     from treetune.curriculum import Curriculum, Learning
@@ -51,6 +53,8 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     _length: int | None = None
     """How many tasks were loaded. It is pickled, so that another process need not load them to know."""
+    tool_methods: ClassVar[tuple[str, ...]] = ()
+    """The methods that `@tool` marks: what a model may call in every task."""
     task_type: ClassVar[type[Task]] = Task
     config_type: ClassVar[type[TasksetConfig]] = TasksetConfig
 
@@ -63,6 +67,7 @@ class Taskset(Generic[TaskT, ConfigT]):
                 elif isinstance(argument, type) and issubclass(argument, TasksetConfig):
                     cls.config_type = argument
         cls.OPEN_KEYS = cls.config_type is TasksetConfig
+        cls.tool_methods = find_tools(cls)
 
     def __init__(self, config: ConfigT | None = None) -> None:
         self.config: ConfigT = config if config is not None else self.config_type()  # type: ignore[assignment]
@@ -140,9 +145,23 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def environment_spec(self, env_class: str) -> str:
         """The name of an environment; `file.py:Name` is looked for beside the taskset's own file."""
-        from treetune.plugins import absolute_spec, folders_of
-
         return absolute_spec(env_class, folders_of(type(self)))
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether it has tools beside those that an environment or a task brings."""
+        return bool(self.tool_methods or self.config.tools)
+
+    def tools_for(self, task: TaskT) -> list[Tool | ToolSource]:
+        """What a model may call in this task beside its environment's tools: the taskset's own `@tool` methods, what
+        its config names, what the task names. Made anew for each episode."""
+        named: dict[str, NamedTool] = {}
+        for entry in (*self.config.tools, *task.tools):
+            one = NamedTool.of(entry)
+            named.setdefault(one.name, one)
+        folders = list(folders_of(type(self))) if named else []
+        found = [find_tool(one._replace(name=absolute_spec(one.name, folders)), task) for one in named.values()]
+        return [*bind_tools(self, task), *found]
 
     def source(self) -> str | None:
         """What identifies the data behind the tasks (a file's hash, a revision), for the fingerprint."""
@@ -287,17 +306,18 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The tasks of a run, as a list; `draw` gives the same lazily."""
         return list(self.draw(num_tasks))
 
-    async def gold_of(self, task: TaskT) -> str | list[str] | None:
+    async def gold_of(self, task: TaskT) -> Gold:
         """`gold`, off the event loop where it is synchronous, and of a right type."""
         from treetune.threads import call
 
         gold = await call(self.gold, task)
         if gold is None or isinstance(gold, str):
             return gold
-        if isinstance(gold, list | tuple) and all(isinstance(action, str) for action in gold):
+        if isinstance(gold, list | tuple) and all(isinstance(action, str) or calls_of(action) for action in gold):
             return list(gold)
         problem = f"{self.name}.gold() gave a {type(gold).__name__} for task {task.idx}: {gold!r:.80}"
-        raise TasksetError(problem, remedy="return the answer as text, a list of texts for several turns, or None")
+        remedy = "return the answer as text, a list of texts and calls ({'tool': name, 'arguments': {}}), or None"
+        raise TasksetError(problem, remedy=remedy)
 
     async def check(self, task: TaskT) -> Verdict:
         """`validate`, off the event loop where it is synchronous."""

@@ -158,6 +158,7 @@ class ChatTokens:
                 self._by_tools.clear()
             chat = ChatTokens(self._tokenizer, self._arguments, rewrites=self._rewrites, call_format=self._call_format)
             chat._tools = ToolTemplate.of(self._tokenizer, tools, chat._try_render, self._call_format)
+            chat._arguments_as = chat._tools.arguments if chat._tools.most_calls else None
             if chat._tools.told:
                 chat._arguments["tools"] = list(tools)
             self._by_tools[key] = chat

@@ -31,6 +31,10 @@ class ToolTemplate(NamedTuple):
     """How many calls of one message it writes: none, one, or (2) any number."""
     empty: str | None
     """The content of a message that is nothing but calls."""
+    beside: bool
+    """It writes calls of a message that has a text too."""
+    arguments: type
+    """Of calls: `dict`, or `str` of JSON."""
 
     @classmethod
     def of(cls, tokenizer: Any, tools: Sequence[Schema], render: Render, format: str | None = None) -> Self:
@@ -39,18 +43,15 @@ class ToolTemplate(NamedTuple):
         plain, shown = render(asked), render(asked, tools=list(tools))
         told = shown is not None and shown != plain
         teller = "user" if render([{"role": "system", "content": mark}, *asked]) is None else "system"
-        most_calls, empty = 0, None
-        for number in (2, 1):
-            for content in (None, ""):
-                if not most_calls and _writes(render, asked, mark, number, content):
-                    most_calls, empty = number, content
+        kind, most_calls, empty = _find_calls(render, asked, mark)
+        beside = kind is not None and _writes(render, asked, mark, 1, "And:", kind)
         found = check_name(format) or detect(template_of(tokenizer, tools), tokenizer.all_special_tokens)
         if found is None and (told or most_calls):
             raise UsageError(
                 "the chat template has words of its own for tools, and Treetune does not know how to read its calls",
                 remedy=f"name what comes nearest as call_format: {', '.join(FORMATS)}",
             )
-        return cls(tools, found or "hermes", told, teller, most_calls, empty)
+        return cls(tools, found or "hermes", told, teller, most_calls, empty, beside, kind or dict)
 
     def take(self, messages: Sequence[Message], told: bool = False) -> Sequence[Message]:
         """A conversation as the template can show it. Without `told` it is a whole one."""
@@ -64,7 +65,7 @@ class ToolTemplate(NamedTuple):
         calls = message.get("tool_calls")
         if not isinstance(calls, list) or not calls:
             return message
-        if len(calls) > self.most_calls == 1:
+        if len(calls) > self.most_calls == 1 or (message.get("content") and not self.beside):
             return call_as_text(message, self.format)
         return message if message.get("content") else {**message, "content": self.empty}
 
@@ -77,19 +78,28 @@ def template_of(tokenizer: Any, tools: Sequence[Schema]) -> str:
         return ""
 
 
-def _writes(render: Render, asked: list[Message], mark: str, number: int, content: str | None) -> bool:
+def _find_calls(render: Render, asked: list[Message], mark: str) -> tuple[type | None, int, str | None]:
+    """The arguments, the number of calls and the content beside them that a template takes."""
+    for number in (2, 1):
+        for content in (None, ""):
+            for kind in (dict, str):
+                if _writes(render, asked, mark, number, content, kind):
+                    return kind, number, content
+    return None, 0, None
+
+
+def _writes(render: Render, asked: list[Message], mark: str, number: int, content: str | None, kind: type) -> bool:
     """Whether a template writes calls and their results."""
+    names = [f"{mark}call{at}" for at in range(number)]
     calls = [
-        {"id": call_id(0, at), "type": "function", "function": {"name": f"{mark}call{at}", "arguments": {mark: at}}}
-        for at in range(number)
+        {"id": call_id(0, at), "type": "function", "function": {"name": name, "arguments": {mark: at}}}
+        for at, name in enumerate(names)
     ]
     results = [
-        {"role": "tool", "tool_call_id": call["id"], "name": f"{mark}call{at}", "content": f"{mark}result{at}"}
-        for at, call in enumerate(calls)
+        {"role": "tool", "tool_call_id": call_id(0, at), "name": name, "content": f"{name}result"}
+        for at, name in enumerate(names)
     ]
     said = {"role": "assistant", "content": content, "tool_calls": calls}
-    for kind in (dict, str):
-        text = render([*asked, with_arguments(said, kind), *results]) or ""
-        if all(f"{mark}call{at}" in text and f"{mark}result{at}" in text for at in range(number)):
-            return "None" not in text
-    return False
+    text = render([*asked, with_arguments(said, kind), *results]) or ""
+    shown = [text.find(name) < text.rfind(f"{name}result") for name in names if name in text]
+    return len(shown) == number and all(shown) and "None" not in text

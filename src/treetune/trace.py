@@ -17,6 +17,7 @@ from treetune.errors import place_of
 from treetune.policy import Usage
 from treetune.task import Message, Task, begins_answer, without_surrogates
 from treetune.tokens import Tokens
+from treetune.tools import ToolCall
 
 
 class Outcome(StrEnum):
@@ -65,6 +66,8 @@ class Turn(msgspec.Struct):
     reward: float = 0.0
     info: dict[str, Any] = {}
     finish_reason: str | None = None
+    calls: list[ToolCall] = []
+    """The tools that it called, and what came of it."""
 
 
 class Timing(msgspec.Struct):
@@ -97,6 +100,8 @@ class Trace(msgspec.Struct, kw_only=True):
     reward: float | None = None
     """The sum over the turns, or what `score_group` gave; None where it failed: a failure has no reward."""
     turns: list[Turn] = []
+    tools: list[dict[str, Any]] = []
+    """What could be called, in OpenAI's form."""
     final: list[Message] = []
     """What the environment said last, after the last answer."""
     answer: str | None = None

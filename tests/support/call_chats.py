@@ -131,10 +131,12 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, format: str | None, s
     prompt = chat.prompt(messages)
     assert all(tool["function"]["name"] in tokenizer.decode(prompt.ids) for tool in TOOLS)
     for turn, (answer, result, asks) in enumerate(turns):
+        if (prompt.text or "").rstrip().endswith("<think>") and answer.text != "<think>":
+            answer = answer._replace(text=f"Hm.</think>{answer.text}")  # the thought that the prompt has begun
         text = written(answer, form)
         completion = tokens_of(tokenizer, text, answer)
         said = chat.read(prompt, completion, turn)
-        check_read(tokenizer, said, answer, text, prompt, seen)
+        check_read(tokenizer, said, answer, text, seen)
         tokens.add_turn(prompt, completion, message=said)
         sampled += completion
         so_far = tokens.sequences[-1].ids
@@ -165,12 +167,10 @@ def play(tokenizer: Any, conversation: Any, rewrites: str, format: str | None, s
     assert len(set(ids)) == len(ids)
 
 
-def check_read(tokenizer: Any, said: Any, answer: Answer, text: str, prompt: Any, seen: Counter[str]) -> None:
+def check_read(tokenizer: Any, said: Any, answer: Answer, text: str, seen: Counter[str]) -> None:
     """An answer is the calls that were written, or the text that it always was."""
     calls = said.get("tool_calls") or []
-    thinks = (prompt.text or "").rstrip().endswith("<think>") and "</think>" not in text
-    readable = answer.calls and not answer.broken and not thinks and answer.text != "<think>"
-    if readable:
+    if answer.calls and not answer.broken and answer.text != "<think>":
         wanted = [(call.name, call.arguments) for call in answer.calls]
         if "<function=" in text:  # there the schema says what is no text
             wanted = [(name, as_texts(given) if name == "unknown" else given) for name, given in wanted]

@@ -35,8 +35,12 @@ ENVIRONMENTS = {
     "wikispeedia": "treetune.builtin.wikispeedia:WikispeediaEnvironment",
 }
 
+TOOLS: dict[str, str] = {}
+"""Ready tools: functions marked with `@tool`, and classes of `ToolSource`."""
+
 FOREIGN_TASKSETS = {"agentbench": "treetune.builtin.shell.agentbench:taskset_class"}
 FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"}
+FOREIGN_TOOLS: dict[str, str] = {}
 """Prefixes of names that belong to another library, each with the function that gives its classes."""
 
 NAMES_ROWS = "treetune.rows.sources:names_rows"
