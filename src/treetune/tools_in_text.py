@@ -48,16 +48,21 @@ def as_text(messages: Sequence[Message], format: str = "hermes") -> list[Message
     written: list[Message] = []
     answers = False
     for message in messages:
-        if message.get("role") == "tool":
-            result = f"<tool_response>\n{text_of(message.get('content')) or ''}\n</tool_response>"
-            message, joins, answers = {"role": "user", "content": result}, answers, True
-        else:
-            joins = answers and message.get("role") == "user" and isinstance(message.get("content"), str)
-            answers = False
-        if joins:
+        joins, is_result = answers, message.get("role") == "tool"
+        if is_result:
+            message = _result_as_text(message)
+        if joins and message.get("role") == "user" and isinstance(message.get("content"), str):
             message = {**message, "content": f"{written.pop()['content']}\n{message['content']}"}
         written.append(call_as_text(message, format))
+        answers = is_result and isinstance(message["content"], str)
     return written
+
+
+def _result_as_text(message: Message) -> Message:
+    content = message.get("content")
+    text = "" if content is None else text_of(content)
+    shown = content if text is None else f"<tool_response>\n{text}\n</tool_response>"  # images stay parts
+    return {"role": "user", "content": shown}
 
 
 def call_as_text(message: Message, format: str) -> Message:
