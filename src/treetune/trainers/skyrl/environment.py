@@ -4,8 +4,8 @@
 
 The task is the one that the row was written from, with the same uid. A row's own `extra_info.max_turns` holds; without
 it the trainer's `generator.max_turns` does. Tools are told of, called and answered in text, for SkyRL passes on nothing
-else: as Qwen's models know it, or as `call_format` says in the row or the environment's config. SkyRL does not close an environment after an error, so this class does: at
-once where a call of its own fails, and when it is dropped otherwise.
+else: as Qwen's models know it, or as `call_format` says in the row or the environment's config. SkyRL does not close an
+environment after an error, so this class does: at once where a call of its own fails, and when it is dropped otherwise.
 """
 
 from __future__ import annotations
