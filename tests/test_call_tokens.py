@@ -1,4 +1,4 @@
-"""Tools in a chat template, and tokens over turns of calls and results: those trained on are those that were sampled."""
+"""Tools in a chat template, and tokens over turns of calls: those that are trained on are those that were sampled."""
 
 from __future__ import annotations
 
