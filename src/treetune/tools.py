@@ -192,20 +192,29 @@ class NamedTool(NamedTuple):
         raise UsageError(f"tools: {entry!r:.80} names no tool", remedy="write a name, or {name: {setting: value}}")
 
 
-def find_tool(named: NamedTool, task: Task) -> ToolSource:
-    """What a name stands for, made for one episode of a task."""
+def check_tool(named: NamedTool) -> Any:
+    """What a name stands for: a function, or a class of sources."""
     found: Any = registry.resolve(named.name)
     if isinstance(found, type) and issubclass(found, ToolSource):
-        try:
-            return found(task, **named.settings)
-        except TypeError as error:
-            raise UsageError(f"tool {named.name!r}: {error}", remedy="see docs/tools.md for its settings") from error
-    if is_tool(found) or isinstance(found, Tool):
-        if named.settings:
-            raise UsageError(f"tool {named.name!r} takes no settings, got {', '.join(named.settings)}")
+        return found
+    if not is_tool(found) and not isinstance(found, Tool):
+        remedy = "mark the function with @treetune.tool, or subclass treetune.tools.ToolSource"
+        raise PluginError(f"{named.name} is no tool", remedy=remedy)
+    if named.settings:
+        raise UsageError(f"tool {named.name!r} takes no settings, got {', '.join(named.settings)}")
+    return found
+
+
+def find_tool(named: NamedTool, task: Task) -> ToolSource:
+    """The tools of a name, made for one episode of a task."""
+    found = check_tool(named)
+    if not isinstance(found, type):
         return _OneTool(task, found)
-    remedy = "mark the function with @treetune.tool, or subclass treetune.tools.ToolSource"
-    raise PluginError(f"{named.name} is no tool", remedy=remedy)
+    try:
+        source: ToolSource = found(task, **named.settings)
+        return source
+    except TypeError as error:
+        raise UsageError(f"tool {named.name!r}: {error}", remedy="see docs/tools.md for its settings") from error
 
 
 class _OneTool(ToolSource):

@@ -35,7 +35,12 @@ ENVIRONMENTS = {
     "wikispeedia": "treetune.builtin.wikispeedia:WikispeediaEnvironment",
 }
 
-TOOLS: dict[str, str] = {}
+TOOLS = {
+    "calculator": "treetune.builtin.tools.calculator:calculator",
+    "python": "treetune.builtin.tools.sandboxed:PythonTool",
+    "search": "treetune.builtin.tools.search:SearchTool",
+    "shell": "treetune.builtin.tools.sandboxed:ShellTool",
+}
 """Ready tools: functions marked with `@tool`, and classes of `ToolSource`."""
 
 FOREIGN_TASKSETS = {"agentbench": "treetune.builtin.shell.agentbench:taskset_class"}
