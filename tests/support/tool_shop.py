@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from treetune import run_rollout
 from treetune.call_formats import FORMATS
+from treetune.policy import Completion, Policy, Request
+from treetune.runs.folder import TRACES
+from treetune.target import load_taskset
+from treetune.tools import message_of_action
 from treetune.trace import Trace
 
 CODE = '''
@@ -58,6 +65,33 @@ STORY = [
 def write(folder: Path) -> str:
     (folder / "shop.py").write_text(CODE)
     return f"{folder}/shop.py:Shopping"
+
+
+class Script(Policy):
+    """Says the story, in messages."""
+
+    name = "script"
+
+    async def complete(self, request: Request) -> Completion:
+        said = STORY[request.turn]
+        calls = [{"tool": name, "arguments": arguments} for name, arguments in said.calls]
+        message = {**message_of_action(calls), "content": said.text}
+        return Completion(said.text, message, "tool_calls")
+
+
+def expected(target: str) -> list[Turn]:
+    """What eval makes of the story."""
+    taskset = load_taskset(target)
+    return story_of(asyncio.run(run_rollout(taskset, taskset[1], Script())))
+
+
+def kept(folder: Path) -> list[Trace]:
+    """The traces that `treetune serve --traces` wrote; it does so a moment after an episode has ended."""
+    for _ in range(100):
+        if traces := list(TRACES.read(folder)):
+            return traces
+        time.sleep(0.1)
+    return []
 
 
 class Turn(NamedTuple):
