@@ -82,8 +82,12 @@ class Completion(msgspec.Struct):
 
 
 def check_continues(request: Request, completion: Completion, name: str) -> None:
-    """Refuses an answer that stands beside its beginning instead of going on with it."""
-    if request.continues and not (text_of(completion.as_message().get("content")) or "").startswith(request.prefix):
+    """Refuses an answer that stands beside its beginning instead of going on with it. One that has become calls holds
+    only the text beside them."""
+    message = completion.as_message()
+    if message.get("tool_calls"):
+        return
+    if request.continues and not (text_of(message.get("content")) or "").startswith(request.prefix):
         raise cannot_continue(f"{name} answered it, and did not go on with it")
 
 

@@ -17,8 +17,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from treetune.call_formats import Schema, check_name, parse
 from treetune.errors import PolicyError, UsageError, described
-from treetune.task import Message, canonical, text_of
+from treetune.message_forms import flatten, is_same, is_shown_by, with_arguments
+from treetune.task import Message, text_of
+from treetune.tool_template import ToolTemplate
 
 
 class Prompt(NamedTuple):
@@ -112,14 +115,23 @@ Rewrites = Literal["split", "keep"]
 """What to do where a template rewrites an answer in the history, such as dropping its reasoning: `split` gives the
 model the template's own text, in a sequence of its own; `keep` goes on from the sampled tokens all the same."""
 
+_MOST_TOOLSETS = 64
+"""For how many sets of tools a chat remembers how its template takes them."""
+
 
 class ChatTokens:
     """A tokenizer with its chat template, ready for the model to go on: prompts in tokens."""
 
     def __init__(
-        self, tokenizer: Any, arguments: Mapping[str, Any] | None = None, *, rewrites: Rewrites = "split"
+        self,
+        tokenizer: Any,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        rewrites: Rewrites = "split",
+        call_format: str | None = None,
     ) -> None:
-        """`arguments` are the template's own: `tools`, `enable_thinking`."""
+        """`arguments` are the template's own, such as `enable_thinking`. `call_format` is how the model writes calls of
+        tools, where its template does not show that: a name in `call_formats.FORMATS`."""
         if rewrites not in ("split", "keep"):
             raise UsageError(f"rewrites is 'split' or 'keep', not {rewrites!r}")
         self._tokenizer = tokenizer
@@ -129,21 +141,64 @@ class ChatTokens:
         self._takes_parts: bool | None = None
         self._arguments_as: type | None = None
         self._mark = f"answer{secrets.token_hex(12)}"
+        self._call_format = check_name(call_format)
+        self._tools: ToolTemplate | None = None
+        self._by_tools: dict[str, ChatTokens] = {}
+
+    def with_tools(self, tools: Sequence[Schema]) -> ChatTokens:
+        """The same chat, in which the model is shown these tools and may call them."""
+        if not tools:
+            return self
+        if self._arguments.get("tools"):
+            remedy = "leave `tools` out of the chat template's arguments"
+            raise UsageError("the task has tools, and so has the chat template by its arguments", remedy=remedy)
+        key = json.dumps(list(tools))
+        if key not in self._by_tools:
+            if len(self._by_tools) >= _MOST_TOOLSETS:
+                self._by_tools.clear()
+            chat = ChatTokens(self._tokenizer, self._arguments, rewrites=self._rewrites, call_format=self._call_format)
+            chat._tools = ToolTemplate.of(self._tokenizer, tools, chat._try_render, self._call_format)
+            chat._arguments_as = chat._tools.arguments if chat._tools.most_calls else None
+            if chat._tools.told:
+                chat._arguments["tools"] = list(tools)
+            self._by_tools[key] = chat
+        return self._by_tools[key]
+
+    def read(self, prompt: Prompt, sampled: Sequence[int], turn: int = 0, stop: Sequence[str] = ()) -> Message:
+        """The message that was sampled to a prompt, up to the first of the `stop` strings. Calls of tools are read by
+        the template's own convention, special tokens and all; any other text has none of these."""
+        ids = list(sampled)
+        said = {"role": "assistant", "content": prompt.prefix + _cut(self._decode(ids, visible=True), stop)}
+        if self._tools is None:
+            return said
+        special = set(self._tokenizer.all_special_ids)
+        while ids and ids[-1] in special:
+            ids.pop()
+        text = prompt.prefix + _cut(self._decode(ids), stop)
+        # Where the prompt has begun a thought, calls come after the end of it.
+        thought = "<think>" if (prompt.text or "").rstrip().endswith("<think>") else ""
+        content, calls = parse(thought + text, self._tools.format, self._tools.tools, turn)
+        if not calls:
+            return said
+        for token in self._tokenizer.all_special_tokens:
+            content = content.replace(token, "")
+        return {**said, "content": content.removeprefix(thought) or None, "tool_calls": calls}
 
     def prompt(self, messages: Sequence[Message], *, continues: bool = False) -> Prompt:
         """A conversation that begins. With `continues` its last message is the beginning of the answer."""
-        messages = self._as_taken(messages)
+        return self._begin(self._as_taken(messages), continues)
+
+    def _begin(self, messages: Sequence[Message], continues: bool) -> Prompt:
         if self._goes_in_two_steps(messages[:-1] if continues and len(messages) > 1 else messages):
             return self._show(messages, continues)
         return Prompt(self._apply_whole(messages, continues), prefix=_content(messages[-1]) if continues else "")
 
     def next_prompt(self, messages: Sequence[Message], tokens: Tokens, *, continues: bool = False) -> Prompt:
         """A conversation that goes on from `tokens`; one that begins where there are none yet, or no text of them."""
-        last = tokens.last
+        last, messages = tokens.last, self._as_taken(messages)
         answers = messages[last.prompt.shown :] if last is not None else []
         if last is None or last.prompt.text is None or not answers or answers[0].get("role") != "assistant":
-            return self.prompt(messages, continues=continues)
-        messages = self._as_taken(messages)
+            return self._begin(messages, continues)
         prompt = self._show(messages, continues, encode=False)
         now, given = str(prompt.text), last.prompt.text
         so_far = tokens.sequences[-1]
@@ -178,7 +233,7 @@ class ChatTokens:
         """What the template adds after an answer that it writes otherwise than it was sampled. None where the
         conversation is another one, or the model shall see the template's own text."""
         answer, given, prefix = last.prompt.shown, str(last.prompt.text), last.prompt.prefix
-        if last.message is None or not is_same(messages[answer], last.message):
+        if last.message is None or not is_same(messages[answer], self._as_taken([last.message], told=True)[0]):
             return None
         begun = [{"role": "assistant", "content": prefix}] if prefix else []
         if self._try_render([*messages[:answer], *begun], bool(prefix)) != given:
@@ -216,7 +271,10 @@ class ChatTokens:
 
     # Messages, as the template takes them
 
-    def _as_taken(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def _as_taken(self, messages: Sequence[Message], told: bool = False) -> Sequence[Message]:
+        """`told`: it is a part of a conversation, which need not tell of the tools."""
+        if self._tools is not None:
+            messages = self._tools.take(messages, told)
         if all(isinstance(message.get("content"), str) and "tool_calls" not in message for message in messages):
             return messages
         if any(isinstance(message.get("content"), list) for message in messages) and self._takes_parts is None:
@@ -294,8 +352,12 @@ class ChatTokens:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    def _decode(self, ids: list[int], visible: bool = False) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=visible, clean_up_tokenization_spaces=False))
+
+
+def _cut(text: str, stop: Sequence[str]) -> str:
+    return text[: min((at for each in stop if (at := text.find(each)) >= 0), default=len(text))]
 
 
 def _content(message: Message) -> str:
@@ -303,54 +365,3 @@ def _content(message: Message) -> str:
     if message.get("role") != "assistant" or text is None:
         raise UsageError("only a text of the assistant's can be the beginning of an answer")
     return text
-
-
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-
-
-def flatten(message: Message) -> Message:
-    """The message with its parts as one text, where they are all text."""
-    content = message.get("content")
-    if isinstance(content, str) or (content is None and message.get("tool_calls")):
-        return message
-    text = text_of(content)
-    return message if text is None else {**message, "content": text}
-
-
-def with_arguments(message: Message, kind: type) -> Message:
-    """The message with the arguments of its tool calls as `dict`, or as `str` of JSON."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_call_with_arguments(call, kind) for call in calls]}
-
-
-def _call_with_arguments(call: Any, kind: type) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or isinstance(arguments := function.get("arguments"), kind):
-        return call
-    with suppress(ValueError):  # what is no JSON stays as it is
-        arguments = json.dumps(arguments, ensure_ascii=False) if kind is str else json.loads(str(arguments))
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def is_same(one: Message, other: Message) -> bool:
-    """Whether two messages are the same, in whatever form."""
-    forms = [with_arguments(flatten(message), dict) for message in (one, other)]
-    try:
-        return canonical(forms[0]) == canonical(forms[1])
-    except (TypeError, ValueError, msgspec.MsgspecError):
-        return forms[0] == forms[1]
-
-
-def is_shown_by(message: Message, shown: str) -> bool:
-    """Whether a text holds all of a message, be its tool calls spelled as they may."""
-    content, calls = (text_of(message.get("content")) or "").strip(), message.get("tool_calls") or []
-    if not calls and not reasoning_of(message):
-        return content == shown
-    names = [str(call.get("function", call).get("name")) for call in calls]
-    return all(part.strip() in shown for part in (reasoning_of(message), content, *names))
-
-
-def reasoning_of(message: Message) -> str:
-    return next((value for key in _REASONING if isinstance(value := message.get(key), str)), "")

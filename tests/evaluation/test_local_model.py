@@ -75,3 +75,10 @@ def test_show_renders_and_counts_with_a_tokenizer(python, model):
     (task,) = json.loads(printed)["tasks"]
     assert task["rendered"].endswith("<|im_start|>assistant\n")
     assert 20 < task["prompt_tokens"] < 80
+
+
+def test_it_calls_tools_by_its_chat_template_and_is_trained_on_what_it_sampled(python, model, tmp_path):
+    side = venvs.ROOT / "tests" / "support" / "local_tools_side.py"
+    found = json.loads(venvs.run(python, side, model, tmp_path).splitlines()[-1])
+    assert found["sequences"] == 1
+    assert found["sampled"] > 100

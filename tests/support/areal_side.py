@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 import task_servers
+import tool_shop
 import torch
 from areal.api import ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
 from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
 from areal.infra.workflow_executor import WorkflowExecutor, check_trajectory_format
-from kinds import KINDS, write_targets
+from kinds import KINDS, write_targets, written
 from real_letters import letters_tokenizer
 
 from treetune.cli.listing import TaskKind, cells
@@ -234,12 +235,27 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tokenizer, tmp_path, 
     url = f"http://127.0.0.1:{port}"
     command = ["-m", "treetune", "serve", f"{tmp_path}/{target}", "--http", f":{port}"]
     with task_servers.process(*command, url=url, path="/api/health"):
-        engines = guess(tokenizer, *actions), guess(tokenizer, "#### 77")
+        engines = guess(tokenizer, *map(written, actions)), guess(tokenizer, "#### 77")
         rewards = [
             play(workflow(tokenizer, url, turn_discount=1.0), engine, {"task_index": 0})["rewards"].tolist()
             for engine in engines
         ]
     assert rewards == [[1.0], [0.0]]
+
+
+def test_tools_are_called_over_http_and_the_servers_trace_is_that_of_eval(tokenizer, tmp_path):
+    target = tool_shop.write(tmp_path)
+    port = task_servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = ["-m", "treetune", "serve", target, "--http", f":{port}", "--traces", str(tmp_path / "traces")]
+    with task_servers.process(*command, url=url, path="/api/health"):
+        engine = guess(tokenizer, *(said.written() for said in tool_shop.STORY))
+        trajectory = play(workflow(tokenizer, url, turn_discount=1.0), engine, {"task_index": 1})
+        (trace,) = tool_shop.kept(tmp_path / "traces")
+    check(trajectory, engine)  # trained on are the tokens that were sampled, in one row
+    assert trajectory["rewards"].tolist() == [1.0]
+    tool_shop.check_messages(trace)
+    assert tool_shop.story_of(trace) == tool_shop.expected(target)
 
 
 def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, minimal, caplog):

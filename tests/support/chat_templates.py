@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,13 @@ class Letters:
     CONTROL = ("<start>", "<end>", "<|im_end|>")
     PAIRS = ("ye", "es", " n", "no", "\n\n", "  ")
 
-    def __init__(self, template: Callable[[list[Message]], str]) -> None:
+    def __init__(self, template: Callable[..., str], control: tuple[str, ...] = ()) -> None:
+        """`control` are further control tokens."""
         self.template = template
-        self.all_special_tokens = list(self.CONTROL)
-        self.all_special_ids = [0, 1, 2]
+        self.all_special_tokens = [*self.CONTROL, *control]
+        self.all_special_ids = list(range(len(self.all_special_tokens)))
         self.eos_token_id = 1
-        self._texts = [*self.CONTROL, *self.PAIRS]
+        self._texts = [*self.all_special_tokens, *self.PAIRS]
         self._pattern = re.compile("|".join(map(re.escape, self._texts)) + "|.", re.S)
 
     def __len__(self) -> int:
@@ -59,5 +61,112 @@ def thinks_first(messages: list[Message]) -> str:
 def has_no_end(messages: list[Message]) -> str:
     return "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant:"
 
+
+class CallLetters(Letters):
+    """One whose template is given tools too, and need not prompt for an answer."""
+
+    def apply_chat_template(
+        self,
+        messages: list[Any],
+        tokenize: bool = True,
+        add_generation_prompt: bool = True,
+        tools: Any = None,
+        **_: Any,
+    ) -> Any:
+        text = self.template(messages, tools or [])
+        text = text if add_generation_prompt else text.removesuffix(PROMPT)
+        return self(text)["input_ids"] if tokenize else text
+
+
+PROMPT = "<start>assistant\n"
+
+
+def _listed(tools: list[Any]) -> str:
+    return "".join(f"<start>system\n{json.dumps(tools)}<end>\n" if tools else "")
+
+
+def writes_hermes(messages: list[Any], tools: list[Any]) -> str:
+    """As Qwen's: JSON in tags, results as the user's."""
+
+    def content(m: Any) -> str:
+        calls = [f"<tool_call>\n{json.dumps(_inner(c), ensure_ascii=False)}\n</tool_call>" for c in _calls(m, dict)]
+        return "\n".join([*filter(None, [m["content"]]), *calls])
+
+    return _listed(tools) + plain([{**m, "content": content(m)} for m in messages])
+
+
+def writes_mistral(messages: list[Any], tools: list[Any]) -> str:
+    """As Mistral's: a list after a mark, with ids of nine letters; what is said beside calls is not shown."""
+
+    def content(m: Any) -> str:
+        calls = [{**_inner(c), "id": c["id"]} for c in _calls(m, dict)]
+        assert all(len(call["id"]) == 9 for call in calls)
+        return f"[TOOL_CALLS] {json.dumps(calls, ensure_ascii=False)}" if calls else m["content"]
+
+    return _listed(tools) + plain([{**m, "content": content(m)} for m in messages])
+
+
+def writes_deepseek(messages: list[Any], tools: list[Any]) -> str:
+    """As DeepSeek's: marks, arguments as text; the tools are not told of, and a thought is begun and not kept."""
+
+    def content(m: Any) -> str:
+        calls = [
+            f"<call>function<sep>{c['function']['name']}\n```json\n" + c["function"]["arguments"] + "\n```</call>"
+            for c in _calls(m, str)
+        ]
+        calls = [deepseek(call) for call in calls]
+        wrapped = ["<｜tool▁calls▁begin｜>" + "\n".join(calls) + "<｜tool▁calls▁end｜>"] if calls else []
+        return "".join([(m["content"] or "").split("</think>")[-1], *wrapped])
+
+    return plain([{**m, "content": content(m)} for m in messages])
+
+
+def writes_llama(messages: list[Any], tools: list[Any]) -> str:
+    """As Llama 3's: bare JSON, one call at most, and nothing beside it."""
+
+    def content(m: Any) -> str:
+        calls = _calls(m, dict)
+        assert len(calls) < 2, "only one call"
+        inner = [_inner(call) for call in calls]
+        texts = [json.dumps({"name": call["name"], "parameters": call["arguments"]}) for call in inner]
+        return texts[0] if texts else m["content"]
+
+    return _listed(tools) + plain([{**m, "content": content(m)} for m in messages])
+
+
+def knows_no_tools(messages: list[Any], tools: list[Any]) -> str:
+    """As SmolLM2's: it writes texts, and lets tools be."""
+    return plain([{"role": m["role"], "content": m["content"] + ""} for m in messages])
+
+
+def _calls(message: Any, kind: type) -> list[Any]:
+    calls = message.get("tool_calls") or []
+    assert all(isinstance(call["function"]["arguments"], kind) for call in calls)
+    return calls
+
+
+def _inner(call: Any) -> Any:
+    return {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+
+
+def deepseek(text: str) -> str:
+    for short, mark in (
+        ("<call>", "<｜tool▁call▁begin｜>"),
+        ("<sep>", "<｜tool▁sep｜>"),
+        ("</call>", "<｜tool▁call▁end｜>"),
+    ):
+        text = text.replace(short, mark)
+    return text
+
+
+DEEPSEEK_MARKS = tuple(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
+CALL_TEMPLATES = {
+    "hermes": (writes_hermes, ()),
+    "mistral": (writes_mistral, ("[TOOL_CALLS]",)),
+    "deepseek": (writes_deepseek, DEEPSEEK_MARKS),
+    "llama": (writes_llama, ("<|python_tag|>",)),
+    "none": (knows_no_tools, ()),
+}
+"""By how they write calls, with the marks that are control tokens of their own."""
 
 TEMPLATES = [plain, trims, forgets_thoughts, thinks_first, has_no_end]

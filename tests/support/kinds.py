@@ -8,6 +8,7 @@ from typing import Any
 
 from treetune.cli.listing import TargetKind, TaskKind
 from treetune.tools import message_of_action
+from treetune.tools_in_text import call_as_text
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset, tool
@@ -100,6 +101,11 @@ KINDS: dict[TaskKind, tuple[str, list[Any]]] = {
     TaskKind.TOOLS: ("kinds_of.py:Doubled", [message_of_action({"tool": "double", "arguments": {"number": 0}}), "0"]),
 }
 """What names each, and what earns the whole reward of its first task."""
+
+
+def written(action: Any) -> str:
+    """An action as a model writes it that is told of its tools in text."""
+    return action if isinstance(action, str) else str(call_as_text(action, "hermes")["content"])
 
 
 def write_targets(folder: Path) -> None:

@@ -31,6 +31,24 @@ MISTRAL_SENTENCEPIECE = (
     "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + '[/INST]' }}"
     "{% else %}{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
 )
+# With tools, in the form of Mistral Nemo's: they stand before the last message of the user's, and so move.
+MISTRAL_TOOLS = (
+    "{{ bos_token }}{% set at = namespace(user=-1) %}"
+    "{% for message in messages %}{% if message.role == 'user' %}{% set at.user = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for message in messages %}{% if message.role == 'user' %}"
+    "{% if tools and loop.index0 == at.user %}{{ '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}"
+    "{% endif %}{{ '[INST]' + message.content + '[/INST]' }}"
+    "{% elif message.role == 'assistant' and message.tool_calls %}[TOOL_CALLS][{% for call in message.tool_calls %}"
+    "{% if call.id | length != 9 %}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}"
+    '{% endif %}{{ \'{"name": "\' + call.function.name + \'", "arguments": \' + call.function.arguments | tojson }}'
+    "{{ ', \"id\": \"' + call.id + '\"}' }}{% if not loop.last %}, {% endif %}{% endfor %}{{ ']' + eos_token }}"
+    "{% elif message.role == 'assistant' %}{{ message.content + eos_token }}"
+    "{% elif message.role == 'tool' %}"
+    '{{ \'[TOOL_RESULTS]{"content": \' + message.content | tojson + \', "call_id": "\' + message.tool_call_id }}'
+    "{{ '\"}[/TOOL_RESULTS]' }}"
+    "{% else %}{{ raise_exception('Only user, assistant and tool roles are supported!') }}{% endif %}{% endfor %}"
+)
+MISTRAL_MARKS = "[AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS]".split()
 
 
 def load(names: list[str]) -> dict[str, Any]:
@@ -48,11 +66,11 @@ def _template(name: str) -> str:
     return (_folder("trl") / "chat_templates" / f"{name}.jinja").read_text()
 
 
-def _qwen(template: str) -> Any:
+def _qwen(template: str, *specials: str, end: str = "<|im_end|>") -> Any:
     lines = (_folder("dashscope") / "resources" / "qwen.tiktoken").read_bytes().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines if line)}
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer = _byte_pairs(ranks, QWEN_PATTERN, specials, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    names = {"eos_token": end, "pad_token": "<|endoftext|>"}
+    tokenizer = _byte_pairs(ranks, QWEN_PATTERN, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *specials], **names)
     tokenizer.chat_template = _template(template)
     return tokenizer
 
@@ -70,13 +88,21 @@ def _deepseek(template: str) -> Any:
     return tokenizer
 
 
-def _tekken() -> Any:
+def _llama(template: str) -> Any:
+    """Llama's template and marks; its vocabulary is in no package, so it is Qwen's."""
+    marks = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
+    tokenizer = _qwen(template, *marks, end="<|eot_id|>")
+    tokenizer.bos_token = "<|begin_of_text|>"
+    return tokenizer
+
+
+def _tekken(template: str, *marks: str) -> Any:
     data = json.loads((_folder("mistral_common") / "data" / "tekken_240911.json").read_text())
     size = data["config"]["default_vocab_size"] - data["config"]["default_num_special_tokens"]
     ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in data["vocab"][:size]}
-    specials = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    specials = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *marks]
     tokenizer = _byte_pairs(ranks, data["config"]["pattern"], specials, bos_token="<s>", eos_token="</s>")
-    tokenizer.chat_template = MISTRAL_TEKKEN
+    tokenizer.chat_template = template
     return tokenizer
 
 
@@ -144,7 +170,10 @@ LOADERS = {
     "qwen3": lambda: _qwen("qwen3"),
     "deepseek-v3": lambda: _deepseek("deepseekv3"),
     "deepseek-r1": lambda: _deepseek("deepseek_r1_distill"),
-    "mistral-tekken": _tekken,
+    "qwen3.5": lambda: _qwen("qwen3_5_nothink"),
+    "llama3.2": lambda: _llama("llama3_2"),
+    "mistral-tekken": lambda: _tekken(MISTRAL_TEKKEN),
+    "mistral-tools": lambda: _tekken(MISTRAL_TOOLS, *MISTRAL_MARKS),
     "mistral-sentencepiece": _sentencepiece,
     "smollm2": _smollm2,
 }

@@ -54,7 +54,10 @@ def episode(env_class: str, messages: Any, extras: Any, answers: list[str], conf
 
     env = skyrl_gym.make(env_class, env_config=SimpleNamespace(**config), extras=extras)
     env.init(messages)
-    outputs = [env.step(answer) for answer in answers]
+    outputs: list[Any] = []
+    for answer in answers:
+        if not outputs or not outputs[-1]["done"]:
+            outputs.append(env.step(answer))
     env.close()
     steps = [[float(output["reward"]), bool(output["done"])] for output in outputs]
     return [type(env).__module__, steps, getattr(getattr(env, "task", None), "uid", None)]
@@ -93,6 +96,10 @@ def generated(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "rewards": output["rewards"],
         "texts": [tokenizer.decode(ids) for ids in output["response_ids"]],
+        "trained": [
+            tokenizer.decode([token for token, mine in zip(ids, mask, strict=True) if mine])
+            for ids, mask in zip(output["response_ids"], output["loss_masks"], strict=True)
+        ],
         "metrics": output["rollout_metrics"],
     }
 

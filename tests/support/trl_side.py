@@ -9,14 +9,15 @@ import json
 import math
 import os
 from contextlib import ExitStack
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import task_servers
+import tool_shop
 import torch
-from kinds import KINDS, write_targets
+from kinds import KINDS, write_targets, written
 from real_letters import letters_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
@@ -77,7 +78,7 @@ def tiny(tokenizer):
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-            max_position_embeddings=1024, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+            max_position_embeddings=8192, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
         )
     )  # fmt: skip
@@ -157,7 +158,7 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tmp_path, tokenizer, 
     def say(prompts, trainer):
         """What earns the whole reward, turn by turn; all episodes are at the same turn."""
         turn, say.calls = say.calls, (say.calls + 1) % len(actions)
-        ids = trainer.processing_class(actions[turn], add_special_tokens=False)["input_ids"]
+        ids = trainer.processing_class(written(actions[turn]), add_special_tokens=False)["input_ids"]
         return [[*ids, trainer.processing_class.eos_token_id] for _ in prompts], None
 
     say.calls = 0
@@ -165,6 +166,36 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tmp_path, tokenizer, 
     rows = Dataset.from_list([*tasks.dataset(1)] * (BATCH // GROUP))
     seen, _ = train(tmp_path, tokenizer, tasks, rows, steps=1)
     assert seen.rewards == [[1.0] * BATCH]
+    tasks.close()
+
+
+def test_tools_are_called_in_rollouts_and_trained_on_as_they_were_sampled(tmp_path, tokenizer, serve):
+    target = tool_shop.write(tmp_path)
+    server = serve(target, "--traces", str(tmp_path / "traces"))
+    asked, sampled = [], []
+
+    def say(prompts, trainer):
+        """The story, token by letter: not as the tokenizer would put it."""
+        text = tool_shop.STORY[len(asked)].written()
+        letters = [trainer.processing_class(letter, add_special_tokens=False)["input_ids"] for letter in text]
+        ids = [*(token for letter in letters for token in letter), trainer.processing_class.eos_token_id]
+        asked.append(prompts)
+        sampled.append(ids)
+        return [ids] * len(prompts), [[-0.5] * len(ids)] * len(prompts)
+
+    tasks = TrlTasks(server.url, generate=say)
+    rows = Dataset.from_list([*tasks.dataset(1, first=1)] * (BATCH // GROUP))
+    seen, _ = train(tmp_path, tokenizer, tasks, rows, steps=1)
+    assert seen.rewards == [[1.0] * BATCH]
+    ((batch, _),) = seen.batches
+    for ids, mask in rows_of(batch):
+        assert [token for token, mine in zip(ids, mask, strict=True) if mine] == [*chain(*sampled)]
+        assert ids == asked[-1][0] + sampled[-1]  # what the model was given last, and said to it
+    traces = [trace for trace in tool_shop.kept(tmp_path / "traces") if trace.turns and trace.turns[0].message]
+    assert len(traces) == BATCH
+    expected = tool_shop.expected(target)
+    for trace in traces:
+        assert tool_shop.story_of(trace) == expected
     tasks.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tool_shop
 import venvs
-from kinds import KINDS, write_targets
+from kinds import KINDS, write_targets, written
 from retriever import Retriever
 from same_reward import runs_of
 from verl_task import DOUBLES, ended
@@ -394,6 +396,25 @@ def test_its_generator_plays_our_environments(skyrl, tmp_path):
     assert output["metrics"]["environment/gsm8k/success"] == 1.0
 
 
+def test_its_generator_plays_tools_in_text_and_trains_on_what_was_sampled(skyrl, treetune, tmp_path, caches):
+    target = tool_shop.write(tmp_path)
+    files = treetune("build", target, "--format", "skyrl", "--json", **caches).json["train_files"]
+    said = [turn.written() for turn in tool_shop.STORY]
+    output = skyrl(
+        "generated",
+        files=files,
+        register=[(f"{tmp_path}/shop.py:Shop", "shop.py:Shop")],
+        answers={"Buy red 0.": said, "Buy red 1.": said},
+        overrides=["generator.max_turns=4", "generator.batched=false", "generator.max_input_length=8192"],
+    )
+    assert [sum(rewards) for rewards in output["rewards"]] == [0.0, 1.0]
+    expected = tool_shop.expected(target)
+    for text, trained in zip(output["texts"], output["trained"], strict=True):
+        shown = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", text, re.S)
+        assert shown == [result for turn in expected[:-1] for result in turn.shown]
+        assert trained == "".join(f"{each}<|im_end|>" for each in said)
+
+
 # Its environments here
 
 
@@ -543,7 +564,8 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(skyrl, treetune, tmp_
     target, actions = KINDS[kind]
     files = treetune("build", target, "--format", "skyrl", "-n", "1", "--json", **caches).json["train_files"]
     countdown = [(f"{tmp_path}/kinds_of.py:Countdown", "kinds_of.py:Countdown")]
-    runs = [{"files": files, "answers": [answers]} for answers in (actions, ["#### 77"] * len(actions))]
+    answers = [*map(written, actions)], ["#### 77"] * len(actions)
+    runs = [{"files": files, "answers": [each]} for each in answers]
     earned = [
         (sum(reward for reward, _ in steps), steps[-1][1])
         for ((_, steps, _),) in skyrl("episodes", register=countdown, all=True, config={}, runs=runs)

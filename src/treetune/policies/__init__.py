@@ -35,6 +35,9 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     continue_final_message: bool = False
     """Whether the server goes on with a last message of the assistant's instead of answering it, as vLLM and SGLang do.
     Without it, a prompt that ends with the beginning of an answer is refused."""
+    call_format: str | None = None
+    """How the model writes calls of tools: `hermes`, `qwen-xml`, `mistral`, `llama` or `deepseek`. Absent: the server
+    reads them, and the chat template of a local model shows it. With it, tools and calls go to the server as text."""
 
     def api_key(self) -> str | None:
         name = self.api_key_env or ("OPENAI_API_KEY" if self.base_url.rstrip("/") == OPENAI else None)
@@ -74,7 +77,7 @@ def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig
     if kind == "local":
         from treetune.policies.local import LocalPolicy
 
-        return LocalPolicy(rest)
+        return LocalPolicy(rest, endpoint.call_format if endpoint is not None else None)
     from treetune.policies.scripted import load_script
 
     return load_script(rest, taskset)

@@ -25,7 +25,8 @@ def find_model(path: str) -> Path:
 class LocalPolicy(Policy):
     """A Hugging Face model folder or a .gguf file, loaded in float32. One completion at a time."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, call_format: str | None = None) -> None:
+        """`call_format`: how it writes calls of tools, where its chat template does not show that."""
         where = find_model(path)
         try:
             import torch
@@ -38,7 +39,7 @@ class LocalPolicy(Policy):
             where = where.parent
         self.name = f"local:{path}"
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(where), **options)
-        self._chat = ChatTokens(self.tokenizer)
+        self._chat = ChatTokens(self.tokenizer, call_format=call_format)
         self.model: Any = AutoModelForCausalLM.from_pretrained(str(where), dtype=torch.float32, **options).eval()
         self._context: int | None = getattr(self.model.config, "max_position_embeddings", None)
         ends = self.model.generation_config.eos_token_id
@@ -60,7 +61,8 @@ class LocalPolicy(Policy):
         sampling = request.sampling
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
         top_p = 1.0 if sampling.top_p is None else sampling.top_p
-        prompt = self._chat.next_prompt(request.messages, request.tokens or Tokens(), continues=request.continues)
+        chat = self._chat.with_tools(request.tools)
+        prompt = chat.next_prompt(request.messages, request.tokens or Tokens(), continues=request.continues)
         prompt_ids = prompt.ids
         most = sampling.max_tokens or DEFAULT_MAX_TOKENS
         if self._context is not None:
@@ -72,7 +74,6 @@ class LocalPolicy(Policy):
         ids: list[int] = []
         logprobs: list[float] = []
         finish = "length"
-        cut: int | None = None
         cache: Any = None
         feed = torch.tensor([prompt_ids])
         with torch.inference_mode():
@@ -85,12 +86,14 @@ class LocalPolicy(Policy):
                 logprobs.append(float(logits[token] - logits.logsumexp(0)))
                 feed = torch.tensor([[token]])
                 text = self.tokenizer.decode(ids, skip_special_tokens=True) if sampling.stop else ""
-                cut = min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=None)
-                if token in self._end_ids or cut is not None:
+                if token in self._end_ids or any(stop in text for stop in sampling.stop):
                     finish = "stop"
+        message = chat.read(prompt, ids, request.turn, sampling.stop)
+        calls = bool(message.get("tool_calls"))
         return Completion(
-            text=prompt.prefix + self.tokenizer.decode(ids, skip_special_tokens=True)[:cut],
-            finish_reason=finish,
+            text=message["content"] or "",
+            message=message if calls else None,
+            finish_reason="tool_calls" if calls and finish == "stop" else finish,
             usage=Usage(len(prompt_ids), len(ids)),
             prompt_ids=prompt_ids,
             completion_ids=ids,

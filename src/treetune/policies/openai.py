@@ -15,10 +15,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from treetune.call_formats import call_id, check_name, function_of, parse
 from treetune.errors import ContextFullError, PolicyError
 from treetune.policies import EndpointConfig
 from treetune.policy import Completion, Request, Usage, cannot_continue
-from treetune.task import text_of
+from treetune.task import Message, text_of
+from treetune.tools_in_text import as_text, with_tools
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
@@ -30,6 +32,7 @@ class OpenAIPolicy:
     def __init__(self, model: str, endpoint: EndpointConfig) -> None:
         self.name = model
         self._endpoint = endpoint
+        self._call_format = check_name(endpoint.call_format)
         key = endpoint.api_key()
         self._headers = {"Content-Type": "application/json"}
         if key:
@@ -44,7 +47,7 @@ class OpenAIPolicy:
             )
         answer = await self._post(self._body(request))
         try:
-            return _completion(answer, request.prefix)
+            return _completion(answer, request, self._call_format)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise PolicyError(f"{self._endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
 
@@ -68,6 +71,16 @@ class OpenAIPolicy:
             body["seed"] = int.from_bytes(key, "little") >> 1
         if request.continues:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
+        if request.tools and self._call_format is not None:
+            body["messages"] = with_tools(
+                as_text(request.messages, self._call_format), request.tools, self._call_format
+            )
+        elif request.tools:
+            if "tools" in sampling.extra:
+                raise PolicyError(
+                    "the task has tools, and so has sampling.extra", remedy="leave `tools` out of sampling.extra"
+                )
+            body["tools"] = request.tools
         return {**body, **sampling.extra}
 
     async def _post(self, body: dict[str, Any]) -> Any:
@@ -116,19 +129,47 @@ def _retry_after(header: str | None) -> float | None:
         return None
 
 
-def _completion(answer: Any, prefix: str = "") -> Completion:
+def _completion(answer: Any, request: Request, call_format: str | None = None) -> Completion:
     choice = answer["choices"][0]
     message = dict(choice["message"])
-    if prefix:  # the server gives what comes after it
-        message["content"] = prefix + (text_of(message.get("content")) or "")
+    if request.prefix:  # the server gives what comes after it
+        message["content"] = request.prefix + (text_of(message.get("content")) or "")
+    calls = _read_calls(message, request.turn)
+    if not calls and request.tools and call_format is not None:
+        text, calls = parse(text_of(message.get("content")) or "", call_format, request.tools, request.turn)
+        if calls:
+            message["content"] = text or None
+    message = {"role": "assistant", **{key: value for key, value in message.items() if value is not None}}
+    if calls:
+        message["tool_calls"] = calls
+    finish = choice.get("finish_reason") or "stop"
     usage = answer.get("usage") or {}
     logprobs = (choice.get("logprobs") or {}).get("content")
     return Completion(
         text=text_of(message.get("content")) or "",
-        message={"role": "assistant", **{key: value for key, value in message.items() if value is not None}},
-        finish_reason=choice.get("finish_reason") or "stop",
+        message=message,
+        finish_reason="tool_calls" if calls and finish != "length" else finish,
         usage=Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)),
         prompt_ids=answer.get("prompt_token_ids") or choice.get("prompt_token_ids"),
         completion_ids=choice.get("token_ids"),
         logprobs=[float(entry["logprob"]) for entry in logprobs] if logprobs else None,
     )
+
+
+def _read_calls(message: Message, turn: int) -> list[Message]:
+    """Takes the calls out of a message, in whatever shape the server gives them, and gives them in one."""
+    calls = message.pop("tool_calls", None) or []
+    old = message.pop("function_call", None)  # before there were several
+    return [_read_call(call, turn, number) for number, call in enumerate(calls or ([old] if old else []))]
+
+
+def _read_call(call: Message, turn: int, number: int) -> Message:
+    function = function_of(call)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode({} if arguments is None else arguments).decode()
+    return {
+        "id": str(call.get("id") or call_id(turn, number)),
+        "type": "function",
+        "function": {"name": str(function.get("name") or ""), "arguments": arguments or "{}"},
+    }

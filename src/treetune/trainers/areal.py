@@ -46,13 +46,15 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         turn_discount: float = 0.95,
         rewrites: Rewrites = "keep",
         chat_template_kwargs: dict[str, Any] | None = None,
+        call_format: str | None = None,
         token_env: str = "TREETUNE_TOKEN",
         timeout: float = 600.0,
         patience: float = 60.0,
     ) -> None:
         """`url` is one task server or several. A reward is multiplied by `turn_discount` for each turn, the first too.
-        `token_env` names the variable that holds the servers' token. `timeout` is for one step, `patience` for a server
-        that does not answer."""
+        `call_format` is how the model writes calls of tools, where its chat template does not show that. `token_env`
+        names the variable that holds the servers' token. `timeout` is for one step, `patience` for a server that does
+        not answer."""
         super().__init__(max_turns, turn_discount)
         if isinstance(tokenizer, str):
             from areal.utils.hf_utils import load_hf_tokenizer
@@ -61,7 +63,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         self.tokenizer = tokenizer
         self.gconfig = gconfig.new_with_stop_and_pad_token_ids(tokenizer).new(n_samples=1)
         self._in_groups = gconfig.n_samples > 1
-        self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites)
+        self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites, call_format=call_format)
         urls = (url,) if isinstance(url, str) else tuple(url)
         self._access = urls, token_env, timeout, patience
 
@@ -74,7 +76,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             if index is None and self._in_groups:
                 failures.warn_once("rows without a task_index: the episodes of one group are of different tasks")
             async with await client.start(None if index is None else int(index)) as episode:
-                game = Game(self._chat, self.tokenizer, self, episode)
+                game = Game(self._chat, self, episode)
                 await self._play(engine, game)
         except ServeError as error:
             failures.add(error)

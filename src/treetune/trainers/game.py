@@ -1,6 +1,6 @@
 """A Game is an episode as a trainer plays it: messages, the tokens they were sampled as, rewards, and three hooks.
 
-game = Game(chat, tokenizer, hooks, episode)
+game = Game(chat, hooks, episode)
 while game.ready(longest_prompt, max_turns):
     ...                                    # the model answers game.prompt
     game.see(await episode.step(game.take(sampled, logprobs)))
@@ -49,11 +49,12 @@ class Hooks:
 
 
 class Game:
-    def __init__(self, chat: ChatTokens, tokenizer: Any, hooks: Hooks, episode: Any) -> None:
+    def __init__(self, chat: ChatTokens, hooks: Hooks, episode: Any) -> None:
         """`episode` is one of a task server or of this process, or the error that there was instead."""
-        self._chat, self._tokenizer, self._hooks = chat, tokenizer, hooks
         self.failure: ServeError | None = episode if isinstance(episode, ServeError) else None
         self.episode: Any = None if self.failure else episode
+        self._chat = chat if self.episode is None else chat.with_tools(self.episode.tools)
+        self._hooks = hooks
         self.tokens = Tokens()
         self.prompt = Prompt([])
         self.turns = 0
@@ -93,12 +94,13 @@ class Game:
     def take(
         self, sampled: Sequence[int], logprobs: Sequence[float] | None, versions: Sequence[int] | None = None
     ) -> Action:
-        """The action for what the model said to the prompt."""
-        text = self._tokenizer.decode(sampled, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        message = {"role": "assistant", "content": self.prompt.prefix + text}
+        """The action for what the model said to the prompt: its calls of tools, or what the hook makes of its text."""
+        message = self._chat.read(self.prompt, sampled, self.turns)
         self.turns += 1
         self.tokens.add_turn(self.prompt, sampled, logprobs, versions, message)
         self._history = [*(self._shown[:-1] if self._continues else self._shown), message]
+        if message.get("tool_calls"):
+            return Action("json", message)
         action = self._hooks.format_agent_output_to_action(message["content"], self.info)
         if isinstance(action, dict) and set(action) == {"type", "content"}:
             return Action(action["type"], action["content"])

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from treetune import streams, threads
+from treetune import call_formats, streams, threads
 from treetune.environment import Step
 from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import UsageError, described
@@ -51,17 +51,20 @@ class TrlTasks(Hooks):
         max_turns: int = 10,
         turn_discount: float = 1.0,
         generate: Generate | None = None,
+        call_format: str | None = None,
         token_env: str = "TREETUNE_TOKEN",
         timeout: float = 600.0,
         patience: float = 60.0,
     ) -> None:
         """`tasks` is the address of a task server, several of them, a taskset, or what names one: an id, `config.yaml`,
         `file.py:Name`. A reward is multiplied by `turn_discount` for each turn. `generate` takes the place of the
-        trainer's own sampling. `token_env` names the variable that holds the servers' token. `timeout` is for one step,
+        trainer's own sampling. `call_format` is how the model writes calls of tools, where its chat template does not
+        show that. `token_env` names the variable that holds the servers' token. `timeout` is for one step,
         `patience` for a server that does not answer."""
         super().__init__(max_turns, turn_discount)
         self._log = FailureLog(log)
         self._generate = generate or sample_by_trainer
+        self._call_format = call_formats.check_name(call_format)
         self._chat: tuple[Any, ChatTokens] | None = None
         """The tokenizer of the last trainer, and the chat in it."""
         if isinstance(tasks, str) and "://" not in tasks:
@@ -128,10 +131,10 @@ class TrlTasks(Hooks):
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         if self._chat is None or self._chat[0] is not tokenizer:
             arguments = getattr(trainer, "chat_template_kwargs", None)
-            self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep")
+            self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep", call_format=self._call_format)
         longest = longest_prompt(trainer)
         with self._start(list(map(_task_index_of, prompts))) as started:
-            games = [Game(self._chat[1], tokenizer, self, episode) for episode in started]
+            games = [Game(self._chat[1], self, episode) for episode in started]
             self._play(games, trainer, longest)
         for game in games:
             if game.failure is not None:
@@ -183,6 +186,10 @@ class TrlTasks(Hooks):
             live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
             for at in live:
                 refuse_begun_answer(episodes[at].observation.messages(), f"task {indices[at]}")
+                if episodes[at].tools:
+                    self._log.warn_once(
+                        "tasks have tools, of which a model is told only in rollouts: pass rollout_func"
+                    )
             moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
             steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]

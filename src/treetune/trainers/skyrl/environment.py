@@ -3,8 +3,9 @@
     env = skyrl_gym.make("alphabet-sort", env_config={}, extras=row)
 
 The task is the one that the row was written from, with the same uid. A row's own `extra_info.max_turns` holds; without
-it the trainer's `generator.max_turns` does. SkyRL does not close an environment after an error, so this class does: at
-once where a call of its own fails, and when it is dropped otherwise.
+it the trainer's `generator.max_turns` does. Tools are told of, called and answered in text, for SkyRL passes on nothing
+else: as Qwen's models know it, or as `call_format` says in the row or the environment's config. SkyRL does not close an
+environment after an error, so this class does: at once where a call of its own fails, and when it is dropped otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from treetune.builtin.turns import max_turns_of
 from treetune.by_environment import ByEnvironment
+from treetune.call_formats import check_name, parse
 from treetune.environment import Environment
 from treetune.episode import CLOSE_SECONDS, Episode, Limits
 from treetune.errors import EnvironmentFault, described
@@ -30,6 +32,7 @@ from treetune.rows.formats import task_to_play
 from treetune.rows.round_trip import looks_like_uid
 from treetune.task import Message, Task
 from treetune.threads import run_in_background, submit_in_background
+from treetune.tools_in_text import as_text, with_tools
 from treetune.trainers.one_answer import refuse_begun_answer
 
 
@@ -50,6 +53,7 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
         self._extras = dict(extras or {})
         self._episode: Episode | None = None
         self._finalizer: Any = None
+        self._call_format = "hermes"
         self.task: Task | None = None
 
     def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
@@ -65,11 +69,14 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
         with self._close_on_error("start"):
             self.max_turns = max_turns_of(self.task, self._extras.get("max_turns") or 0)
             self.task = task = _with_settings(self.task, self._config, self.max_turns)
+            self._call_format = check_name(task.extra_info.get("call_format")) or "hermes"
             self._episode = episode = Episode(self._taskset, task, Limits(max_turns=self.max_turns or None))
             # It does not wait: it may be the garbage collector that asks, in any thread.
             self._finalizer = weakref.finalize(self, lambda: submit_in_background(episode.close()))
             observed = run_in_background(episode.begin()).messages()
             refuse_begun_answer(observed, self._id)
+            if episode.tools:
+                observed = with_tools(as_text(observed, self._call_format), episode.tools, self._call_format)
         return copy.deepcopy(observed), {}  # the trainer appends the conversation to it
 
     def step(self, action: str) -> dict[str, Any]:
@@ -78,8 +85,10 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             raise EnvironmentFault(f"{self._id}: step() without init(), after the end, or after an error")
         self.turns += 1
         with self._close_on_error("step"):
-            step = run_in_background(episode.step(action))
+            step = run_in_background(episode.step(self._read(action, episode)))
             observed = step.observation.messages()
+            if episode.tools:
+                observed = as_text(observed, self._call_format)
             if not step.done:
                 refuse_begun_answer(observed, self._id)
         if episode.cut_short:
@@ -95,6 +104,13 @@ class TreetuneEnv(BaseTextEnv):  # type: ignore[misc]
             "done": step.done,
             "metadata": {**step.info, "truncated": step.truncated},
         }
+
+    def _read(self, text: str, episode: Episode) -> str | Message:
+        """The calls of tools that a text makes, as a message; else the text."""
+        if not episode.tools:
+            return text
+        content, calls = parse(text, self._call_format, episode.tools, self.turns - 1)
+        return {"role": "assistant", "content": content or None, "tool_calls": calls} if calls else text
 
     def get_metrics(self) -> dict[str, Any]:
         """What SkyRL logs of an episode: turns, success where the environment tells it, its own metrics. Under the

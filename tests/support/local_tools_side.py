@@ -1,0 +1,50 @@
+"""The real small model plays the story of tools: run by tests/evaluation/test_local_model.py in its environment.
+
+    python local_tools_side.py MODEL FOLDER
+
+A model of 135 million parameters calls no tools by itself. So the sampler is told which token comes next, and all else
+is real: the chat template, the tokens, the forward passes and their logprobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import tool_shop
+
+from treetune import run_rollout
+from treetune.policies import local
+from treetune.policy import Sampling
+from treetune.target import load_taskset
+
+
+def main(model: str, folder: str) -> None:
+    target = tool_shop.write(Path(folder))
+    policy = local.LocalPolicy(model)
+    # Each letter by itself: tokens that the tokenizer would not make of the text.
+    letters = [letter for said in tool_shop.STORY for letter in [*said.written(), policy.tokenizer.eos_token]]
+    script = [id for letter in letters for id in policy.tokenizer(letter, add_special_tokens=False)["input_ids"]]
+    following = iter(script)
+    local._sample = lambda logits, temperature, top_p, rng: next(following)
+    taskset = load_taskset(target)
+    trace = asyncio.run(run_rollout(taskset, taskset[1], policy, sampling=Sampling(max_tokens=500)))
+    tool_shop.check_messages(trace)
+    assert tool_shop.story_of(trace) == tool_shop.expected(target)
+    assert [turn.finish_reason for turn in trace.turns] == ["tool_calls"] * 3
+    assert trace.tokens is not None
+    for sequence in trace.tokens.sequences:
+        assert all((logprob < 0) == bool(mine) for logprob, mine in zip(sequence.logprobs, sequence.mask, strict=True))
+    mine = [
+        id for sequence in trace.tokens.sequences for id, mine in zip(sequence.ids, sequence.mask, strict=True) if mine
+    ]
+    assert mine == script
+    given = policy.tokenizer.decode(trace.tokens.sequences[-1].ids)
+    assert given.count("<tool_response>") == 4
+    print(json.dumps({"sequences": len(trace.tokens.sequences), "sampled": len(mine)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
