@@ -52,7 +52,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         return self.say(self._label_of(require_truths(truth, task)[0], self._options(task), task))
 
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+    def fault(self, truth: Any, task: Task | None) -> str | None:
         try:
             options = self._options(task)
             for one in require_truths(truth, task):
