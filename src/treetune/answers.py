@@ -15,7 +15,15 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
+from treetune.mentions import Options as Options
+from treetune.mentions import choose as choose
+from treetune.mentions import read_label as read_label
+from treetune.mentions import statement as statement
+from treetune.mentions import why_unnamed as why_unnamed
 from treetune.numerals import (
+    Number,
     closing_brace,
     find_numbers,
     is_bare,
@@ -39,6 +47,53 @@ class Found(NamedTuple):
     """The answer as it was given; None where there is none, or no single one."""
     why: str = ""
     """Why there is none."""
+    value: Number | None = None
+    """Its value, where it was read already."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the answer stands; one of these is given."""
+
+    after: str | None = None
+    """A mark, such as `####` or `Answer:`: the rest of its line, or the next line that says something."""
+    tag: str | None = None
+    """The name of a tag: `answer` for `<answer>...</answer>`."""
+    boxed: bool = False
+    r"""What `\boxed{...}` holds."""
+    last_line: bool = False
+    """The last line that says something."""
+    first_line: bool = False
+    """The first one."""
+
+    def __post_init__(self) -> None:
+        if sum(bool(getattr(self, name)) for name in self.__struct_fields__) != 1:
+            raise ValueError(f"give one of {', '.join(self.__struct_fields__)}")
+        if self.tag is not None and not _NAME.fullmatch(self.tag):
+            raise ValueError(f"tag is the name without brackets, such as answer; got {self.tag!r:.60}")
+
+    def fill(self, text: str) -> str:
+        """A reply with a text where the answer stands."""
+        if self.after is not None:
+            return f"{self.after} {text}"
+        if self.tag is not None:
+            return f"<{self.tag}>{text}</{self.tag}>"
+        return f"\\boxed{{{text}}}" if self.boxed else text
+
+    def pieces(self, text: str) -> list[str]:
+        """What stands there, each time."""
+        if self.after is not None:
+            return after(text, self.after)
+        if self.tag is not None:
+            return [piece.strip() for piece in tagged(text, self.tag)]
+        if self.boxed:
+            return boxed(text)
+        lines = text.strip().split("\n")
+        return [lines[-1 if self.last_line else 0].strip()]
+
+    def __str__(self) -> str:
+        if self.after is not None:
+            return f"`{self.after}`"
+        return f"<{self.tag}>" if self.tag is not None else "\\boxed{}" if self.boxed else "line"
 
 
 # Where the answer stands
@@ -60,7 +115,9 @@ def tagged(text: str, tag: str) -> Iterator[str]:
 
 def after(text: str, mark: str) -> list[str]:
     """What follows each mark: the rest of its line or, where that is empty, the next line that says something."""
-    pieces = _MARKS.split(text) if mark == "####" else text.split(mark)
+    if mark not in text:
+        return []
+    pieces = _MARKS.split(text) if mark == "####" and "#####" in text else text.split(mark)
     return [piece.lstrip().partition("\n")[0].strip() for piece in pieces[1:]]
 
 
@@ -82,10 +139,23 @@ def one_of(given: Sequence[str], key: Callable[[str], Hashable], missing: str) -
     """The answer that all of them are, told by a key; None is no answer."""
     if not given:
         return Found(None, missing)
+    if len(given) == 1 and key is read_number:
+        value = read_number(given[0])
+        return (
+            Found(given[0], "", value) if value is not None else Found(None, f"not a plain answer: {given[0][:60]!r}")
+        )
     keys = {key(text) for text in given}
     if None in keys:
         return Found(None, f"not a plain answer: {given[-1][:60]!r}")
     return Found(given[-1]) if len(keys) == 1 else Found(None, SEVERAL)
+
+
+def placed(text: str, place: Place) -> Found:
+    """The one answer that stands at a place."""
+    given = place.pieces(text)
+    if len(given) == 1:
+        return Found(given[0]) if given[0] else Found(None, f"nothing at {place}")
+    return one_of(given, lambda said: plain(said) or None, f"no {place}")
 
 
 def number_after(text: str, mark: str) -> Found:
@@ -108,27 +178,44 @@ def final_number(text: str) -> Found:
 def final_text(text: str) -> Found:
     r"""What follows `####`, else what `\boxed{}` holds, else the whole text."""
     given = after(text, "####") or boxed(text) or [text.strip()]
+    if len(given) == 1 and given[0][:1].isalnum():  # it says something
+        return Found(given[0])
     return one_of(given, lambda said: plain(said) or None, "")
 
 
 def last_number(text: str) -> Found:
     """The last number of a text in words, unless it is one of a list, an operand, denied or asked."""
-    lines = [line for line in text.splitlines() if _DIGIT.search(line)]
-    if not lines:
+    lines = text.splitlines()
+    line = before = ""
+    for said in reversed(lines):  # the last two that have a number
+        if _DIGIT.search(said):
+            if line:
+                before = said
+                break
+            line = said
+    if not line:
         return Found(None, "no number")
-    before, line = (with_usual_signs(line) for line in ["", *lines][-2:])
-    if (number := read_number(line)) is not None:
-        # A line each is a list too, but a line of work is not.
-        listed = is_bare(line) and is_bare(before) and read_number(before) != number
-        return Found(None, SEVERAL) if listed else Found(plain(line.rpartition("=")[2]))
+    line = with_usual_signs(line)
     *earlier, last = find_numbers(line)
+    one_in_prose = not earlier and _PROSE.match(line) and "=" not in line and "\\" not in line
+    # One number after words is what the line says, however it is said: that need not be tried.
+    if not one_in_prose and (number := read_number(line)) is not None:
+        # A line each is a list too, but a line of work is not.
+        if before and is_bare(line):
+            before = with_usual_signs(before)
+            if is_bare(before) and read_number(before) != number:
+                return Found(None, SEVERAL)
+        return Found(plain(line.rpartition("=")[2]), "", number)
     ahead, behind = line[earlier[-1].end() if earlier else 0 : last.start()], line[last.end() :]
-    if _DENIED.search(ahead[-NEAR:]) or _REFUSED.match(behind[:NEAR]):
+    if (_may_deny(ahead[-NEAR:]) and _DENIED.search(ahead[-NEAR:])) or _REFUSED.match(behind[:NEAR]):
         return Found(None, f"{last[0]} is denied or asked")
+    if _MAGNITUDE.match(behind):
+        return Found(None, f"not a plain number: {last[0]}{behind[:20]!s}")
     if earlier and _links(ahead) and read_number(earlier[-1][0]) != read_number(last[0]):
         return Found(None, SEVERAL if ahead.strip() not in _OPERATORS else "an expression that is not worked out")
     said = f"-{last[0]}" if is_negated(ahead[-NEAR:]) else last[0]
-    return Found(said) if read_number(said) is not None else Found(None, f"no number: {said[:60]!r}")
+    value = read_number(said)
+    return Found(said, "", value) if value is not None else Found(None, f"no number: {said[:60]!r}")
 
 
 # What it says
@@ -163,11 +250,15 @@ def names_one(text: str) -> bool:
     return "?" not in text and not leaves_open(text)
 
 
+_NAME = re.compile(r"[A-Za-z][\w-]*")
 _BOX = "\\boxed{"
 _MARKS = re.compile("#{4,}")
 _DIGIT = re.compile(r"\d")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
+_MAGNITUDE = re.compile(r"\s?(?:hundred|thousand|million|billion|trillion|dozen|k)\b", re.I)
+"""Words that make another number of the one before them."""
+_PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
 _BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
 _OPERATORS = ("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot")
 _OFFERS = frozenset("or nor vs versus maybe perhaps possibly alternatively otherwise".split())
@@ -177,6 +268,12 @@ _REFUSED = re.compile(
     r"|\W*(?:is|was|would be|seems|looks)\s(?:wrong|incorrect|false|not (?:right|correct|true|it|the))\b",
     re.I,
 )
+
+
+def _may_deny(text: str) -> bool:
+    """Whether a text has letters that denying words have: quicker than to look for the words."""
+    low = text.lower()
+    return "not" in low or "n't" in low or "never" in low or "≠" in low or "\\ne" in low or "!=" in low
 
 
 def _links(between: str) -> bool:

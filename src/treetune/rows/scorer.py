@@ -1,6 +1,7 @@
 """How a row is scored from itself alone, in any process: by its `scorer`.
 
-    scorer_for(taskset, task)       # "rule", "env:gsm8k", or the taskset as JSON: {"id":"my_tasks:Colours","level":2}
+    scorer_for(taskset, task)       # "rule", "env:gsm8k", a scorer as JSON: {"scorer":{"kind":"includes"}}, or the
+                                    # taskset: {"id":"my_tasks:Colours","level":2}
     taskset_of(scorer)              # what scores the row's task, made once per process
     with_type(task, taskset)        # the row's task as the taskset knows it
 
@@ -34,6 +35,7 @@ from treetune.plugins import tools as tool_registry
 from treetune.rows.cache import write_atomically
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.trust import FILE, LOOK, check_module, check_spec, code_folders, is_installed, trusts
+from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer, rule
 from treetune.target import build_taskset
 from treetune.task import Task, digest, own_fields, own_values
 from treetune.taskset import Taskset
@@ -62,6 +64,8 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
         return describe_taskset(taskset)
     if task.env_class is not None:
         return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
+    if taskset.scorer is not None:
+        return encode_scorer(taskset.scorer)
     return RULE if plain and task.ground_truth is not None else None
 
 
@@ -123,7 +127,7 @@ def has_several_turns(environment: Any) -> bool:
 def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
     """The taskset that scores a row's task."""
     if scorer == RULE:
-        return _ByRule()
+        return ByScorer()
     if scorer.startswith(ENVIRONMENT):
         spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=trust)
         check_spec(spec, environments, trust)
@@ -133,8 +137,11 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
         node = msgspec.json.decode(scorer, type=dict[str, Any])
     except msgspec.DecodeError:
         raise UsageError(
-            f"a row names a scorer that is none: {scorer!r:.80}", remedy="it is rule, env:NAME, or a taskset as JSON"
+            f"a row names a scorer that is none: {scorer!r:.80}",
+            remedy='it is rule, env:NAME, a scorer as {"scorer": {"kind": ...}}, or a taskset as JSON',
         ) from None
+    if node.keys() == {"scorer"}:
+        return ByScorer(read_scorer(fill_variables(node["scorer"], trust=trusts(trust)), "the scorer of a row"))
     check_spec(str(node.get("id", "")), tasksets, trust)
     check_tools(node, trust)
     path = str((node.get("custom_cls") or {}).get("path", ""))
@@ -185,6 +192,21 @@ def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
         raise TasksetError(f"a row is no {kind.__name__}: {error}") from None
 
 
+def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | None:
+    """The kind of scorer that scores a task, and the task as that knows it; None where code or an environment does."""
+    taskset, task = owner_of(taskset, task)
+    if (own := getattr(taskset, "scorer_of", None)) is not None:
+        named = own(task)
+        if named is None or (named != RULE and not named.startswith(SCORER)):
+            return None
+        return taskset_of(named).scorer or rule(), task
+    if task.env_class is not None or type(taskset).reward not in (Taskset.reward, RuleTaskset.reward, ByScorer.reward):
+        return None
+    if taskset.scorer is not None:
+        return taskset.scorer, task
+    return (rule(), task) if isinstance(taskset, RuleTaskset) and task.ground_truth is not None else None
+
+
 class ScoredEnvironment(Environment):
     """The environment of SkyRL's rows that name none (`scored`): one answer, scored as `extra_info.scorer` says."""
 
@@ -213,8 +235,12 @@ def row_tools(task: Task, scorer: Taskset[Any, Any], *, trust: bool = False) -> 
     return found
 
 
-class _ByRule(RuleTaskset):
-    """Scores rows that have no taskset of their own."""
+class ByScorer(RuleTaskset):
+    """Scores rows that have no taskset of their own: by a scorer, or by the rule."""
+
+    def __init__(self, scorer: Scorer | None = None) -> None:
+        super().__init__()
+        self.scorer = scorer
 
     def load_tasks(self) -> list[Task]:
         return []
@@ -223,7 +249,7 @@ class _ByRule(RuleTaskset):
         return SingleTurn(task, self)
 
     def reward(self, task: Task, answer: str) -> Any:
-        if task.ground_truth is None:
+        if task.ground_truth is None and self.scorer is None:
             raise TasksetError(f"a row of data_source {task.data_source!r} has no ground truth to compare with")
         return super().reward(task, answer)
 
