@@ -1,4 +1,4 @@
-"""From what a user names to a taskset: an id, `config.yaml`, `file.py:Name`, `module:Name`, rows, a server.
+"""From a name to a taskset: an id, a ready set, `config.yaml`, `file.py:Name`, `module:Name`, rows, a server.
 
     taskset = load_taskset("arithmetic", {"taskset.level": "2"})
     taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
@@ -60,6 +60,7 @@ def read_target(
     Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; without it the `usual` one is
     taken, or the only one. Files that a YAML file names are looked for beside it first.
     """
+    target = locate(target)
     overrides = overrides or {}
     of_lists = {key: raw for key, raw in overrides.items() if _LIST.match(key)}
     rest = {key: raw for key, raw in overrides.items() if key not in of_lists}
@@ -78,6 +79,11 @@ def read_target(
         faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
         raise ConfigError(faults, source="the overrides")
     return with_overrides(data, rest, source=target)
+
+
+def locate(target: str) -> str:
+    """The file of a set that is ready by name; any other target as it is."""
+    return str(plugins.find_ready(target) or target)
 
 
 def is_server(target: str) -> bool:

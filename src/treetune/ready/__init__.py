@@ -1,0 +1,59 @@
+"""Sets that are ready by name: a YAML file each, in this folder or in one of the user's own.
+
+    find("gsm8k")            # .../ready/gsm8k.yaml: what `treetune eval gsm8k` reads
+    read("gsm8k").licence    # "MIT"
+
+A file declares `train_tasks` and `val_tasks` as any config does. Beside them it says what the set is (`about`), where
+it comes from (`source`), under which `licence`, and whose prompt and number of examples it keeps to (`convention`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+FOLDERS = "TREETUNE_READY"
+"""The variable that names folders of the user's own, separated as in PATH."""
+
+
+class ReadySet(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file says of its set, beside the tasks."""
+
+    path: Path
+    about: str = ""
+    source: str = ""
+    licence: str = ""
+    convention: str = ""
+
+
+def folders() -> list[Path]:
+    """Where the files lie, the first that has a name wins: the user's own folders, then the package's."""
+    named = [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    places = [*map(Path, named), home / "treetune" / "ready"]
+    return [*(place.expanduser() for place in places), Path(__file__).parent]
+
+
+def find(name: str) -> Path | None:
+    """The file of a set, or None where no set has this name."""
+    if not name.replace("-", "").replace("_", "").isalnum():  # a path, a module or an address
+        return None
+    return next((file for folder in folders() if (file := folder / f"{name}.yaml").is_file()), None)
+
+
+def names() -> list[str]:
+    """Every set there is, by name."""
+    return sorted({file.stem for folder in folders() for file in folder.glob("*.yaml")})
+
+
+def read(name: str) -> ReadySet:
+    """What the file of a set says of it."""
+    from treetune.config import load_yaml
+
+    file = find(name)
+    assert file is not None, name
+    data = load_yaml(file)
+    said = {key: " ".join(str(data.get(key) or "").split()) for key in ("about", "source", "licence", "convention")}
+    return ReadySet(path=file, **said)
