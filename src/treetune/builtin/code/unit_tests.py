@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 
 import msgspec
 
@@ -54,5 +55,6 @@ async def run_tests(code: str, tests: Sequence[str], *, setup: str = "", entry_p
 def complete_code(code: str, beginning: str, entry_point: str) -> str:
     """A program of an answer and the beginning that it was to go on from: the whole function after it, which may rely
     on its imports, or only the body."""
-    whole = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", code, re.MULTILINE)
-    return f"{beginning}\n    pass\n\n{code}\n" if whole else f"{beginning}{code}\n"
+    if re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", code, re.MULTILINE):
+        return f"{beginning}\n    pass\n\n{code}\n"
+    return f"{beginning}{code if code[0].isspace() else indent(code, '    ')}\n"
