@@ -198,9 +198,7 @@ def write_sets(folder: Path, gsm8k: list[Row] | None = None) -> None:
         table = csv.DictWriter(file, list(GPQA[0]))
         table.writeheader()
         table.writerows(GPQA)
-    (gpqa / "README.md").write_text(
-        "---\nconfigs:\n- config_name: gpqa_diamond\n  data_files: gpqa_diamond.csv\n---\n"
-    )
+    (gpqa / "README.md").write_text("---\nconfigs:\n- config_name: gpqa_diamond\n  data_files: gpqa_diamond.csv\n---\n")
 
 
 def _write_parquet(repo: Path, config: str, splits: dict[str, list[Row]]) -> None:

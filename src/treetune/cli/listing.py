@@ -16,7 +16,7 @@ from rich.text import Text
 from treetune import ready
 from treetune.cli.options import Json, option
 from treetune.cli.output import Screen, make_table, print_json
-from treetune.config import defaults_of, field_docs
+from treetune.config import defaults_of, field_docs, load_yaml
 from treetune.errors import TreetuneError
 from treetune.plugins import Registry, environments, find_ready, tasksets
 from treetune.policies import SPELLINGS
@@ -70,13 +70,14 @@ def _origin(entry: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _told(name: str) -> dict[str, str]:
-    """What the file of a ready set says; one that cannot be read must not break the list."""
+    """What the file of a ready set says of it; one that cannot be read must not break the list."""
+    file = str(ready.find(name))
     try:
-        found = ready.read(name)
+        data = load_yaml(file)
     except TreetuneError as error:
-        return {"about": f"cannot be read: {error}", "licence": "", "source": "", "file": str(ready.find(name))}
-    told = {key: getattr(found, key) for key in ("about", "licence", "source", "convention")}
-    return {**told, "file": str(found.path)}
+        data = {"about": f"cannot be read: {error}"}
+    said = {key: " ".join(str(data.get(key) or "").split()) for key in ("about", "licence", "source", "convention")}
+    return {**said, "file": file}
 
 
 def _installed(registry: Registry) -> dict[str, dict[str, str]]:

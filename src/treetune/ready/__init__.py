@@ -1,7 +1,7 @@
 """Sets that are ready by name: a YAML file each, in this folder or in one of the user's own.
 
     find("gsm8k")            # .../ready/gsm8k.yaml: what `treetune eval gsm8k` reads
-    read("gsm8k").licence    # "MIT"
+    names()                  # ["aime24", "arc", ...]
 
 A file declares `train_tasks` and `val_tasks` as any config does. Beside them it says what the set is (`about`), where
 it comes from (`source`), under which `licence`, and whose prompt and number of examples it keeps to (`convention`).
@@ -12,20 +12,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
-
 FOLDERS = "TREETUNE_READY"
 """The variable that names folders of the user's own, separated as in PATH."""
-
-
-class ReadySet(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says of its set, beside the tasks."""
-
-    path: Path
-    about: str = ""
-    source: str = ""
-    licence: str = ""
-    convention: str = ""
 
 
 def folders() -> list[Path]:
@@ -46,14 +34,3 @@ def find(name: str) -> Path | None:
 def names() -> list[str]:
     """Every set there is, by name."""
     return sorted({file.stem for folder in folders() for file in folder.glob("*.yaml")})
-
-
-def read(name: str) -> ReadySet:
-    """What the file of a set says of it."""
-    from treetune.config import load_yaml
-
-    file = find(name)
-    assert file is not None, name
-    data = load_yaml(file)
-    said = {key: " ".join(str(data.get(key) or "").split()) for key in ("about", "source", "licence", "convention")}
-    return ReadySet(path=file, **said)
