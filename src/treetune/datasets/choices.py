@@ -45,7 +45,8 @@ class Choices:
         """The columns made of a row."""
         texts, right = self._read(row)
         if self._config.shuffle:
-            order = sorted(range(len(texts)), key=lambda number: _digest([row[self._config.answer], texts[number]]))
+            salt = sorted(texts)  # so that an option that many rows share is not always in the same place
+            order = sorted(range(len(texts)), key=lambda number: _digest([*salt, texts[number]]))
             texts, right = [texts[number] for number in order], None if right is None else order.index(right)
         lines = "\n".join(f"{letter}) {text}" for letter, text in zip(LETTERS, texts, strict=False))
         return {OPTIONS: lines or None, LETTER: None if right is None else LETTERS[right], TEXTS: texts}

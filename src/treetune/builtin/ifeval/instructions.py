@@ -119,12 +119,12 @@ def begins_paragraph(answer: str, values: Values) -> bool:
 def has_highlights(answer: str, values: Values) -> bool:
     single = sum(bool(found.strip("*").strip()) for found in _HIGHLIGHT.findall(answer))
     double = sum(bool(found[2:-2].strip()) for found in _DOUBLE_HIGHLIGHT.findall(answer))
-    return single + double >= values["num_highlights"]
+    return single + double >= int(values["num_highlights"])
 
 
 def has_sections(answer: str, values: Values) -> bool:
     mark = re.escape(str(values["section_spliter"]).strip())
-    return len(re.findall(rf"{mark}\s?\d+", answer)) >= values["num_sections"]
+    return len(re.findall(rf"{mark}\s?\d+", answer)) >= int(values["num_sections"])
 
 
 def has_postscript(answer: str, values: Values) -> bool:

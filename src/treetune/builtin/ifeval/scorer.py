@@ -55,7 +55,7 @@ class IfEval(Scorer, frozen=True, tag="ifeval"):
 
 
 def _variants(reply: str) -> Iterator[str]:
-    """The reply, without its first line, its last or both, and each without asterisks: what the loose accuracy allows."""
+    """The reply, without its first line, its last or both, and each without asterisks: what loose accuracy allows."""
     lines = reply.split("\n")
     for part in (lines, lines[1:], lines[:-1], lines[1:-1]):
         text = "\n".join(part).strip()
