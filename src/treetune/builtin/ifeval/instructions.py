@@ -75,7 +75,7 @@ def count_sentences(text: str) -> int:
 
 def count_capital_words(text: str) -> int:
     """Words in capital letters alone, as people see them: hyphens and apostrophes do not end one."""
-    return sum(word.isupper() for word in re.findall(r"[^\s.,;:!?()\[\]{}\"“”*_<>/|]+", text))
+    return sum(word.isupper() for word in re.findall(r"[^\s,;:!?()\[\]{}\"“”*_<>/|]+", text))
 
 
 def is_bullet(line: str) -> bool:
