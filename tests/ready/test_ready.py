@@ -9,11 +9,10 @@ import subprocess
 import sys
 
 import pytest
-import yaml
+from filelock import FileLock
 from hub import Hub
-from ready_hub import GSM8K, HUMANEVAL, MBPP, SETS, write_sets
+from ready_hub import GSM8K, HUMANEVAL, MBPP, SETS, pinned_revisions, write_sets
 
-from treetune import ready
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
@@ -36,9 +35,18 @@ print(json.dumps(built))
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    """Every set, built once from the hub: what was built, and the cache that has it."""
-    folder = tmp_path_factory.mktemp("ready")
+def hub(tmp_path_factory, worker_id):
+    """Every set, built once from the hub, for all processes of the tests: what was built, and the cache that has it."""
+    alone = worker_id == "master"
+    folder = tmp_path_factory.mktemp("ready") if alone else tmp_path_factory.getbasetemp().parent / "ready-sets"
+    folder.mkdir(exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "built.json").exists():
+            (folder / "built.json").write_text(build_sets(folder))
+    return json.loads((folder / "built.json").read_text()), folder
+
+
+def build_sets(folder):
     write_sets(folder / "hub")
     with Hub(folder / "hub") as hub:
         hub.commits |= dict.fromkeys(pinned_revisions(), hub.commits[hub.commit])
@@ -47,19 +55,13 @@ def hub(tmp_path_factory):
             [sys.executable, "-c", BUILD, *SETS], capture_output=True, text=True, env=environment, timeout=300
         )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), folder
+    return done.stdout
 
 
 @pytest.fixture
 def built(hub, monkeypatch):
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(hub[1]))
     return hub[0]
-
-
-def pinned_revisions():
-    declared = [task for name in SETS for task in yaml.safe_load(ready.find(name).read_text())["val_tasks"]]
-    kwargs = [task["loading_params"]["kwargs"] for task in declared]
-    return [given["revision"] for given in kwargs if "revision" in given]
 
 
 NO_TRAINING = ("math500", "aime24", "gpqa", "humaneval", "ifeval")

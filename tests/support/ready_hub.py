@@ -14,6 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
+
+from treetune import ready
 
 Row = dict[str, Any]
 
@@ -181,17 +184,25 @@ SETS = {
 }
 
 
-def write_sets(folder: Path, gsm8k: list[Row] | None = None) -> None:
+def pinned_revisions() -> list[str]:
+    """What the files of the sets pin, for the hub to have."""
+    files = [ready.find(name) for name in SETS]
+    declared = [task for file in files if file is not None for task in yaml.safe_load(file.read_text())["val_tasks"]]
+    kwargs = [task["loading_params"]["kwargs"] for task in declared]
+    return [given["revision"] for given in kwargs if "revision" in given]
+
+
+def write_sets(folder: Path) -> None:
     """Every set, as the hub has it."""
-    _write_parquet(folder / "openai/gsm8k", "main", {"train": gsm8k or GSM8K, "test": gsm8k or GSM8K})
+    write_parquet(folder / "openai/gsm8k", "main", {"train": GSM8K, "test": GSM8K})
     _write_lines(folder / "HuggingFaceH4/MATH-500/test.jsonl", MATH500)
     _write_table(folder / "Maxwell-Jia/AIME_2024/aime_2024_problems.parquet", AIME24)
-    _write_parquet(folder / "cais/mmlu", "all", {"test": MMLU, "auxiliary_train": MMLU})
-    _write_parquet(folder / "allenai/ai2_arc", "ARC-Challenge", {"train": ARC, "test": ARC})
-    _write_parquet(folder / "openai/openai_humaneval", "openai_humaneval", {"test": HUMANEVAL})
-    _write_parquet(folder / "google-research-datasets/mbpp", "full", {"train": MBPP, "test": MBPP})
+    write_parquet(folder / "cais/mmlu", "all", {"test": MMLU, "auxiliary_train": MMLU})
+    write_parquet(folder / "allenai/ai2_arc", "ARC-Challenge", {"train": ARC, "test": ARC})
+    write_parquet(folder / "openai/openai_humaneval", "openai_humaneval", {"test": HUMANEVAL})
+    write_parquet(folder / "google-research-datasets/mbpp", "full", {"train": MBPP, "test": MBPP})
     _write_lines(folder / "google/IFEval/ifeval_input_data.jsonl", IFEVAL)
-    _write_parquet(folder / "mandarjoshi/trivia_qa", "rc.nocontext", {"train": TRIVIAQA, "validation": TRIVIAQA})
+    write_parquet(folder / "mandarjoshi/trivia_qa", "rc.nocontext", {"train": TRIVIAQA, "validation": TRIVIAQA})
     gpqa = folder / "Idavidrein/gpqa"
     gpqa.mkdir(parents=True)
     with open(gpqa / "gpqa_diamond.csv", "w", newline="") as file:
@@ -201,7 +212,7 @@ def write_sets(folder: Path, gsm8k: list[Row] | None = None) -> None:
     (gpqa / "README.md").write_text("---\nconfigs:\n- config_name: gpqa_diamond\n  data_files: gpqa_diamond.csv\n---\n")
 
 
-def _write_parquet(repo: Path, config: str, splits: dict[str, list[Row]]) -> None:
+def write_parquet(repo: Path, config: str, splits: dict[str, list[Row]]) -> None:
     card = ["---", "configs:", f"- config_name: {config}", "  data_files:"]
     for split, rows in splits.items():
         _write_table(repo / config / f"{split}-00000-of-00001.parquet", rows)
