@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 from hub import Hub
@@ -18,10 +19,12 @@ from treetune.policy import Completion
 from treetune.rollout import run_rollout
 from treetune.sandbox import probe
 from treetune.target import load_taskset
+from treetune.trainers.verl import compute_score
 
 BUILD = """
 import json, sys
 from treetune.target import load_taskset
+from treetune.trainers.verl import compute_score
 built = {}
 for name in sys.argv[1:]:
     for split in ("val", "train"):
@@ -200,3 +203,14 @@ def test_the_right_option_of_gpqa_stands_anywhere_and_always_in_the_same_place(b
     letters = [task.ground_truth for task in load_taskset("gpqa")]
     assert set(letters) == set("ABCD")
     assert letters == [task.ground_truth for task in load_taskset("gpqa")]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_row_for_verl_is_scored_as_eval_scores_its_task(built, name):
+    needs_sandbox(name)
+    number, right, wrong = ANSWERS[name]
+    row = pq.read_table(load_taskset(name).get_parquet_path()).to_pylist()[number]
+    given = (row["data_source"], row["reward_model"]["ground_truth"], row["extra_info"])
+    for answer, reward in {right[0]: 1.0, wrong[0]: 0.0}.items():
+        scored = compute_score(given[0], answer, given[1], given[2])
+        assert scored["score"] == reward, answer
