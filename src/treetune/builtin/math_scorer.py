@@ -51,7 +51,7 @@ class Math(Scorer, frozen=True, tag="math"):
             given = formulas[-1:] if formulas and names_one(said) else [said]
         return one_of(given, _key, "no answer")
 
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+    def fault(self, truth: Any, task: Task | None) -> str | None:
         require_math_verify()
         empty = any(not plain(str(one)) for one in require_truths(truth, task))
         return "says nothing" if empty else None

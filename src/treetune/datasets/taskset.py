@@ -25,7 +25,7 @@ from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.sources import check_loading
-from treetune.scorers import Scorer, scorer_of_method
+from treetune.scorers import Scorer, encode_scorer, scorer_of_method
 from treetune.task import UID_VERSION, Task
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
         typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
+        if typed.scorer is not None and (more := set(typed.scorer.columns()).difference(typed.extra_fields)):
+            typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
         super().__init__(typed)
         if self.config.data_source != "unknown":
             self.name = self.config.data_source
@@ -191,9 +193,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
             return describe_taskset(self, self.cache_dir)
         if self.scorer is not None:
-            from treetune.rows.scorer import describe_scorer
-
-            return describe_scorer(self.scorer)
+            return encode_scorer(self.scorer)
         if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
             return RULE
         return None

@@ -33,14 +33,13 @@ from treetune.plugins import absolute_spec, environments, folders_of, tasksets
 from treetune.rows.cache import write_atomically
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.trust import FILE, LOOK, check_module, check_spec, code_folders, is_installed, trusts
-from treetune.scorers import Scorer, read_scorer
+from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer, rule
 from treetune.target import build_taskset
 from treetune.task import Task, own_fields, own_values
 from treetune.taskset import Taskset
 from treetune.variables import fill_variables, mark_variables
 
-ENVIRONMENT, SCORER = "env:", '{"scorer":'
-"""How a row's scorer begins that is an environment, or a scorer as JSON."""
+ENVIRONMENT = "env:"
 
 _ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
 """Keys of a taskset that decide which tasks there are, not what they earn."""
@@ -61,14 +60,8 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
     if task.env_class is not None:
         return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
     if taskset.scorer is not None:
-        return describe_scorer(taskset.scorer)
+        return encode_scorer(taskset.scorer)
     return RULE if plain and task.ground_truth is not None else None
-
-
-def describe_scorer(scorer: Scorer) -> str:
-    """A scorer as JSON; the rule, which needs nothing more, by its name."""
-    plain = mark_variables(msgspec.to_builtins(scorer))
-    return RULE if plain == {"kind": RULE} else msgspec.json.encode({"scorer": plain}).decode()
 
 
 def scorer_of_environment(env_class: str) -> str:
@@ -155,6 +148,21 @@ def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
         return msgspec.convert({**fields, **own}, kind)
     except msgspec.ValidationError as error:
         raise TasksetError(f"a row is no {kind.__name__}: {error}") from None
+
+
+def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | None:
+    """The kind of scorer that scores a task, and the task as that knows it; None where code or an environment does."""
+    taskset, task = owner_of(taskset, task)
+    if (own := getattr(taskset, "scorer_of", None)) is not None:
+        named = own(task)
+        if named is None or (named != RULE and not named.startswith(SCORER)):
+            return None
+        return taskset_of(named).scorer or rule(), task
+    if task.env_class is not None or type(taskset).reward not in (Taskset.reward, RuleTaskset.reward, ByScorer.reward):
+        return None
+    if taskset.scorer is not None:
+        return taskset.scorer, task
+    return (rule(), task) if isinstance(taskset, RuleTaskset) and task.ground_truth is not None else None
 
 
 class ScoredEnvironment(Environment):

@@ -35,7 +35,9 @@ class Number(Scorer, frozen=True, tag="number"):
         """Whether the answer is the number of the ground truth: `5`, `$5`, `5%`, `5 apples` and `x = 5` are 5."""
         truths = require_truths(truth, task)
         found = self._find(spoken(answer))
-        value = None if found.text is None else read_number(found.text)
+        value = found.value
+        if value is None and found.text is not None:
+            value = read_number(found.text)
         if value is None:
             return Score(0.0, answer=found.text, explanation=found.why or "no number")
         for one in truths:
@@ -67,7 +69,7 @@ class Number(Scorer, frozen=True, tag="number"):
         near = self.tolerance is not None and off <= self.tolerance
         return math.isfinite(off) and (near or (self.relative is not None and off <= self.relative * abs(right)))
 
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+    def fault(self, truth: Any, task: Task | None) -> str | None:
         wrong = [one for one in require_truths(truth, task) if _read_quantity(str(one)) is None]
         return f"is no number: {wrong[0]!r:.60}" if wrong else None
 
