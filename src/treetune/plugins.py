@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune import ready
 from treetune.errors import PluginError, UnknownNameError, described, did_you_mean
 from treetune.files import module_name, source_of
 
@@ -139,7 +140,12 @@ class Registry:
         if found is not None:
             raise PluginError(f"{name} is a {type(found).__name__}, not a class")
         remedy = "`treetune list` shows what there is; a class of your own is file.py:Name or module:Name"
-        raise UnknownNameError.of(self.kind, name, self.names(), remedy=remedy)
+        known = [*self.names(), *(ready.names() if self is tasksets else ())]
+        raise UnknownNameError.of(self.kind, name, known, remedy=remedy)
+
+    def has(self, name: str) -> bool:
+        """Whether an id is built in or registered: such a name is never that of a ready set."""
+        return name in self._registered or name in builtin(self._table)
 
     def names(self) -> dict[str, str]:
         """Every known id and where it comes from."""
@@ -159,6 +165,11 @@ class Registry:
         from importlib.metadata import entry_points  # 40 ms that only an unknown id needs
 
         return {entry.name: entry for entry in entry_points(group=self._group)}
+
+
+def find_ready(name: str) -> Path | None:
+    """The YAML file of a set that is ready by this name; None where the name is another's."""
+    return None if tasksets.has(name) else ready.find(name)
 
 
 tasksets = Registry("taskset", "treetune.tasksets", "TASKSETS")

@@ -1,4 +1,4 @@
-"""From what a user names to a taskset: an id, `config.yaml`, `file.py:Name`, `module:Name`, rows, a server.
+"""From a name to a taskset: an id, a ready set, `config.yaml`, `file.py:Name`, `module:Name`, rows, a server.
 
     taskset = load_taskset("arithmetic", {"taskset.level": "2"})
     taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
@@ -60,6 +60,7 @@ def read_target(
     Of a config that declares `train_tasks` and `val_tasks`, `split` picks the list; without it the `usual` one is
     taken, or the only one. Files that a YAML file names are looked for beside it first.
     """
+    target = locate(target)
     overrides = overrides or {}
     of_lists = {key: raw for key, raw in overrides.items() if _LIST.match(key)}
     rest = {key: raw for key, raw in overrides.items() if key not in of_lists}
@@ -78,6 +79,28 @@ def read_target(
         faults = [(key, "only a config with train_tasks or val_tasks has it; write --taskset.KEY") for key in of_lists]
         raise ConfigError(faults, source="the overrides")
     return with_overrides(data, rest, source=target)
+
+
+def locate(target: str) -> str:
+    """The file of a set that is ready by name; any other target as it is."""
+    return str(plugins.find_ready(target) or target)
+
+
+def expand_ready(node: Any) -> Any:
+    """A node whose id is a ready set as its file has it, with the node's own keys laid over that; `split` picks the
+    list. Any other node as it is."""
+    file = plugins.find_ready(str(node["id"])) if isinstance(node, Mapping) and "id" in node else None
+    if file is None:
+        return node
+    declared = plugins.load_object(plugins.builtin("DECLARED_NODE"))
+    base = declared(load_yaml(file), str(file), node.get("split"), "val", {})
+    return _lay_over(base, {key: value for key, value in node.items() if key not in ("id", "split")})
+
+
+def _lay_over(base: Any, given: Any) -> Any:
+    if not (isinstance(base, Mapping) and isinstance(given, Mapping)):
+        return given
+    return {**base, **{key: _lay_over(base.get(key), value) for key, value in given.items()}}
 
 
 def is_server(target: str) -> bool:
@@ -111,7 +134,7 @@ def build_taskset(
 ) -> Taskset[Any, Any]:
     """The taskset of a config node: `id` (or `custom_cls.path` and `custom_cls.name`) and its own keys. `cls` is its
     class where that is known already, and the `options` are those of the class."""
-    node = {"id": node} if isinstance(node, str) else node
+    node = expand_ready({"id": node} if isinstance(node, str) else node)
     if not isinstance(node, Mapping):
         raise ConfigError([(path, "expected an id, or keys and values with an id")], source=source)
     faults = missing_values(node, path)
@@ -220,8 +243,7 @@ def custom_class(node: Any, path: str) -> type:
 def find_files(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]] | None = None) -> Any:
     """A node whose files and code are looked for in `folders`: its class, and the keys that the config of that class
     declares as `FileName` or `CodeName`. `usual` is the class of a node that names none."""
-    if isinstance(node, str):
-        node = {"id": node}
+    node = expand_ready({"id": node} if isinstance(node, str) else node)
     if not isinstance(node, Mapping):
         return node
     found = dict(node)

@@ -35,6 +35,8 @@ class Hub:
         self.folder = folder
         self.requests: list[tuple[str, str]] = []
         """Every (method, path) asked of this hub; a request meant for another host has its whole URL as path."""
+        self.gated: set[str] = set()
+        """Repositories whose terms nobody has accepted."""
         self.commits: dict[str, dict[str, bytes]] = {}
         self.commit = self.push()
         """What `main` is: one sha for all repositories, a function of their content."""
@@ -90,6 +92,8 @@ class Hub:
         commit = self.commit if revision in ("", "main") else revision
         if not any(name.startswith(f"{repo}/") for files in self.commits.values() for name in files):
             raise LookupError("RepoNotFound")
+        if repo in self.gated:
+            raise LookupError("GatedRepo")
         if commit not in self.commits:
             raise LookupError("RevisionNotFound")
         prefix = f"{repo}/"
@@ -120,7 +124,11 @@ class Handler(BaseHTTPRequestHandler):
         try:
             kind, commit, body = self.hub.answer(self.path)
         except LookupError as error:
-            return self.reply(404, b"", {"X-Error-Code": str(error), "X-Error-Message": f"{error}: {self.path}"})
+            return self.reply(
+                401 if str(error) == "GatedRepo" else 404,
+                b"",
+                {"X-Error-Code": str(error), "X-Error-Message": f"{error}: {self.path}"},
+            )
         headers = {
             "Content-Type": kind,
             "ETag": f'"{digest(body)}"',

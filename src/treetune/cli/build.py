@@ -19,7 +19,7 @@ from treetune.errors import UsageError
 from treetune.rows.formats import format_named
 from treetune.rows.scorer import pop_kept_files
 from treetune.rows.sources import names_taskset
-from treetune.target import load_taskset, refuse_server
+from treetune.target import load_taskset, locate, refuse_server
 
 if TYPE_CHECKING:
     from treetune.datasets.taskset import DatasetTaskset
@@ -45,6 +45,7 @@ def build_command(
     val_tasks only these are looked at, so a trainer's own config can hold them.
     """
     refuse_server(target, "build")
+    target = locate(target)
     format_named(format)
     if engine not in ("local", "ray"):
         raise UsageError(f"unknown engine {engine!r}", remedy="use local, ray")

@@ -7,28 +7,34 @@ import inspect
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from treetune import ready
 from treetune.cli.options import Json, option
 from treetune.cli.output import Screen, make_table, print_json
-from treetune.config import defaults_of, field_docs
-from treetune.plugins import Registry, environments, tasksets, tools
+from treetune.config import defaults_of, field_docs, load_yaml
+from treetune.errors import TreetuneError
+from treetune.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.policies import SPELLINGS
 from treetune.rows.formats import FORMATS
 from treetune.target import NEEDS_TASKS, taskset_class
 
 
 def list_command(
-    name: Annotated[str | None, typer.Argument(help="A taskset, for its keys; with --servers, a register.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A taskset, for its keys; a ready set; with --servers, a register.")
+    ] = None,
     servers: Annotated[bool, option("The servers in a register (TREETUNE_SERVERS).", "--servers")] = False,
     matrix: Annotated[bool, option("What works where: targets, tasks, verbs, trainers.", "--matrix")] = False,
     timeout: Annotated[float, option("Seconds that each of the --servers has to answer.", min=0.01)] = 2.0,
     json: Json = False,
 ) -> None:
-    """What is installed: tasksets, environments, tools, models. With a NAME: the keys of that taskset's config.
+    """What is installed: tasksets, sets that are ready by name, environments, tools, models. With a NAME: the keys of
+    that taskset's config, or what a ready set is made of.
 
     treetune list --servers FOLDER_OR_URL shows the servers that run, and how they are.
     """
@@ -39,9 +45,10 @@ def list_command(
     if matrix:
         return print_json(cells()) if json else print(as_text())
     if name is not None:
-        return _describe(name, json)
+        return (_describe_ready if find_ready(name) else _describe)(name, json)
     found = {
         "tasksets": _installed(tasksets),
+        "ready": {name: _told(name) for name in ready.names() if not tasksets.has(name)},
         "environments": _installed(environments),
         "tools": _installed(tools),
         "models": {spelling: {"about": about} for spelling, about in SPELLINGS.items()},
@@ -50,11 +57,28 @@ def list_command(
         return print_json(found)
     screen = Screen()
     for kind, entries in found.items():
-        origins = {id: entry.get("from", "").removeprefix("built in") for id, entry in entries.items()}
-        table = make_table((id, entry["about"], origins[id]) for id, entry in sorted(entries.items()))
+        table = make_table((id, entry["about"], *_origin(entry)) for id, entry in sorted(entries.items()))
         table.title, table.title_justify, table.title_style = kind, "left", "bold"
         screen.print(table)
     return screen.say("treetune list NAME shows a taskset's keys; treetune show NAME its tasks", style="dim")
+
+
+def _origin(entry: Mapping[str, str]) -> tuple[str, ...]:
+    """Where it comes from, and for data under which licence."""
+    if "licence" in entry:
+        return entry["licence"], entry["source"].removeprefix("https://")
+    return (entry.get("from", "").removeprefix("built in"),)
+
+
+def _told(name: str) -> dict[str, str]:
+    """What the file of a ready set says of it; one that cannot be read must not break the list."""
+    file = str(ready.find(name))
+    try:
+        data = load_yaml(file)
+    except TreetuneError as error:
+        data = {"about": f"cannot be read: {error}"}
+    said = {key: " ".join(str(data.get(key) or "").split()) for key in ("about", "licence", "source", "convention")}
+    return {**said, "file": file}
 
 
 def _installed(registry: Registry) -> dict[str, dict[str, str]]:
@@ -78,6 +102,15 @@ def missing_extra(cls: type) -> str | None:
     """The extra that a taskset's class names as `EXTRA`, where what it installs is not there."""
     extra: str | None = getattr(cls, "EXTRA", None)
     return extra if extra is not None and find_spec(extra.replace("-", "_")) is None else None
+
+
+def _describe_ready(name: str, json: bool) -> None:
+    told = _told(name)
+    if json:
+        return print_json({"id": name, **told})
+    screen = Screen()
+    screen.say(told["file"], style="dim")
+    return screen.say(Path(told["file"]).read_text(encoding="utf-8").rstrip())
 
 
 def _describe(name: str, json: bool) -> None:

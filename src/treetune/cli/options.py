@@ -18,7 +18,8 @@ def option(help: str, *names: str, **settings: Any) -> Any:
 
 
 TARGET = (
-    "An id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name), or a server (tcp://, http://)."
+    "An id, a ready set (gsm8k), config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name), or a "
+    "server (tcp://, http://)."
 )
 Target = Annotated[str, typer.Argument(help=TARGET)]
 TasksTarget = Annotated[

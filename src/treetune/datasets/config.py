@@ -23,6 +23,17 @@ class GroundTruthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A regular expression searched in the column's text; its group (the last match's) is the ground truth."""
 
 
+class ChoicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    column: str | None = None
+    """The column with all options: a list of texts, or `{text: [...], label: [...]}`."""
+    columns: list[str] = []
+    """Instead of it, a column for each option."""
+    answer: str
+    """The column that says which is right: number from 0, letter, label or text; of `columns`, the right one."""
+    shuffle: bool = False
+    """Show them in an order that their texts decide, the same everywhere: for data that has the right one first."""
+
+
 class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     loading_params: LoadingParams
     """Passed to `datasets.load_dataset(*args, **kwargs)` as they are."""
@@ -39,7 +50,10 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     extra_fields: list[str] = []
     """Columns to carry along in `extra_info`."""
     ground_truth: str | GroundTruthConfig | None = None
-    """The right answer: a column, or `{column, pattern}` with a regular expression such as `"#### (.+)"`."""
+    """The right answer: a column, an item of one (`answer[aliases]`), or `{column, pattern}` with a regular expression
+    such as `"#### (.+)"`."""
+    choices: ChoicesConfig | None = None
+    """The options of multiple choice: makes the columns `options` (lines `A) text`), `letter` and `choices` of them."""
     scorer: Scorer | None = None
     """How answers are scored: `includes`, or `{kind: number, tolerance: 0.01}`; docs/scoring.md has every kind. Without
     it the rule compares with the ground truth."""

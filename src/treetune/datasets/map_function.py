@@ -32,6 +32,9 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 """How the `from`/`value` spelling names roles."""
 
 
+_ITEM = re.compile(r"(?P<column>[^\[\]]+)\[(?P<key>[^\[\]]+)\]")
+"""An item of a column of mappings, as in `answer[aliases]`."""
+
 _PLAIN = frozenset((str, int, float, bool, type(None), list, dict))
 
 
@@ -162,8 +165,13 @@ def call_make_map_fn(taskset: DatasetTaskset) -> Callable[[Row, int], Any]:
 def truth_finder(config: str | GroundTruthConfig, columns: Sequence[str]) -> tuple[str, Callable[[Any], Any]]:
     """The column of the right answer, and what finds it in a value there: as it is stored, None where there is none."""
     given = GroundTruthConfig(column=config) if isinstance(config, str) else config
-    if given.column not in columns:
-        raise ConfigError([("ground_truth", no_column(given.column, columns))])
+    item = None if given.column in columns else _ITEM.fullmatch(given.column)
+    column = item["column"] if item is not None else given.column
+    if column not in columns:
+        raise ConfigError([("ground_truth", no_column(column, columns))])
+    if item is not None and given.pattern is None:
+        key = item["key"]
+        return column, lambda value: store_truth(value.get(key) if isinstance(value, dict) else None)
     if given.pattern is None:
         return given.column, store_truth
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from treetune.datasets.choices import MADE, Choices
 from treetune.datasets.config import no_column
 from treetune.datasets.map_function import (
     NO_PROMPT,
@@ -63,10 +64,15 @@ class RowBuilder:
         self.columns = dict(columns)
         self._made = made
         config, names = taskset.config, list(self.columns)
+        self._choices: Choices | None = None
         own_rows = made or taskset.overrides_rows or not REPLACED.isdisjoint(config.extra_fields)
         self._by_column = config.prompt_format == "template" and not own_rows
         self._rates: Rates | None = None
         faults: Faults = []
+        if config.choices is not None and not made:
+            with gather_faults(faults):
+                self._choices = Choices(config.choices, names)
+            names = [*(name for name in names if name not in MADE), *MADE]
         for field in [] if made else config.extra_fields:
             if field in RESERVED:
                 faults.append(("extra_fields", f"{field!r} is a key that Treetune fills in itself"))
@@ -99,7 +105,7 @@ class RowBuilder:
     def check_first(self, row: Row) -> None:
         """Raises the faults of its config that a map function of a user's own finds in the first row."""
         try:
-            self._make_row(row, 0)
+            self._make_row(row if self._choices is None else {**row, **self._choices.of(row)}, 0)
         except ConfigError:
             raise
         except Exception:
@@ -123,6 +129,8 @@ class RowBuilder:
             batch, indices = _take(batch, kept), [indices[number] for number in kept]
         if not indices:
             return None, dropped
+        if self._choices is not None:
+            batch = self._choices.add(batch)
         with pause_gc():
             if self._by_column and not isinstance(batch, list):
                 return self._build_columns(batch, indices, dropped), dropped

@@ -233,6 +233,9 @@ def fault_of(params: LoadingParams, error: BaseException, unreachable: str | Non
             remedy="check the network, a proxy (HTTPS_PROXY), HF_ENDPOINT or the address in data_files; or bring the "
             "files here and name them: args: [json], kwargs: {data_files: ...}",
         )
+    if "gated dataset" in str(root):
+        remedy = f"accept its terms at https://huggingface.co/datasets/{params.args[0]}, then set HF_TOKEN"
+        return TreetuneError(f"{named}: {root}", remedy=remedy)
     files = ", ".join(params.patterns)
     return TreetuneError(
         f"{named}: {described(root).strip()}" + (f" (data_files: {files})" if files else ""),

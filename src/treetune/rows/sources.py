@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from treetune.errors import ConfigError, TreetuneError, UsageError
-from treetune.plugins import tasksets
+from treetune.plugins import find_ready, tasksets
 
 Sources = str | Path | Iterable[str | Path]
 
@@ -85,11 +85,14 @@ def names_rows(target: str) -> bool:
         return True
     if _CODE_OR_CONFIG.search(target) or not (path.is_dir() or glob.has_magic(target) or "/" in target):
         return False
-    return target not in tasksets.names() and target.partition(":")[0] not in tasksets.foreign
+    known = find_ready(target) is not None or target in tasksets.names()
+    return not known and target.partition(":")[0] not in tasksets.foreign
 
 
 def names_taskset(target: str) -> bool:
     """Whether a name that may be rows is a taskset's: config.yaml, file.py:Name, module:Name, or an id."""
+    if find_ready(target) is not None:
+        return True
     if names_rows(target) or (Path(os.path.expanduser(target)).exists() and not _CODE_OR_CONFIG.search(target)):
         return False
     return ":" in target or bool(_CODE_OR_CONFIG.search(target)) or target in tasksets.names()

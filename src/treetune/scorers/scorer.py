@@ -27,6 +27,7 @@ KINDS = {
     "code": "treetune.builtin.code.scorer:Code",
     "exact": "treetune.scorers.texts:Exact",
     "f1": "treetune.scorers.texts:F1",
+    "ifeval": "treetune.builtin.ifeval.scorer:IfEval",
     "includes": "treetune.scorers.texts:Includes",
     "json": "treetune.scorers.structures:Json",
     "judge": "treetune.judges:Judge",
@@ -34,6 +35,7 @@ KINDS = {
     "number": "treetune.scorers.numbers:Number",
     "pattern": "treetune.scorers.patterns:Pattern",
     "rule": "treetune.scorers.by_rule:Rule",
+    "tests": "treetune.builtin.code.tests_scorer:Tests",
     "weighted": "treetune.scorers.combined:Weighted",
 }
 """Where each kind is defined. No module here may have the name of a kind: that is the name of the kind in Python."""

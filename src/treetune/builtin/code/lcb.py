@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Literal
 
 import msgspec
@@ -260,7 +261,7 @@ def memorise(problem: CodingProblem) -> str:
 def find_code(text: str) -> str | None:
     """The last code block of an answer."""
     blocks = _BLOCK.findall(text)
-    return blocks[-1].strip() if blocks else None
+    return dedent(blocks[-1]).strip() if blocks else None
 
 
 def find_stub(messages: Sequence[Message]) -> tuple[str, int] | None:

@@ -1,0 +1,1 @@
+"""IFEval: answers that must follow instructions which a program can verify."""
