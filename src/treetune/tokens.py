@@ -18,7 +18,10 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from treetune.errors import PolicyError, UsageError, described
+from treetune.images import has_images
 from treetune.task import Message, canonical, text_of
+
+NO_IMAGES = "the prompt has images, and a tokenizer reads only text"
 
 
 class Prompt(NamedTuple):
@@ -217,6 +220,10 @@ class ChatTokens:
     # Messages, as the template takes them
 
     def _as_taken(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if has_images(messages):
+            raise UsageError(
+                NO_IMAGES, remedy="use a model behind an endpoint, or a trainer whose processor sees images"
+            )
         if all(isinstance(message.get("content"), str) and "tool_calls" not in message for message in messages):
             return messages
         if any(isinstance(message.get("content"), list) for message in messages) and self._takes_parts is None:

@@ -145,7 +145,7 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
 def test_several_turns_are_refused_for_verl(folder, treetune):
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(TaskKind.MULTI_TURN, "verl")}
+    assert refused == {(TaskKind.MULTI_TURN, "verl"), (TaskKind.IMAGES, "AReaL")}
     result = treetune(*command("build verl", KINDS[TaskKind.MULTI_TURN][0]))
     assert result.code != 0
     assert cells()["task"][TaskKind.MULTI_TURN]["verl"] in result.err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pictures import COLOURS, png
+
 from treetune.cli.listing import TargetKind, TaskKind
 
 CODE = '''
@@ -82,6 +84,7 @@ KINDS: dict[TaskKind, tuple[str, list[str]]] = {
     TaskKind.REWARD: ("kinds_of.py:Doubles", ["0"]),
     TaskKind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
     TaskKind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
+    TaskKind.IMAGES: ("colours.yaml", ["red"]),
 }
 """What names each, and what earns the whole reward of its first task."""
 
@@ -95,6 +98,13 @@ def write_targets(folder: Path) -> None:
     (folder / "mixture.yaml").write_text(
         "taskset: {id: mixture, sources: [{id: 'kinds_of.py:Doubles'}, {id: rows, files: [truths.jsonl], weight: 2}]}\n"
     )
+    (folder / "colours.yaml").write_text(
+        "train_tasks: [{loading_params: {args: [json], kwargs: {data_files: colours.jsonl, split: train}}, "
+        "images: [image], prompt_template: 'Name the colour: <image>', ground_truth: colour, data_source: colours}]\n"
+    )
+    for colour in COLOURS:
+        (folder / f"{colour}.png").write_bytes(png(COLOURS[colour]))
+    colours = [{"image": f"{colour}.png", "colour": colour} for colour in COLOURS]
     sums = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(4)]
-    for name, rows in {"sums": sums, "truths": TRUTHS, "environments": ENVIRONMENTS}.items():
+    for name, rows in {"sums": sums, "colours": colours, "truths": TRUTHS, "environments": ENVIRONMENTS}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -123,7 +123,11 @@ def describe_files(config: DatasetConfig) -> list[tuple[str, int, int]]:
 def _iter_images(folders: list[Path]) -> Iterator[tuple[str, int, int]]:
     seen = 0
     for folder in folders:
-        for place, _, names in os.walk(folder):
+        for place, folders_inside, names in os.walk(folder):
+            # The images of an evaluation are no data: a run folder has this file.
+            hidden = [name for name in folders_inside if name.startswith(".")]
+            for name in folders_inside[:] if "fingerprint.json" in names else hidden:
+                folders_inside.remove(name)
             seen += len(names)
             if seen > MOST_FILES:
                 raise TasksetError(

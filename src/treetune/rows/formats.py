@@ -76,7 +76,7 @@ class Format:
         if not usual and self.read_reward(columns) != spec:
             parts.note["reward_spec"] = {key: value for key, value in spec.items() if key != "ground_truth"}
         if has_images(task.messages):
-            columns |= self._write_images(task.messages, parts.note)
+            columns |= self.write_images(task.messages, parts.note)
         return self._complete_row(task, parts, columns)
 
     def task_of(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
@@ -128,7 +128,7 @@ class Format:
         named = {(self.method if key == "method" else key): value for key, value in spec.items() if key}
         return {self.reward: named or None}
 
-    def _write_images(self, messages: list[Message], note: Row) -> Row:
+    def write_images(self, messages: list[Message], note: Row) -> Row:
         """The prompt and the column of images as the trainer takes them; the note gets what these do not say."""
         written, urls = image_columns.to_marks(messages)
         image_columns.note_images(note, messages, written)
@@ -224,7 +224,7 @@ class SkyRLFormat(Format):
             parts.note["added"] = list(added)
         return parts.row(task, {"env_class": environment, **columns, **added})
 
-    def _write_images(self, messages: list[Message], note: Row) -> Row:
+    def write_images(self, messages: list[Message], note: Row) -> Row:
         """Its multimodal generator takes OpenAI's parts; a column of parquet has parts throughout."""
         written, texts = image_columns.to_parts(messages)
         note |= {"texts": texts} if texts else {}
@@ -253,7 +253,7 @@ class TrlFormat(Format):
 
     name, columns = "trl", ("ground_truth",)
 
-    def _write_images(self, messages: list[Message], note: Row) -> Row:
+    def write_images(self, messages: list[Message], note: Row) -> Row:
         """`{"type": "image"}` where each image goes, and all contents as parts: TRL puts images before plain text."""
         written, urls = image_columns.to_empty_parts(messages)
         image_columns.note_images(note, messages, written)
