@@ -37,7 +37,7 @@ from treetune.images import has_images, urls_in
 from treetune.plugins import file_of
 from treetune.profile import OUTSIDE, UNRATED, Rates
 from treetune.rows import parquet
-from treetune.rows.arrow_values import pause_gc, to_json_text, with_json_fields
+from treetune.rows.arrow_values import drop_nulls, pause_gc, to_json_text, with_json_fields
 from treetune.rows.formats import FORMATS
 from treetune.rows.image_columns import COLUMN as IMAGES
 from treetune.rows.image_columns import MARK as PLACE
@@ -248,6 +248,7 @@ class RowBuilder:
         if images is None and not has_images(messages):
             return made, messages
         try:
+            messages = drop_nulls(messages)
             messages = fill_parts(messages, self._images.read(urls_in(messages)))
             if images is not None:
                 messages = join_images(messages, self._images.read(images))
