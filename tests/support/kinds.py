@@ -8,6 +8,7 @@ from pathlib import Path
 from pictures import COLOURS, png
 
 from treetune.cli.listing import TargetKind, TaskKind
+from treetune.images import to_url
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset
@@ -56,6 +57,13 @@ class Countdown(Environment):
 class Countdowns(Taskset):
     def load_tasks(self):
         return [Task(prompt=f"Count down from 2, {n}.", env_class="kinds_of.py:Countdown") for n in range(2)]
+
+
+class Colours(Doubles):
+    def load_tasks(self):
+        for colour, url in IMAGES.items():
+            content = [{"type": "text", "text": "Which colour?"}, {"type": "image_url", "image_url": {"url": url}}]
+            yield Task(prompt=[{"role": "user", "content": content}], reward_spec={"ground_truth": colour})
 '''
 
 TRUTHS = [
@@ -84,13 +92,14 @@ KINDS: dict[TaskKind, tuple[str, list[str]]] = {
     TaskKind.REWARD: ("kinds_of.py:Doubles", ["0"]),
     TaskKind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
     TaskKind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
-    TaskKind.IMAGES: ("colours.yaml", ["red"]),
+    TaskKind.IMAGES: ("kinds_of.py:Colours", ["red"]),
 }
 """What names each, and what earns the whole reward of its first task."""
 
 
 def write_targets(folder: Path) -> None:
-    (folder / "kinds_of.py").write_text(CODE)
+    urls = {colour: to_url(png(COLOURS[colour])) for colour in COLOURS}
+    (folder / "kinds_of.py").write_text(f"IMAGES = {urls}\n{CODE}")
     (folder / "tasks.yaml").write_text(
         "train_tasks: [{loading_params: {args: [json], kwargs: {data_files: sums.jsonl, split: train}}, "
         "prompt_template: '{question}', ground_truth: answer, data_source: sums}]\n"
