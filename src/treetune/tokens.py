@@ -19,9 +19,12 @@ import msgspec
 
 from treetune.call_formats import Schema, check_name, parse
 from treetune.errors import PolicyError, UsageError, described
+from treetune.images import has_images
 from treetune.message_forms import flatten, is_same, is_shown_by, with_arguments
 from treetune.task import Message, text_of
 from treetune.tool_template import ToolTemplate
+
+NO_IMAGES = "the prompt has images, and a tokenizer reads only text"
 
 
 class Prompt(NamedTuple):
@@ -273,6 +276,10 @@ class ChatTokens:
 
     def _as_taken(self, messages: Sequence[Message], told: bool = False) -> Sequence[Message]:
         """`told`: it is a part of a conversation, which need not tell of the tools."""
+        if has_images(messages):
+            raise UsageError(
+                NO_IMAGES, remedy="use a model behind an endpoint, or a trainer whose processor sees images"
+            )
         if self._tools is not None:
             messages = self._tools.take(messages, told)
         if all(isinstance(message.get("content"), str) and "tool_calls" not in message for message in messages):

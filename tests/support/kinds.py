@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pictures import COLOURS, png
+
 from treetune.cli.listing import TargetKind, TaskKind
+from treetune.images import to_url
 from treetune.tools import message_of_action
 from treetune.tools_in_text import call_as_text
 
@@ -70,6 +73,13 @@ class Doubled(Doubles):
 class Countdowns(Taskset):
     def load_tasks(self):
         return [Task(prompt=f"Count down from 2, {n}.", env_class="kinds_of.py:Countdown") for n in range(2)]
+
+
+class Colours(Doubles):
+    def load_tasks(self):
+        for colour, url in IMAGES.items():
+            content = [{"type": "text", "text": "Which colour?"}, {"type": "image_url", "image_url": {"url": url}}]
+            yield Task(prompt=[{"role": "user", "content": content}], reward_spec={"ground_truth": colour})
 '''
 
 TRUTHS = [
@@ -99,6 +109,7 @@ KINDS: dict[TaskKind, tuple[str, list[Any]]] = {
     TaskKind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
     TaskKind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
     TaskKind.TOOLS: ("kinds_of.py:Doubled", [message_of_action({"tool": "double", "arguments": {"number": 0}}), "0"]),
+    TaskKind.IMAGES: ("kinds_of.py:Colours", ["red"]),
 }
 """What names each, and what earns the whole reward of its first task."""
 
@@ -109,7 +120,8 @@ def written(action: Any) -> str:
 
 
 def write_targets(folder: Path) -> None:
-    (folder / "kinds_of.py").write_text(CODE)
+    urls = {colour: to_url(png(COLOURS[colour])) for colour in COLOURS}
+    (folder / "kinds_of.py").write_text(f"IMAGES = {urls}\n{CODE}")
     (folder / "tasks.yaml").write_text(
         "train_tasks: [{loading_params: {args: [json], kwargs: {data_files: sums.jsonl, split: train}}, "
         "prompt_template: '{question}', ground_truth: answer, data_source: sums}]\n"
@@ -117,6 +129,13 @@ def write_targets(folder: Path) -> None:
     (folder / "mixture.yaml").write_text(
         "taskset: {id: mixture, sources: [{id: 'kinds_of.py:Doubles'}, {id: rows, files: [truths.jsonl], weight: 2}]}\n"
     )
+    (folder / "colours.yaml").write_text(
+        "train_tasks: [{loading_params: {args: [json], kwargs: {data_files: colours.jsonl, split: train}}, "
+        "images: [image], prompt_template: 'Name the colour: <image>', ground_truth: colour, data_source: colours}]\n"
+    )
+    for colour in COLOURS:
+        (folder / f"{colour}.png").write_bytes(png(COLOURS[colour]))
+    colours = [{"image": f"{colour}.png", "colour": colour} for colour in COLOURS]
     sums = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(4)]
-    for name, rows in {"sums": sums, "truths": TRUTHS, "environments": ENVIRONMENTS}.items():
+    for name, rows in {"sums": sums, "colours": colours, "truths": TRUTHS, "environments": ENVIRONMENTS}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -36,8 +36,20 @@ SKYRL = (
 TRL = (
     "trl",
     ["torch==2.13.0"],
-    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2"],
+    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2", "pillow==13.0.0"],
 )
+VERL = (
+    "verl",
+    ["torch==2.13.0"],
+    # Its own requirements ask for GPU libraries; these are the ones that reading, scoring and starting need.
+    ["--no-deps", "verl==0.9.1"],
+    [
+        "packaging==25.0", "numpy==2.4.6", "ray[default]==2.60.0", "tensordict==0.10.0", "omegaconf==2.3.1",
+        "transformers==5.10.4", "datasets==5.2.0", "pyarrow==26.0.1", "pandas==3.1.1", "pillow==13.0.0",
+        "codetiming==1.4.0", "hydra-core==1.3.8", "TransferQueue==0.1.11", "cachetools==8.0.0", "uvicorn==0.54.0",
+        "fastapi==0.162.4", "torchdata==0.11.0", "peft==0.21.2",
+    ],
+)  # fmt: skip
 MODELS = (
     "models",
     ["torch==2.13.0"],

@@ -26,18 +26,7 @@ ENDS_IN_NUMBER = {"column": "answer", "pattern": "#### (.+)"}
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    return venvs.venv(
-        "verl",
-        ["torch==2.13.0"],
-        # Its own requirements ask for GPU libraries; these are the ones that reading, scoring and starting need.
-        ["--no-deps", "verl==0.9.1"],
-        [
-            "packaging==25.0", "numpy==2.4.6", "ray[default]==2.60.0", "tensordict==0.10.0", "omegaconf==2.3.1",
-            "transformers==5.10.4", "datasets==5.2.0", "pyarrow==26.0.1", "pandas==3.1.1", "pillow==13.0.0",
-            "codetiming==1.4.0", "hydra-core==1.3.8", "TransferQueue==0.1.11", "cachetools==8.0.0", "uvicorn==0.54.0",
-            "fastapi==0.162.4", "torchdata==0.11.0", "peft==0.21.2",
-        ],
-    )  # fmt: skip
+    return venvs.venv(*venvs.VERL)
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +292,10 @@ def test_the_recipe_trains_on_our_files_until_it_needs_a_gpu(python, model, cach
     assert code == 1
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TaskKind if cells()["task"][kind]["verl"] is True])
+# Images need a processor: tests/trainers/test_images_in_trainers.py
+@pytest.mark.parametrize(
+    "kind", [kind for kind in TaskKind if cells()["task"][kind]["verl"] is True and kind is not TaskKind.IMAGES]
+)
 def test_a_kind_of_task_that_the_matrix_gives_it_is_scored(verl, treetune, tmp_path, caches, kind):
     write_targets(tmp_path)
     target, (answer,) = KINDS[kind]

@@ -32,8 +32,8 @@ from treetune.validate.prefilter import columns_of, prefilter
 from treetune.validate.prompts import Lengths, is_validation, key_of, keys_of
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
-OTHERS |= {"gold-said-otherwise"}
-"""Rules that need a tokenizer or an environment: tested apart."""
+OTHERS |= {"gold-said-otherwise", "image-count", "image-unreadable", "image-size", "image-elsewhere"}
+"""Rules that need a tokenizer, an environment or images: tested apart."""
 
 WHOLE_FILE = {"unreadable", "no-rows", "unknown-ending", "unsupported-type", "type-differs", "late-types"}
 

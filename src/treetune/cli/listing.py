@@ -22,6 +22,7 @@ from treetune.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.policies import SPELLINGS
 from treetune.rows.formats import FORMATS
 from treetune.target import NEEDS_TASKS, taskset_class
+from treetune.tokens import NO_IMAGES
 
 
 def list_command(
@@ -155,6 +156,7 @@ class TaskKind(StrEnum):
     ENVIRONMENT = "environment, one turn"
     MULTI_TURN = "environment, several turns"
     TOOLS = "tools"
+    IMAGES = "images"
 
 
 VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
@@ -172,8 +174,12 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
 
     no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
-    no_turns = {(TaskKind.MULTI_TURN, "verl"): ONE_TURN, (TaskKind.TOOLS, "verl"): ONE_ANSWER}
-    return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, no_turns)}
+    refused = {
+        (TaskKind.MULTI_TURN, "verl"): ONE_TURN,
+        (TaskKind.TOOLS, "verl"): ONE_ANSWER,
+        (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
+    }
+    return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, refused)}
 
 
 def as_text() -> str:

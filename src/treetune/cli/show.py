@@ -15,6 +15,7 @@ from treetune.cli.output import Screen, print_json
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, user_code
 from treetune.evaluation import read_taskset
+from treetune.images import has_images, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
 from treetune.task import Task
@@ -42,7 +43,9 @@ def show_command(
     for task, gold, offered in zip(tasks, golds, tools, strict=True):
         entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "tools": offered}
         entry |= {"gold_failure": str(gold)} if isinstance(gold, TreetuneError) else {"gold": gold}
-        if chat is not None and task.messages:
+        if chat is not None and has_images(task.messages):
+            entry["rendered"] = "not by a tokenizer: the model's processor turns images into tokens"
+        elif chat is not None and task.messages:
             text = chat.apply_chat_template(task.messages, add_generation_prompt=True, tokenize=False)
             entry |= {"rendered": text, "prompt_tokens": len(chat(text, add_special_tokens=False)["input_ids"])}
         shown.append(entry)
@@ -52,7 +55,14 @@ def show_command(
     for entry in shown:
         tokens = f"  {entry['prompt_tokens']} tokens" if "prompt_tokens" in entry else ""
         screen.print(Text(f"task {entry['idx']}  {entry['data_source']}  {entry['uid'][:12]}{tokens}", style="bold"))
-        hidden = {"idx", "data_source", "uid", "reward_spec", "prompt_tokens", "prompt" if "rendered" in entry else ""}
+        hidden = {
+            "idx",
+            "data_source",
+            "uid",
+            "reward_spec",
+            "prompt_tokens",
+            "prompt" if "prompt_tokens" in entry else "",
+        }
         for name in [name for name in entry if name not in hidden]:
             if entry[name] not in (None, {}, []):
                 screen.print(Padding(Text.assemble((f"{name}: ", "dim"), _as_text(entry[name])), (0, 0, 0, 2)))
@@ -90,7 +100,7 @@ async def _tools_of(taskset: Taskset[Any, Any], task: Task) -> list[str]:
 
 def _as_text(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value):
-        return "".join(f"\n[{message['role']}] {message.get('content')}" for message in value)
+        return "".join(f"\n[{message['role']}] {name_images(message.get('content'))}" for message in value)
     if isinstance(value, list):
         return "".join(f"\n{number}. {item}" for number, item in enumerate(value, 1))
     return str(value)

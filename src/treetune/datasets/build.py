@@ -30,7 +30,7 @@ from treetune.ray_cluster import join_cluster
 from treetune.rows.arrow_values import schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.formats import Format, format_named
-from treetune.rows.loading import Source, SourceBatch
+from treetune.rows.loading import ROWS, Source, SourceBatch
 from treetune.rows.parquet import GrowingParquet
 from treetune.rows.scorer import refuse_several_turns
 from treetune.rows.writing import attach_scorers, write_parquet
@@ -42,6 +42,9 @@ from treetune.variables import conceal
 Engine = Literal["local", "ray"]
 Progress = Callable[[int, int | None], None]
 """Called with the source rows done, and how many there are where that is known."""
+
+IMAGE_ROWS = 32
+"""Rows of one batch, and so of a row group of the file, where they have images: all of these are in memory."""
 
 Built = tuple[pa.Table | None, Counter[str]]
 Work = tuple[SourceBatch, int]
@@ -191,7 +194,7 @@ def _build_tables(
 
     def read_batches() -> Iterator[Work]:
         first = 0
-        for batch in opened.batches():
+        for batch in opened.batches(IMAGE_ROWS if taskset.config.images else ROWS):
             yield batch, first
             first += len(batch)
             if on_rows is not None:

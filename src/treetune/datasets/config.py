@@ -45,6 +45,13 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     """A system message put first; with `chat_messages` only where there is none yet."""
     chat_messages_field: str = "messages"
     """The column with the message list, for `chat_messages`."""
+    images: list[str] = []
+    """Columns of images: paths, bytes, URLs; one or a list of them in a row. `<image>` in the prompt says where each
+    goes; where there is none, they come before its text."""
+    image_folder: FileName | None = None
+    """The folder that paths of images begin at and cannot leave; else the one of the data file."""
+    max_pixels: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Make larger images smaller, to at most so many pixels; needs Pillow."""
     data_source: str = "unknown"
     """Names the data, for reward dispatch and for reports."""
     extra_fields: list[str] = []

@@ -18,9 +18,11 @@ from typing import Any
 import msgspec
 
 from treetune.datasets.config import GroundTruthConfig, no_column
+from treetune.datasets.images import NO_IMAGE
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, TasksetError, user_code
+from treetune.rows.image_columns import COLUMN as IMAGES
 from treetune.task import Message
 
 Row = dict[str, Any]
@@ -61,6 +63,8 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
             raise TasksetError(f"row {index}: {error}") from None
         extra = {"index": index} | {field: row[field] for field in config.extra_fields}
         made: Row = {"data_source": config.data_source, "prompt": prompt, "extra_info": extra}
+        if config.images:
+            made[IMAGES] = [image for column in config.images for image in _list_images(row[column])]
         if config.ability is not None:
             made["ability"] = config.ability
         if config.ground_truth is not None:
@@ -70,6 +74,12 @@ def map_function(taskset: DatasetTaskset) -> Callable[..., Row]:
         return made
 
     return make_row
+
+
+def _list_images(value: Any) -> list[Any]:
+    if value is None:
+        raise RowDropped(NO_IMAGE)
+    return value if isinstance(value, list) else [value]
 
 
 def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[Message]]:
@@ -94,7 +104,8 @@ def _prompt_maker(taskset: DatasetTaskset, first: Row) -> Callable[[Row], list[M
             return messages
 
         return read_messages
-    template = Template(config.prompt_template, columns, [name for name in columns if isinstance(first[name], str)])
+    texts = [name for name in columns if isinstance(first[name], str) and name not in config.images]
+    template = Template(config.prompt_template, columns, texts)
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt is not None else []
 
     def fill_template(row: Row) -> list[Message]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from treetune.datasets.choices import MADE, Choices
 from treetune.datasets.config import no_column
+from treetune.datasets.images import NO_IMAGE, ImageReader
 from treetune.datasets.map_function import (
     NO_PROMPT,
     NO_TRUTH,
@@ -33,15 +34,19 @@ from treetune.datasets.selection import row_filter
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.datasets.template import Template
 from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, described, gather_faults
+from treetune.images import has_images, urls_in
 from treetune.plugins import file_of
 from treetune.profile import OUTSIDE, UNRATED, Rates
 from treetune.rows import parquet
-from treetune.rows.arrow_values import pause_gc, to_json_text, with_json_fields
+from treetune.rows.arrow_values import drop_nulls, pause_gc, to_json_text, with_json_fields
 from treetune.rows.formats import FORMATS
+from treetune.rows.image_columns import COLUMN as IMAGES
+from treetune.rows.image_columns import MARK as PLACE
+from treetune.rows.image_columns import fill_parts, image_column, join_images, note_images, to_marks
 from treetune.rows.loading import SourceBatch
 from treetune.rows.round_trip import ADDED, KEY, MARK, ROW, encode_unseen, encode_unseen_prompts
 from treetune.rows.rule import RULE
-from treetune.task import uid_of, uids_of_texts
+from treetune.task import Message, uid_of, uids_of_texts
 
 RESERVED = frozenset(("index", "scorer", "env_class", ROW, MARK))
 """Keys of `extra_info` that Treetune itself fills in."""
@@ -66,7 +71,8 @@ class RowBuilder:
         config, names = taskset.config, list(self.columns)
         self._choices: Choices | None = None
         own_rows = made or taskset.overrides_rows or not REPLACED.isdisjoint(config.extra_fields)
-        self._by_column = config.prompt_format == "template" and not own_rows
+        self._by_column = config.prompt_format == "template" and not own_rows and not config.images
+        self._images = ImageReader(config)
         self._rates: Rates | None = None
         faults: Faults = []
         if config.choices is not None and not made:
@@ -78,6 +84,10 @@ class RowBuilder:
                 faults.append(("extra_fields", f"{field!r} is a key that Treetune fills in itself"))
             elif field not in names:
                 faults.append(("extra_fields", no_column(field, names)))
+        if not made and not taskset.overrides_rows:
+            faults += [("images", no_column(name, names)) for name in config.images if name not in names]
+        if config.images and config.max_prompt_length is not None:
+            faults.append(("max_prompt_length", "counts text, and cannot count images: leave that to the trainer"))
         with gather_faults(faults, "filter"):
             self._filter = row_filter(None if made else config.filter, names)
         if config.profile is not None and config.profile.path is not None:
@@ -87,6 +97,7 @@ class RowBuilder:
         if not made and not taskset.overrides_rows:  # a function of the user's own may make columns of its own
             if config.prompt_format == "template":
                 texts = [name for name, kind in self.columns.items() if str(kind) in ("string", "large_string")]
+                texts = [name for name in texts if name not in config.images]
                 with gather_faults(faults, "prompt_template"):
                     self._template = Template(config.prompt_template, names, texts)
             elif config.chat_messages_field not in names:
@@ -234,7 +245,7 @@ class RowBuilder:
             if not self._made and (lack := find_lack(made)) is not None:
                 left_out.setdefault(lack, []).append(number)
                 continue
-            uid, row = self._complete_row(made, index)
+            uid, row = self._complete_row(*self._write_images(made, index), index)
             rows.append(row)
             uids.append(uid)
         self._leave_out(left_out, indices, dropped)
@@ -242,7 +253,29 @@ class RowBuilder:
             return None
         return self._select_by_rate(_table_of(rows), uids, dropped)
 
-    def _complete_row(self, made: Row, index: int) -> tuple[str, Row]:
+    def _write_images(self, made: Row, index: int) -> tuple[Row, list[Message]]:
+        """A made row in which images, wherever they stood, are as the canonical layout has them; and the messages of
+        its task."""
+        messages, images = made["prompt"], made.get(IMAGES)
+        if images is None and not has_images(messages):
+            return made, messages
+        try:
+            messages = drop_nulls(messages)
+            messages = fill_parts(messages, self._images.read(urls_in(messages)))
+            if images is not None:
+                messages = join_images(messages, self._images.read(images))
+            written, urls = to_marks(messages)
+        except ValueError as error:
+            problem = f"row {index}: {error}"
+            raise TasksetError(problem, remedy=f"write {PLACE} where each image goes, or leave the row out") from None
+        except TasksetError as error:
+            raise TasksetError(f"row {index}: {error.message}", remedy=error.remedy) from None
+        note: Row = {}
+        note_images(note, messages, written)
+        extra = {**(made.get("extra_info") or {}), **({KEY: to_json_text(note)} if note else {})}
+        return {**made, "prompt": written, IMAGES: urls, "extra_info": extra}, messages
+
+    def _complete_row(self, made: Row, messages: list[Message], index: int) -> tuple[str, Row]:
         """The uid of a made row's task, and the row with everything that a canonical one has."""
         taskset, config = self.taskset, self.taskset.config
         given = made.get("extra_info") or {}
@@ -257,7 +290,7 @@ class RowBuilder:
         elif scorer == RULE and "ground_truth" not in spec:
             scorer = None
         tools = taskset.tool_names
-        uid = uid_of(made["prompt"], spec, env_class, {"tools": tools} if tools else {})
+        uid = uid_of(messages, spec, env_class, {"tools": tools} if tools else {})
         extra = {"index": _index(given.get("index", index), index), "uid": uid, "scorer": scorer}
         if env_class is not None:
             extra["env_class"] = env_class
@@ -282,7 +315,7 @@ class RowBuilder:
         """Counts the rows that are left out, by reason; raises where the config makes faults of them."""
         for reason, numbers in left_out.items():
             dropped[reason] += len(numbers)
-            if not self.taskset.config.drop_missing and reason in (NO_PROMPT, NO_TRUTH):
+            if not self.taskset.config.drop_missing and reason in (NO_PROMPT, NO_TRUTH, NO_IMAGE):
                 shown = ", ".join(str(indices[number]) for number in numbers[:10]) + ", ..." * (len(numbers) > 10)
                 raise TasksetError(
                     f"{reason}: row{'s' * (len(numbers) > 1)} {shown}",
@@ -328,6 +361,8 @@ def _table_of(rows: list[Row]) -> pa.Table:
         values: list[Any] = [row.get(name) for row in rows]
         if name == "prompt":
             columns[name] = parquet.messages_column(values)
+        elif name == IMAGES and (images := image_column(values)) is not None:
+            columns[name] = images
         else:
             infer = parquet.infer_mapping if name in ("reward_model", "extra_info") else parquet.infer_column
             columns[name] = infer(values, name, mixed)

@@ -20,6 +20,7 @@ import msgspec
 
 from treetune.config import CodeName, FileName, convert_node, declared_values, to_plain
 from treetune.datasets.config import DatasetConfig, plain_values
+from treetune.datasets.images import describe_files
 from treetune.errors import ConfigError, StorageError, TasksetError, TreetuneError, user_code
 from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
@@ -128,6 +129,8 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         code_files = [file for spec in chain(*declared_values(config, CodeName).values()) if (file := file_of(spec))]
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
         asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.row_scorer}
+        if config.images:
+            asked["image_files"] = describe_files(config)
         code = impl_hash(type(self), DatasetTaskset, code_files, BUILDER_VERSION)
         return f"{code}_{config_hash(asked, contents)}"
 

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from treetune.errors import PolicyError, UsageError, did_you_mean
+from treetune.images import name_images
 from treetune.policy import Completion, Policy, Request
 from treetune.task import text_of
 from treetune.taskset import Taskset
@@ -63,7 +64,7 @@ class Echo(Policy):
         asked = request.messages[: -1 if request.continues else None]
         content = asked[-1].get("content") if asked else ""
         text = text_of(content)
-        return _answer(request, str(content) if text is None else text)
+        return _answer(request, name_images(content) if text is None else text)
 
 
 def completion_of(action: Any) -> Completion:

@@ -18,8 +18,9 @@ import msgspec
 
 from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UnknownNameError, UsageError
+from treetune.images import has_images
 from treetune.plugins import environments
-from treetune.rows import round_trip
+from treetune.rows import image_columns, round_trip
 from treetune.rows.arrow_values import children_of, drop_nulls, json_fields_of, set_column, struct_of, with_json_fields
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of, with_type
@@ -74,6 +75,8 @@ class Format:
         usual = len(spec) == 2 and spec.get("method") == "rule" and "ground_truth" in spec
         if not usual and self.read_reward(columns) != spec:
             parts.note["reward_spec"] = {key: value for key, value in spec.items() if key != "ground_truth"}
+        if has_images(task.messages):
+            columns |= self.write_images(task.messages, parts.note)
         return self._complete_row(task, parts, columns)
 
     def task_of(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
@@ -125,6 +128,12 @@ class Format:
         named = {(self.method if key == "method" else key): value for key, value in spec.items() if key}
         return {self.reward: named or None}
 
+    def write_images(self, messages: list[Message], note: Row) -> Row:
+        """The prompt and the column of images as the trainer takes them; the note gets what these do not say."""
+        written, urls = image_columns.to_marks(messages)
+        image_columns.note_images(note, messages, written)
+        return {"prompt": written, image_columns.COLUMN: urls}
+
     def _complete_row(self, task: Task, parts: round_trip.RowParts, columns: Row) -> Row:
         return parts.row(task, columns, {} if task.env_class is None else {"env_class": task.env_class})
 
@@ -135,7 +144,10 @@ class Format:
         json_fields, verl = json_fields_of(table.schema.metadata), FORMATS["verl"]
         rows = [round_trip.parse_json_fields(row, json_fields) for row in drop_nulls(table.to_pylist())]
         tasks = [(verl.task_of_pruned(row), row["extra_info"].get("scorer", "")) for row in rows]
-        return table_of([self.row_of(task, scorer=scorer) for task, scorer in tasks])
+        made = [self.row_of(task, scorer=scorer) for task, scorer in tasks]
+        if image_columns.COLUMN in table.column_names:
+            made = list(map(round_trip.with_parts, made))
+        return table_of(made)
 
 
 def _rename(spec: Mapping[str, Any], old: str, new: str) -> Row:
@@ -212,6 +224,12 @@ class SkyRLFormat(Format):
             parts.note["added"] = list(added)
         return parts.row(task, {"env_class": environment, **columns, **added})
 
+    def write_images(self, messages: list[Message], note: Row) -> Row:
+        """Its multimodal generator takes OpenAI's parts; a column of parquet has parts throughout."""
+        written, texts = image_columns.to_parts(messages)
+        note |= {"texts": texts} if texts else {}
+        return {"prompt": written}
+
     def convert(self, table: pa.Table) -> pa.Table:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -224,7 +242,8 @@ class SkyRLFormat(Format):
                 remedy="set env_class, such as env_class: gsm8k, or ground_truth",
             )
         environments = pc.fill_null(environments, round_trip.SCORED)
-        if any(contract_of(name) is not None for name in pc.unique(environments).to_pylist()):
+        contracts = (contract_of(name) for name in pc.unique(environments).to_pylist())
+        if image_columns.COLUMN in table.column_names or any(contract is not None for contract in contracts):
             return self._convert_rows(table)
         return super().convert(table.append_column("env_class", environments))
 
@@ -234,9 +253,19 @@ class TrlFormat(Format):
 
     name, columns = "trl", ("ground_truth",)
 
+    def write_images(self, messages: list[Message], note: Row) -> Row:
+        """`{"type": "image"}` where each image goes, and all contents as parts: TRL puts images before plain text."""
+        written, urls = image_columns.to_empty_parts(messages)
+        image_columns.note_images(note, messages, written)
+        written, texts = image_columns.to_parts(written)
+        note |= {"texts": texts} if texts else {}
+        return {"prompt": written, image_columns.COLUMN: urls}
+
     def convert(self, table: pa.Table) -> pa.Table:
         import pyarrow.compute as pc
 
+        if image_columns.COLUMN in table.column_names:
+            return self._convert_rows(table)
         if "reward_model" in table.column_names:
             reward = children_of(table["reward_model"].combine_chunks())
             if reward.keys() != {"style", "ground_truth"} or pc.unique(reward["style"]).to_pylist() != ["rule"]:

@@ -88,16 +88,14 @@ class Source:
         """The first row, or None where there is none."""
         return next(self._explain_faults(iter(self._dataset)), None)
 
-    def batches(self) -> Iterator[SourceBatch]:
-        """The rows in order, a few thousand at a time: Arrow tables, or rows where the stored values are not the real
-        ones (the library keeps columns of mixed types as JSON)."""
-        from datasets.features.features import require_decoding
-
-        if any(map(require_decoding, (self._dataset.features or {}).values())):
-            columns = self._dataset.iter(batch_size=ROWS)
+    def batches(self, size: int = ROWS) -> Iterator[SourceBatch]:
+        """The rows in order, so many at a time: Arrow tables, or rows where the stored values are not the real ones
+        (the library keeps columns of mixed types as JSON). Images are as they are stored, bytes and a path."""
+        if any(map(_is_decoded, (self._dataset.features or {}).values())):
+            columns = self._dataset.iter(batch_size=size)
             rows = ([dict(zip(some, row, strict=True)) for row in zip(*some.values(), strict=True)] for some in columns)
             return self._explain_faults(rows)
-        return self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=ROWS))
+        return self._explain_faults(self._dataset.with_format("arrow").iter(batch_size=size))
 
     def _explain_faults(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same, with what fails on the way said as `open_source` says it."""
@@ -109,6 +107,20 @@ class Source:
             if self._params is None:
                 raise TasksetError(f"the dataset of build_dataset() cannot be read: {described(error)}") from error
             raise fault_of(self._params, error) from None
+
+
+def _is_decoded(feature: Any) -> bool:
+    """Whether values of this type are stored otherwise than they are given; images are taken as they are stored."""
+    from datasets.features.features import require_decoding
+
+    from datasets import Image
+
+    if isinstance(feature, dict | list | tuple):
+        return any(map(_is_decoded, feature.values() if isinstance(feature, dict) else feature))
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return _is_decoded(inner)
+    return not isinstance(feature, Image) and bool(require_decoding(feature))
 
 
 def open_source(params: LoadingParams) -> Source:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from treetune.errors import TasksetError
+from treetune.images import has_images
 from treetune.rows.arrow_values import (
     JSON_FIELDS,
     children_of,
@@ -36,7 +37,9 @@ from treetune.rows.arrow_values import (
     with_json_fields,
 )
 from treetune.rows.formats import FORMATS, MAPPINGS
-from treetune.rows.round_trip import MARK
+from treetune.rows.image_columns import COLUMN as IMAGES
+from treetune.rows.image_columns import HUGGINGFACE, image_column, image_type
+from treetune.rows.round_trip import MARK, with_parts
 
 TRUTHS = tuple(".".join(format.truth) for format in FORMATS.values())
 
@@ -75,7 +78,12 @@ def table_of(rows: list[dict[str, Any]], *, truths: MixedAs = "refused") -> pa.T
     """Rows as a table of exactly their values, whose metadata lists what is JSON text."""
     columns: dict[str, pa.Array] = {}
     json_fields: list[str] = []
+    if _mixes_contents(rows):
+        rows = list(map(with_parts, rows))
     for name in dict.fromkeys(name for row in rows for name in row):
+        if name == IMAGES and (images := image_column([row.get(name) for row in rows])) is not None:
+            columns[name] = images
+            continue
         infer = infer_mapping if name in MAPPINGS else infer_column
         try:
             columns[name] = infer([row.get(name) for row in rows], name, json_fields, exact=True, truths=truths)
@@ -85,6 +93,15 @@ def table_of(rows: list[dict[str, Any]], *, truths: MixedAs = "refused") -> pa.T
         except TypeError:
             raise TasksetError(f"{name} has a key that is no text", remedy="name its keys by text") from None
     return with_json_fields(pa.table(columns), json_fields)
+
+
+def _mixes_contents(rows: list[dict[str, Any]]) -> bool:
+    """Whether images make parts of some contents, and others are text."""
+    prompts = [prompt for row in rows if isinstance(prompt := row.get("prompt"), list)]
+    messages = [message for prompt in prompts for message in prompt if isinstance(message, dict)]
+    kinds = {type(message.get("content")) for message in messages}
+    images = any(IMAGES in row for row in rows) or (list in kinds and has_images(messages))
+    return {str, list} <= kinds and images and all(row.get("prompt") and "extra_info" in row for row in rows)
 
 
 def infer_column(
@@ -294,7 +311,9 @@ class GrowingParquet:
         table = _add_mark(_encode_fields(table, self.json_fields - already_json), self.json_fields)
         rows = conform(table.to_struct_array(), pa.struct(list(self.schema)))
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self.path, self.schema, compression="zstd", compression_level=1)
+            holds_images = (IMAGES, image_type()) in zip(self.schema.names, self.schema.types, strict=True)
+            schema = self.schema.with_metadata(HUGGINGFACE) if holds_images else self.schema
+            self._writer = pq.ParquetWriter(self.path, schema, compression="zstd", compression_level=1)
         self._writer.write_table(pa.Table.from_struct_array(rows), row_group_size=ROW_GROUP)
 
     def _close(self) -> None:
@@ -321,6 +340,11 @@ def widen(
         elif (both := unify_types(one, other, exact=exact)) is None:
             if path in TRUTHS:
                 raise _refuse_truths(path)
+            if path == IMAGES and image_type() in (one, other):
+                raise TasksetError(
+                    "some rows have images and others only their addresses: no parquet column holds both",
+                    remedy="fetch those images yourself, or write .jsonl",
+                )
             if path == "prompt" and not exact:
                 raise TasksetError(
                     "prompts whose contents are text in some rows and lists in others, many rows apart",

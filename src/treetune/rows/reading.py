@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -29,8 +29,13 @@ from treetune.task import Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
+
 BUFFER = 1 << 20
 """Bytes of a column of parquet that are read at a time."""
+
+TOGETHER_BYTES = 64 << 20
+"""Bytes of rows that are in memory at a time, more or less."""
 
 OnFault = Callable[[int, str], None]
 """Called with the number of a faulty row and what is wrong with it."""
@@ -101,10 +106,17 @@ def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
         # Buffering ahead keeps what was read until the end; threads cost more than they give beside Python.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER) as file:
             refuse_several(file.schema_arrow.names, path)
-            for batch in file.iter_batches(BATCH, use_threads=False):
+            for batch in file.iter_batches(rows_within(file, BATCH), use_threads=False):
                 yield batch.replace_schema_metadata(file.metadata.metadata)
     except (pa.ArrowException, OSError) as error:
         raise ReadError(f"{path} cannot be read as parquet: {error}") from None
+
+
+def rows_within(file: Any, most: int) -> int:
+    """How many rows of a parquet file are read at a time: fewer than `most` where they are large, as images are."""
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    size: int = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
+    return max(1, min(most, TOGETHER_BYTES // max(1, size)))
 
 
 def arrow_rows(batch: pa.RecordBatch) -> list[Row]:
@@ -163,7 +175,7 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
             records, unit = _iter_lines(path), "line"
         else:
             records = _iter_document(path)
-        while some := list(islice(records, BATCH)):
+        while some := take_within(records, BATCH, lambda record: len(record[1])):
             rows: dict[int, Row] = {}
             with pause_gc():
                 for number, record in some:
@@ -176,6 +188,18 @@ def text_batches(file: File, *, on_fault: OnFault | None = None) -> Iterator[Bat
                 yield Batch(str(path), unit, list(rows), list(rows.values()))
     except OSError as error:
         raise ReadError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def take_within(items: Iterator[T], most: int, size_of: Callable[[T], int]) -> list[T]:
+    """The next items, at most so many, and no more once they are large together."""
+    taken: list[T] = []
+    total = 0
+    for item in items:
+        taken.append(item)
+        total += size_of(item)
+        if len(taken) >= most or total >= TOGETHER_BYTES:
+            break
+    return taken
 
 
 def _holds_lines(path: Path) -> bool:

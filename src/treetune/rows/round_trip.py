@@ -16,6 +16,7 @@ import msgspec
 
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import decode_json, drop_nulls, to_json_text
+from treetune.rows.image_columns import COLUMN, restore_prompt, to_parts
 from treetune.rows.rule import RULE
 from treetune.scorers import encode_scorer, scorer_of_method
 from treetune.task import UID_LENGTH, ForeignTask, Message, Task, own_values
@@ -107,6 +108,10 @@ def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: 
     note = _pop_note(extra)
     inner = extra.pop("env_class", None)
     env_class = inner if env_class is None else env_class
+    prompt = get_typed(row, "prompt", (list, str))
+    if COLUMN in row or "texts" in note:
+        prompt, joined = restore_prompt(row, prompt, note)
+        row = {name: value for name, value in row.items() if name != COLUMN} if joined else row
     if not whole or "scorer" in extra:
         extra.pop(ROW, None)
     if not own.issuperset(row):  # other columns join `extra_info`
@@ -114,7 +119,6 @@ def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: 
         if whole and (names := [name for name in others if name and "." not in name and name not in known]):
             extra[KEY] = {"columns": names, "hidden": {name: extra[name] for name in names if name in extra}}
         extra.update(others)
-    prompt = get_typed(row, "prompt", (list, str))
     if "prompt" in note:
         prompt = _read_prompt(prompt, note["prompt"])
     if "reward_spec" in note:
@@ -234,6 +238,17 @@ def with_opening(row: Row, opening: list[Message]) -> dict[str, Any]:
     extra = row["extra_info"]
     note = {**decode_json(extra.get(KEY) or "{}"), "prompt": "opening"}
     return {**row, "prompt": opening, "extra_info": {**extra, KEY: to_json_text(note)}}
+
+
+def with_parts(row: Row) -> dict[str, Any]:
+    """A row whose contents are all lists of parts, as those of other rows are: a column of parquet has one type. Its
+    task has text all the same."""
+    prompt, texts = to_parts(row["prompt"])
+    if not texts:
+        return dict(row)
+    extra = row["extra_info"]
+    note = {**decode_json(extra.get(KEY) or "{}"), "texts": texts}
+    return {**row, "prompt": prompt, "extra_info": {**extra, KEY: to_json_text(note)}}
 
 
 def _read_prompt(prompt: Any, kind: str) -> Any:

@@ -13,14 +13,15 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
+from treetune.images import urls_in
 from treetune.rows.arrow_values import encode_json
 from treetune.rows.formats import Format, format_named
-from treetune.rows.reading import RowTasks, read_rows
+from treetune.rows.reading import RowTasks, read_rows, take_within
 from treetune.rows.round_trip import with_opening
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import refuse_groups, scorer_for, scorer_of_environment
@@ -113,6 +114,11 @@ def _name_task(error: TasksetError, number: int) -> TasksetError:
     return TasksetError(f"task {number}: {error.message}", remedy=error.remedy)
 
 
+def _size_of(scored: Scored) -> int:
+    """Bytes of a task's images, which are nearly all of its bytes where it has any."""
+    return sum(map(len, urls_in(scored[0].messages)))
+
+
 Opening = Callable[[Task], list[Message]]
 """What the environment of a task without a prompt shows first."""
 
@@ -129,7 +135,7 @@ def write_parquet(
 
     as_json = mixed and format.has_environments
     with GrowingParquet(path, exact=True) as writer:
-        while batch := list(islice(tasks, BATCH)):
+        while batch := take_within(tasks, BATCH, _size_of):
             rows = []
             for number, (task, scorer) in enumerate(batch, writer.rows):
                 try:

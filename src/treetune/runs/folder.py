@@ -1,5 +1,5 @@
 """A run on disk: `config.yaml` (can be run again), records appended as they come, `summary.json`, and in
-`fingerprint.json` what the run began with, which a resumed run is compared with.
+`fingerprint.json` what the run began with, which a resumed run is compared with. Images are files in `images/`.
 
     with RunFolder.create(Path("runs/x"), TRACES, evaluation) as run:
         run.append(trace)
@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.rows.cache import write_atomically
+from treetune.runs.images import bring_back, move_images, move_out
 from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
@@ -77,7 +78,7 @@ class Records(msgspec.Struct, Generic[R], frozen=True):
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    yield line, self.decode(line)
+                    yield line, self.decode(bring_back(line, folder))
                 except msgspec.MsgspecError as error:
                     raise ResumeError(f"{path}, line {number} is damaged: {error}", remedy="remove that line") from None
 
@@ -174,6 +175,7 @@ class RunFolder(Generic[R]):
         with _writing(self.path):
             with open(self.path / SUPERSEDED, "ab") as superseded:
                 superseded.writelines(line for line, _ in self.records.lines(self.path))
+            move_images(other.path, self.path)
             self._replace_records(other.path / other.records.file)
             for file in (FINGERPRINT, CONFIG):
                 os.replace(other.path / file, self.path / file)
@@ -188,7 +190,9 @@ class RunFolder(Generic[R]):
             self._file = os.open(self.path / self.records.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, record: R) -> None:
-        self.append_lines(self.records.encode(record) + b"\n")
+        with _writing(self.path):
+            line = move_out(self.records.encode(record), self.path)
+        self.append_lines(line + b"\n")
 
     def append_lines(self, lines: bytes) -> None:
         """Records as they are kept. Where the disk is full, no part of them is left behind."""

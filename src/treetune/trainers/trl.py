@@ -23,7 +23,10 @@ from treetune import call_formats, streams, threads
 from treetune.environment import Step
 from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import UsageError, described
+from treetune.images import decode_url, has_images
 from treetune.rows.formats import FORMATS
+from treetune.rows.image_columns import COLUMN as IMAGES
+from treetune.rows.image_columns import to_parts
 from treetune.serve import ServeError, TaskServerClient
 from treetune.streams import Streams
 from treetune.target import load_taskset
@@ -98,7 +101,7 @@ class TrlTasks(Hooks):
     def dataset(self, num_tasks: int | None = None, first: int = 0) -> Any:
         """Tasks `first` to `first + num_tasks` of the order with their prompts, as a `datasets.Dataset`; all of them
         where no number is given."""
-        from datasets import Dataset
+        from datasets import Dataset, Image, List
 
         if num_tasks is None:
             count = threads.run_in_background(self._episodes.info()).get("num_tasks")
@@ -108,7 +111,11 @@ class TrlTasks(Hooks):
         if num_tasks < 1 or first < 0:
             raise UsageError(f"no task from {first} on", remedy="ask for at least one task, from 0 on")
         indices = range(first, first + num_tasks)
-        return Dataset.from_list(list(map(_row, indices, self._openings(indices))))
+        rows = list(map(_row, indices, self._openings(indices)))
+        if not any(IMAGES in row for row in rows):
+            return Dataset.from_list(rows)
+        rows = [{**row, "prompt": to_parts(row["prompt"])[0]} for row in rows]
+        return Dataset.from_list(rows).cast_column(IMAGES, List(Image()))
 
     def reward(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
         """The rewards of the episodes that `rollout` played; without it, of each completion as the answer to its
@@ -243,7 +250,12 @@ async def _gather(work: Iterable[Awaitable[Any]]) -> None:
 def _row(index: int, messages: list[Message]) -> dict[str, Any]:
     # A rollout function is given the prompt and nothing else, so the task's index travels in it.
     first, *others = messages or [{"role": "user", "content": ""}]
-    return {"prompt": [{**first, "task_index": index}, *others], "task_index": index}
+    shown = [{**first, "task_index": index}, *others]
+    if not has_images(shown):
+        return {"prompt": shown, "task_index": index}
+    columns = FORMATS["trl"].write_images(shown, {})
+    columns[IMAGES] = [{"bytes": (data := decode_url(url)), "path": None if data else url} for url in columns[IMAGES]]
+    return {**columns, "task_index": index}
 
 
 def _task_index_of(prompt: Any) -> int:

@@ -22,10 +22,12 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.plugins import environments as known_environments
 from treetune.rows.arrow_values import drop_nulls, pause_gc, to_rows
 from treetune.rows.formats import FORMATS, detect, format_named
-from treetune.rows.reading import BUFFER, arrow_rows, hub_batches, refuse_several, text_batches
+from treetune.rows.image_columns import COLUMN as IMAGES
+from treetune.rows.reading import BUFFER, arrow_rows, hub_batches, refuse_several, rows_within, text_batches
 from treetune.rows.sources import Batch, File, FileKind, HubName, Row, Sources, find
 from treetune.validate import prompts
 from treetune.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
+from treetune.validate.images import check_images
 from treetune.validate.rewards import Turns, check_reward
 from treetune.validate.rules import RULES, Fault, FixableRule, Report, Rule
 from treetune.validate.write import helps
@@ -173,7 +175,7 @@ class _Run(msgspec.Struct):
     def _check_chunk(self, chunk: Chunk, check: RowCheck, turns: Turns) -> None:
         positions = every = np.arange(len(chunk.numbers))
         keys = None
-        if chunk.table is not None:
+        if chunk.table is not None and IMAGES not in chunk.table.schema.names:
             from treetune.validate.prefilter import columns_of, prefilter
 
             if (columns := columns_of(chunk.table)) is not None:
@@ -191,7 +193,7 @@ class _Run(msgspec.Struct):
         if len(rows) < len(every) and (needs_keys or self.lengths is not None):
             rows = chunk.rows_at(every)
         if needs_keys:
-            keys = np.array([prompts.key_of(row.get("prompt")) for row in rows], np.uint64)
+            keys = np.array([prompts.key_of(row.get("prompt"), row.get(IMAGES)) for row in rows], np.uint64)
         if keys is not None:
             self.parts.append(prompts.Part(chunk.file, chunk.unit, chunk.numbers, keys))
         if self.lengths is not None:
@@ -219,6 +221,7 @@ class RowCheck:
 
     def __call__(self, row: Mapping[str, Any]) -> Iterator[Fault]:
         yield from prompts.check_prompt(row, self)
+        yield from check_images(row, self)
         yield from check_reward(row, self)
 
     def contract(self, env_class: str) -> Contract | None:
@@ -307,7 +310,9 @@ def _parquet_chunks(path: str, report: Report, quick: bool) -> Iterator[Chunk]:
         refuse_several(file.schema_arrow.names, path)
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
         first = 0
-        for batch in file.iter_batches(SIZE, columns=_quick_leaves(leaves) if quick else None, use_threads=False):
+        for batch in file.iter_batches(
+            rows_within(file, SIZE), columns=_quick_leaves(leaves) if quick else None, use_threads=False
+        ):
             places = range(first, first + batch.num_rows)
             first += batch.num_rows
             table, numbers = _drop_unreadable(batch, places, path, report)
@@ -322,7 +327,7 @@ def _quick_leaves(leaves: list[str]) -> list[str]:
     """The leaves of a file that are read without contents; of another column any leaf tells that it is there."""
     found = []
     for column, group in groupby(leaves, lambda leaf: leaf.partition(".")[0]):
-        if column in ("data_source", "ability"):
+        if column in ("data_source", "ability", IMAGES):
             continue
         own = list(group)
         keys = [leaf.removeprefix(column) for leaf in _QUICK if leaf.startswith(f"{column}.")]

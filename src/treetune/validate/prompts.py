@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from treetune.errors import UsageError
@@ -116,13 +117,15 @@ _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|test|eval|dev)(?:
 _TRAINING = re.compile(r"(?:^|[^a-z])(?:train|training)(?:[^a-z]|$)")
 
 
-def key_of(prompt: Any) -> int:
-    """The key of a prompt that is a list of messages; 0 of any other, which is never reported as repeated."""
+def key_of(prompt: Any, images: Any = None) -> int:
+    """The key of a prompt that is a list of messages, and of its images; 0 of any other, which is never reported as
+    repeated."""
     from xxhash import xxh3_64_intdigest
 
     if not isinstance(prompt, list) or not prompt or not all(isinstance(message, dict) for message in prompt):
         return 0
     contents = [_encode(message.get("content")) for message in prompt]
+    contents += [] if not images else [msgspec.json.encode(images, enc_hook=repr)]
     ends = sum(len(content) * (place + 1) for place, content in enumerate(contents))
     return (xxh3_64_intdigest(b"".join(contents)) + ends * _ODD) & ((1 << 64) - 1)
 
