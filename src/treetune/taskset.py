@@ -30,7 +30,7 @@ from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
 from treetune.taskset_config import TasksetConfig
-from treetune.tools import Gold, NamedTool, Tool, ToolSource, bind_tools, calls_of, find_tool, find_tools
+from treetune.tools import Gold, Tool, ToolSource, bind_tools, calls_of, find_tool, find_tools, name_tools
 
 if TYPE_CHECKING:
     from treetune.curriculum import Curriculum, Learning
@@ -155,12 +155,9 @@ class Taskset(Generic[TaskT, ConfigT]):
     def tools_for(self, task: TaskT) -> list[Tool | ToolSource]:
         """What a model may call in this task beside its environment's tools: the taskset's own `@tool` methods, what
         its config names, what the task names. Made anew for each episode."""
-        named: dict[str, NamedTool] = {}
-        for entry in (*self.config.tools, *task.tools):
-            one = NamedTool.of(entry)
-            named.setdefault(one.name, one)
+        named = name_tools(self.config.tools, task.tools)
         folders = list(folders_of(type(self))) if named else []
-        found = [find_tool(one._replace(name=absolute_spec(one.name, folders)), task) for one in named.values()]
+        found = [find_tool(one._replace(name=absolute_spec(one.name, folders)), task) for one in named]
         return [*bind_tools(self, task), *found]
 
     def source(self) -> str | None:

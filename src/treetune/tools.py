@@ -15,7 +15,7 @@ it is given the task. What an environment offers are its methods; a `ToolSource`
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, overload
 
@@ -190,6 +190,17 @@ class NamedTool(NamedTuple):
             if isinstance(name, str) and isinstance(settings, Mapping | None):
                 return cls(name, settings or {})
         raise UsageError(f"tools: {entry!r:.80} names no tool", remedy="write a name, or {name: {setting: value}}")
+
+
+def name_tools(config: Sequence[Any] | Mapping[str, Any], task: Sequence[str]) -> list[NamedTool]:
+    """What a config and a task name: each once, and as often as a config gives it other settings. A task only names:
+    what it names has the settings of the config."""
+    entries = [{name: settings} for name, settings in config.items()] if isinstance(config, Mapping) else config
+    named: list[NamedTool] = []
+    for one in map(NamedTool.of, (*entries, *task)):
+        if not any(one == other or (one.name == other.name and not one.settings) for other in named):
+            named.append(one)
+    return named
 
 
 def find_tool(named: NamedTool, task: Task) -> ToolSource:

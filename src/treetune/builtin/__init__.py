@@ -35,7 +35,7 @@ ENVIRONMENTS = {
     "wikispeedia": "treetune.builtin.wikispeedia:WikispeediaEnvironment",
 }
 
-TOOLS: dict[str, str] = {}
+TOOLS: dict[str, str] = {"mcp": "treetune.builtin.mcp.tools:McpTools"}
 """Ready tools: functions marked with `@tool`, and classes of `ToolSource`."""
 
 FOREIGN_TASKSETS = {"agentbench": "treetune.builtin.shell.agentbench:taskset_class"}
