@@ -18,7 +18,7 @@ from treetune.config import CodeName, convert, declared_keys, load_yaml
 from treetune.errors import UsageError
 from treetune.plugins import environments, tasksets
 from treetune.policies import EndpointConfig, is_behind_endpoint
-from treetune.rows.trust import FILE, check_module, check_spec, code_folders, trusts
+from treetune.rows.trust import FILE, check_module, check_spec, code_folders, find_tool_settings, trusts
 from treetune.runs.folder import CONFIG
 from treetune.target import is_server, taskset_class
 from treetune.task import digest
@@ -55,6 +55,8 @@ def refuse_foreign(run: Path, *, trust: bool = False, calls_model: bool = False)
             raise _refusal(run, f"names code: {text}")
         if is_server(text) and not text.startswith("pkg://"):  # which would be sent your token
             raise _refusal(run, f"would have a server called: {text}")
+    if (settings := next(find_tool_settings(data.get("taskset")), None)) is not None:
+        raise _refusal(run, f"says what its tools run or call: {settings!r:.120}")
     for node in _nodes_of(data.get("taskset")):
         if node.get("trust"):
             raise _refusal(run, "has rows run the code that they name")

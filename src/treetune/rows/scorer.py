@@ -31,7 +31,17 @@ from treetune.mixture import owner_of
 from treetune.plugins import absolute_spec, environments, folders_of, tasksets
 from treetune.rows.cache import write_atomically
 from treetune.rows.rule import RULE, RuleTaskset
-from treetune.rows.trust import FILE, LOOK, check_module, check_spec, code_folders, is_installed, trusts
+from treetune.rows.trust import (
+    FILE,
+    LOOK,
+    check_module,
+    check_spec,
+    check_tools,
+    code_folders,
+    is_installed,
+    keep_tools,
+    trusts,
+)
 from treetune.target import build_taskset
 from treetune.task import Task, own_fields, own_values
 from treetune.taskset import Taskset
@@ -71,7 +81,9 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
     cls = type(taskset)
     named = {"path": _keep_class(cls, cache_dir), "name": cls.__qualname__}
-    return msgspec.json.encode({"custom_cls": named, **mark_variables(keep_files(keys, cache_dir))}).decode()
+    node = {"custom_cls": named, **mark_variables(keep_files(keys, cache_dir))}
+    keep_tools(node, cache_dir)
+    return msgspec.json.encode(node).decode()
 
 
 def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -126,6 +138,7 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
     path = str((node.get("custom_cls") or {}).get("path", ""))
     if path.startswith("pkg://"):
         check_module(path.removeprefix("pkg://"), trust)
+    check_tools(node, trust)
     node = fill_variables(locate_files(node, trust=trust), trust=trusts(trust) or path.startswith(SCHEME))
     return build_taskset(node, path="scorer", source="the scorer of a row")
 
