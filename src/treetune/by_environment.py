@@ -6,11 +6,14 @@ taskset = ByEnvironment("gsm8k")
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from treetune.errors import UsageError
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
+from treetune.tools import Tool, ToolSource
 
 if TYPE_CHECKING:
     from treetune.environment import Environment
@@ -27,6 +30,26 @@ class ByEnvironment(Taskset[Task, TasksetConfig]):
 
     def load_tasks(self) -> Iterable[Task]:
         return ()
+
+    def offers_tools(self, task: Task) -> bool:
+        return bool(task.tools) or self._finds_tools is not None
+
+    def tools_for(self, task: Task) -> list[Tool | ToolSource]:
+        if self._finds_tools is not None:
+            return self._finds_tools(task)  # type: ignore[no-any-return]
+        if own := [name for name in task.tools if ":" in name]:
+            remedy = "register it (treetune.tools), or play the rows with `treetune eval --trust`"
+            raise UsageError(f"a row names code as a tool: {own[0]}", remedy=remedy)
+        return super().tools_for(task)
+
+    @cached_property
+    def _finds_tools(self) -> Any:
+        """Of an environment that stands for others, such as `scored`: what finds the tools of a task."""
+        from treetune.plugins import environments
+
+        named = self._environment
+        cls = environments.resolve(named) if isinstance(named, str) else named
+        return getattr(cls, "tools_for", None)
 
     def environment(self, task: Task) -> Environment:
         from treetune.environment import make

@@ -10,7 +10,7 @@ Methods may be `async` or not; those that are not run in a thread. The `info` of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -99,7 +99,7 @@ class Step(msgspec.Struct):
     truncated: bool = False
     """Ended by a limit (too many turns) rather than by the rules."""
     calls: list[ToolCall] = []
-    """The calls of tools that the action made, and what came of them; an episode fills it in."""
+    """The calls of tools that the action made, and what came of them: the episode tells, or whoever runs them."""
 
     def __post_init__(self) -> None:
         self.observation = Observation.of(self.observation)
@@ -117,7 +117,8 @@ def check_step(owner: Any, step: Any) -> Step:
             f"{where} returned done={step.done!r:.60}, truncated={step.truncated!r:.60}, info={step.info!r:.60}",
             remedy="`done` and `truncated` are True or False, and `info` a dict",
         )
-    return Step(step.observation, finite(step.reward, "reward"), bool(step.done), step.info, bool(step.truncated))
+    reward = finite(step.reward, "reward")
+    return Step(step.observation, reward, bool(step.done), step.info, bool(step.truncated), step.calls)
 
 
 class Environment:
@@ -134,7 +135,11 @@ class Environment:
     """Answers that must never be worth a gold one, each by what it is: `validate --gold` tries them."""
 
     RAW_CALLS: ClassVar[bool] = False
-    """Answers that call tools go to `step` as they are: the environment runs the calls itself."""
+    """Answers that call tools go to `step` as they are: the environment runs the calls itself. Its `@tool` methods are
+    still told to the model, and those in `raw_tools`."""
+
+    raw_tools: Sequence[dict[str, Any]] = ()
+    """Further schemas in OpenAI's form, where `RAW_CALLS`; known once it has started."""
 
     tool_methods: ClassVar[tuple[str, ...]] = ()
     """The methods that `@tool` marks."""

@@ -193,15 +193,23 @@ class Episode:
         start = self._environment.start
         # Where no author wrote it, there is nothing that could block.
         observation = Observation.of(await call(start) if _is_own(start) else start())
-        if self._environment.tool_methods or task.tools or taskset.offers_tools:
-            await self._open_tools(self._environment)
+        made = self._environment
+        if made.tool_methods or made.RAW_CALLS or taskset.offers_tools(task):
+            await self._open_tools(made)
         return observation
 
     async def _open_tools(self, environment: Environment) -> None:
         """Tools of the environment and the taskset are rules, as `step` is; the others are opened for this episode."""
         task = self._task
         offered = await call(self._taskset.tools_for, task)
-        rules = [*bind_tools(environment, task), *(tool for tool in offered if isinstance(tool, Tool))]
+        own = bind_tools(environment, task)
+        if environment.RAW_CALLS:
+            if offered:
+                remedy = "leave out RAW_CALLS, or the tools of the task, the taskset and its config"
+                raise UsageError(f"{type(environment).__name__} runs calls itself, and only its own", remedy=remedy)
+            self.tools = [*(tool.schema for tool in own), *environment.raw_tools]
+            return
+        rules = [*own, *(tool for tool in offered if isinstance(tool, Tool))]
         sources = [source for source in offered if isinstance(source, ToolSource)]
         self._toolbox = Toolbox(rules, sources, most_calls=self._limits.max_tool_calls, recorded=self._recorded)
         await self._toolbox.open()
@@ -242,8 +250,6 @@ class Episode:
         """A step where tools may be called: by them, or by the environment where the answer calls none."""
         toolbox, message = self._toolbox, message_of(action)
         assert toolbox is not None
-        if environment.RAW_CALLS:
-            return check_step(environment, await call(environment.step, action))
         has_step = type(environment).step is not Environment.step
         if message is not None and (calls := message.get("tool_calls")):
             step = await toolbox.answer(calls if isinstance(calls, list) else [calls])

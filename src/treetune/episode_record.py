@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from treetune.environment import Action, Observation, Step
 from treetune.episode import DeadlinePassed, Result
 from treetune.task import Message, Task
+from treetune.tool_messages import message_of, with_calls
 from treetune.trace import Failure, Outcome, Timing, Trace, Turn, encode_trace
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class EpisodeRecord:
         "_start",
         "_step",
         "_task",
+        "_tools",
         "_truncated",
         "_turns",
     )
@@ -61,9 +64,11 @@ class EpisodeRecord:
         self._bytes, self._is_whole = 0, True
         self._began = time.perf_counter()
         self._start = self._environment = 0.0
+        self._tools: list[dict[str, Any]] = []
 
-    def begin(self, observation: Observation) -> None:
-        """The environment has started."""
+    def begin(self, observation: Observation, tools: list[dict[str, Any]] | None = None) -> None:
+        """The environment has started; `tools` may be called."""
+        self._tools = tools or []
         self._start = time.perf_counter() - self._began
         if self._task is not None:
             self._observe(observation)
@@ -81,7 +86,8 @@ class EpisodeRecord:
         self._truncated = step.truncated
         self._environment += seconds
         if self._task is not None:
-            self._add_turn(Turn(self._observed, _as_message(action), step.reward, step.info))
+            message = with_calls(_as_message(action), step.calls) if step.calls else _as_message(action)
+            self._add_turn(Turn(self._observed, message, step.reward, step.info, calls=step.calls))
             self._observe(step.observation)
 
     def _add_turn(self, turn: Turn) -> None:
@@ -135,6 +141,7 @@ class EpisodeRecord:
             outcome=outcome,
             reward=reward,
             turns=turns,
+            tools=self._tools,
             final=final,
             answer=result.answer,
             explanation=result.explanation,
@@ -148,8 +155,8 @@ class EpisodeRecord:
 def _as_message(action: Action) -> Message:
     """An action as a policy's message: that it is, or its text."""
     content = action.content
-    if isinstance(content, dict) and content.get("tool_calls"):
-        return {"role": "assistant", **content}
+    if (message := message_of(action)) is not None:
+        return {"role": "assistant", **message}
     try:
         return {"role": "assistant", "content": action.text}
     except Exception:

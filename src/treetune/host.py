@@ -252,7 +252,7 @@ class LocalHost:
         if (key := self.streams.pending.find(task.idx, holder, free=True)) is not None:
             self.streams.pending.begin_work(key, id)
         try:
-            home, observation = await self._open(id, task)
+            home, observation, tools = await self._open(id, task)
         except BaseException as error:
             self.streams.pending.end_work(id, finish=None)
             if record is not None and isinstance(error, Exception):
@@ -260,9 +260,9 @@ class LocalHost:
                 record.end(Outcome.ENVIRONMENT_ERROR)
             raise
         if record is not None:
-            record.begin(observation)
+            record.begin(observation, tools)
         self.episodes.add(id, home, terms or self._terms, name, record)
-        return Started(id, observation)
+        return Started(id, observation, tools)
 
     def _new_record(self, task: Task, step: int | None) -> EpisodeRecord | None:
         """Where what episodes come to is counted: a server does."""
@@ -272,10 +272,10 @@ class LocalHost:
         """One that nobody stepped, or whose worker died, is to be given out again; any other is finished."""
         self.streams.pending.end_work(id, finish=why.kind not in ("expired", "worker_lost", "stopping"))
 
-    async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
-        """Starts the environment of a task."""
+    async def _open(self, id: str, task: Task) -> tuple[Home, Observation, list[dict[str, Any]]]:
+        """Starts the environment of a task: where it lives, what it shows first, what may be called."""
         episode = await Episode.start(self.taskset, task, self._limits)
-        return episode, episode.observation
+        return episode, episode.observation, episode.tools
 
     async def step(self, episode: str, action: Any, turn: int | None = None, *, terms: Terms | None = None) -> Any:
         """A `Step`, or what the terms make of it."""
@@ -324,6 +324,7 @@ class LocalHost:
             max_turns=_least(own.max_turns, asked.max_turns),
             timeout=_least(own.timeout, asked.timeout),
             timeout_reward=own.timeout_reward if asked.timeout_reward is None else asked.timeout_reward,
+            max_tool_calls=min(own.max_tool_calls, asked.max_tool_calls),
         )
 
 

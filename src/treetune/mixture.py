@@ -80,9 +80,9 @@ class _Sources(Taskset[Task, ConfigT]):
     score_group = ask_owner("score_group")
     scores_group_of = ask_owner("scores_group_of")
 
-    @property
-    def offers_tools(self) -> bool:
-        return bool(self.config.tools) or any(source.offers_tools for source in self.sources)
+    def offers_tools(self, task: Task) -> bool:
+        owner, inner = self._owner(task)
+        return bool(self.config.tools) or owner.offers_tools(inner)
 
     def tools_for(self, task: Task) -> list[Tool | ToolSource]:
         # Those of its own config are offered in the tasks of every source.

@@ -99,13 +99,13 @@ async def _score(taskset: Taskset[Any, Any], task: Task, answer: str) -> Score:
 
 async def _takes_another(taskset: Taskset[Any, Any], task: Task, answer: str) -> bool:
     """Whether it takes the gold answer, or else a plain one."""
-    gold: str | list[str] | None = None
+    gold: Any = None
     with suppress(Exception):
         gold = await taskset.gold_of(task)
     known = [gold] if isinstance(gold, str) else (gold or [])[:1]
     for other in [*known, "", "0"]:
         with suppress(Exception):
-            if other != answer:
+            if isinstance(other, str) and other != answer:
                 await _score(taskset, task, other)
                 return True
     return False

@@ -144,7 +144,12 @@ def uid_of(
 
 
 def uids_of_texts(
-    texts: Sequence[str], truths: Sequence[Any] | None, system_prompt: str | None, env_class: str | None, method: str
+    texts: Sequence[str],
+    truths: Sequence[Any] | None,
+    system_prompt: str | None,
+    env_class: str | None,
+    method: str,
+    tools: Sequence[str] = (),
 ) -> list[str]:
     """`uid_of` of each task that asks one text, after a system prompt, and has one ground truth."""
     # Only the text and the truth differ: the JSON around them is written once.
@@ -152,7 +157,8 @@ def uids_of_texts(
     system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
     spec = {"ground_truth": truth_mark, "method": method} if truths is not None else {}
     prompt = [*system, {"role": "user", "content": text_mark}]
-    around = canonical({"prompt": prompt, "env_class": env_class, "reward_spec": spec})
+    offered = {"tools": tools} if tools else {}
+    around = canonical({"prompt": prompt, "env_class": env_class, "reward_spec": spec, **offered})
     encode, blake = msgspec.json.Encoder().encode, hashlib.blake2b
     head, _, tail = around.rpartition(encode(text_mark))
     if truths is None:

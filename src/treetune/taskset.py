@@ -30,7 +30,18 @@ from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
 from treetune.taskset_config import TasksetConfig
-from treetune.tools import Gold, Tool, ToolSource, bind_tools, calls_of, find_tool, find_tools, name_tools
+from treetune.tools import (
+    Gold,
+    NamedTool,
+    Tool,
+    ToolSource,
+    bind_tools,
+    calls_of,
+    check_tool,
+    find_tool,
+    find_tools,
+    name_tools,
+)
 
 if TYPE_CHECKING:
     from treetune.curriculum import Curriculum, Learning
@@ -78,6 +89,8 @@ class Taskset(Generic[TaskT, ConfigT]):
             raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
+        for named in name_tools(self.config.tools, ()):  # a wrong name is told now
+            check_tool(self._tool_spec(named))
         if self.INFINITE and self.config.shuffle is not None and not self._may_read_seed():
             warnings.warn(
                 f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
@@ -147,18 +160,19 @@ class Taskset(Generic[TaskT, ConfigT]):
         """The name of an environment; `file.py:Name` is looked for beside the taskset's own file."""
         return absolute_spec(env_class, folders_of(type(self)))
 
-    @property
-    def offers_tools(self) -> bool:
-        """Whether it has tools beside those that an environment or a task brings."""
-        return bool(self.tool_methods or self.config.tools)
+    def offers_tools(self, task: TaskT) -> bool:
+        """Whether `tools_for` has any, known without making them."""
+        return bool(self.tool_methods or self.config.tools or task.tools)
 
     def tools_for(self, task: TaskT) -> list[Tool | ToolSource]:
         """What a model may call in this task beside its environment's tools: the taskset's own `@tool` methods, what
         its config names, what the task names. Made anew for each episode."""
         named = name_tools(self.config.tools, task.tools)
-        folders = list(folders_of(type(self))) if named else []
-        found = [find_tool(one._replace(name=absolute_spec(one.name, folders)), task) for one in named]
-        return [*bind_tools(self, task), *found]
+        return [*bind_tools(self, task), *(find_tool(self._tool_spec(one), task) for one in named)]
+
+    def _tool_spec(self, named: NamedTool) -> NamedTool:
+        """`file.py:name` is looked for beside the taskset's own file."""
+        return named._replace(name=absolute_spec(named.name, folders_of(type(self)))) if ":" in named.name else named
 
     def source(self) -> str | None:
         """What identifies the data behind the tasks (a file's hash, a revision), for the fingerprint."""

@@ -26,7 +26,7 @@ class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     profile: ProfileConfig | None = None
     """Draws tasks by how often they were solved: which, and how often."""
 
-    tools: list[str | dict[str, Any]] | dict[str, Any] = []
+    tools: list[str | dict[str, Any]] = []
     """Tools that a model may call in every task: names, or a name with settings, `{search: {corpus: docs.jsonl}}`;
     those of an MCP server, `{mcp: {command: [python, server.py]}}`."""
 

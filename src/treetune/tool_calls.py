@@ -20,9 +20,11 @@ import msgspec
 from treetune.environment import Observation, Step, check_step
 from treetune.errors import InvalidAction, ToolError, UsageError, described, did_you_mean
 from treetune.score import Score, finite, total
-from treetune.task import Message, text_of, without_surrogates
+from treetune.task import Message, Task, text_of, without_surrogates
+from treetune.taskset import Taskset
+from treetune.threads import call as call_user_code
 from treetune.tool_messages import read_calls, render
-from treetune.tools import Tool, ToolCall, ToolSource
+from treetune.tools import NamedTool, Tool, ToolCall, ToolSource, bind_tools
 
 SECONDS = 60.0
 """How long a call may take whose tool says nothing else."""
@@ -190,6 +192,17 @@ class Toolbox:
         if isinstance(metrics, dict):
             step.info = {**step.info, "metrics": {**metrics, **self.metrics}}
         return step
+
+
+async def list_tools(taskset: Taskset[Any, Any], task: Task) -> list[str]:
+    """The names of what a model may call in a task, without starting or opening anything."""
+    named = [NamedTool.of(entry).name for entry in (*taskset.config.tools, *task.tools)]
+    environment = await call_user_code(taskset.environment, task)
+    try:
+        own = [*bind_tools(environment, task), *bind_tools(taskset, task)]
+    finally:
+        await call_user_code(environment.close)
+    return list(dict.fromkeys([*(tool.name for tool in own), *named]))
 
 
 async def _call(tool: Tool, arguments: Any) -> _Done:

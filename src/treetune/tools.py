@@ -166,6 +166,10 @@ class ToolSource:
         if settings:
             raise UsageError(f"{type(self).__name__} takes no settings, got {', '.join(settings)}")
 
+    @classmethod
+    def check(cls, settings: Mapping[str, Any]) -> None:
+        """Raises what is wrong with settings, as far as that is known before an episode."""
+
     async def open(self) -> list[Tool]:
         """What it offers. An error here fails the episode before it begins, for no model can help it."""
         return bind_tools(self, self.task)
@@ -192,31 +196,40 @@ class NamedTool(NamedTuple):
         raise UsageError(f"tools: {entry!r:.80} names no tool", remedy="write a name, or {name: {setting: value}}")
 
 
-def name_tools(config: Sequence[Any] | Mapping[str, Any], task: Sequence[str]) -> list[NamedTool]:
+def name_tools(config: Sequence[Any], task: Sequence[str]) -> list[NamedTool]:
     """What a config and a task name: each once, and as often as a config gives it other settings. A task only names:
     what it names has the settings of the config."""
-    entries = [{name: settings} for name, settings in config.items()] if isinstance(config, Mapping) else config
     named: list[NamedTool] = []
-    for one in map(NamedTool.of, (*entries, *task)):
+    for one in map(NamedTool.of, (*config, *task)):
         if not any(one == other or (one.name == other.name and not one.settings) for other in named):
             named.append(one)
     return named
 
 
-def find_tool(named: NamedTool, task: Task) -> ToolSource:
-    """What a name stands for, made for one episode of a task."""
+def check_tool(named: NamedTool) -> Any:
+    """What a name stands for: a function, or a class of sources."""
     found: Any = registry.resolve(named.name)
     if isinstance(found, type) and issubclass(found, ToolSource):
-        try:
-            return found(task, **named.settings)
-        except TypeError as error:
-            raise UsageError(f"tool {named.name!r}: {error}", remedy="see docs/tools.md for its settings") from error
-    if is_tool(found) or isinstance(found, Tool):
-        if named.settings:
-            raise UsageError(f"tool {named.name!r} takes no settings, got {', '.join(named.settings)}")
+        found.check(named.settings)
+        return found
+    if not is_tool(found) and not isinstance(found, Tool):
+        remedy = "mark the function with @treetune.tool, or subclass treetune.tools.ToolSource"
+        raise PluginError(f"{named.name} is no tool", remedy=remedy)
+    if named.settings:
+        raise UsageError(f"tool {named.name!r} takes no settings, got {', '.join(named.settings)}")
+    return found
+
+
+def find_tool(named: NamedTool, task: Task) -> ToolSource:
+    """The tools of a name, made for one episode of a task."""
+    found = check_tool(named)
+    if not isinstance(found, type):
         return _OneTool(task, found)
-    remedy = "mark the function with @treetune.tool, or subclass treetune.tools.ToolSource"
-    raise PluginError(f"{named.name} is no tool", remedy=remedy)
+    try:
+        source: ToolSource = found(task, **named.settings)
+        return source
+    except TypeError as error:
+        raise UsageError(f"tool {named.name!r}: {error}", remedy="see docs/tools.md for its settings") from error
 
 
 class _OneTool(ToolSource):

@@ -142,13 +142,14 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
             assert (result.code, said in result.err) == (2, True), (verb, result.err)
 
 
-def test_several_turns_are_refused_for_verl(folder, treetune):
+def test_several_turns_and_tools_are_refused_for_verl(folder, treetune):
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(TaskKind.MULTI_TURN, "verl")}
-    result = treetune(*command("build verl", KINDS[TaskKind.MULTI_TURN][0]))
-    assert result.code != 0
-    assert cells()["task"][TaskKind.MULTI_TURN]["verl"] in result.err
+    assert refused == {(TaskKind.MULTI_TURN, "verl"), (TaskKind.TOOLS, "verl")}
+    for kind, _ in refused:
+        result = treetune(*command("build verl", KINDS[kind][0]))
+        assert result.code != 0
+        assert cells()["task"][kind]["verl"] in result.err
 
 
 def test_the_docs_show_what_the_command_prints(treetune):

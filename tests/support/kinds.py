@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from treetune.cli.listing import TargetKind, TaskKind
+from treetune.tools import message_of_action
 
 CODE = '''
-from treetune import Environment, Step, Task, Taskset
+from treetune import Environment, Step, Task, Taskset, tool
 
 
 class Doubles(Taskset):
@@ -51,6 +53,19 @@ class Countdown(Environment):
         return ["2", "1"]
 
 
+class Doubled(Doubles):
+    """The tool doubles; the answer is scored as ever."""
+
+    @tool
+    def double(self, number: int) -> int:
+        """Double a number. number: which one."""
+        return 2 * number
+
+    def gold(self, task):
+        number = int(task.ground_truth) // 2
+        return [{"tool": "double", "arguments": {"number": number}}, task.ground_truth]
+
+
 class Countdowns(Taskset):
     def load_tasks(self):
         return [Task(prompt=f"Count down from 2, {n}.", env_class="kinds_of.py:Countdown") for n in range(2)]
@@ -77,11 +92,12 @@ TARGETS: dict[TargetKind, tuple[str, bool]] = {
 }
 """What names each, and whether it has no end."""
 
-KINDS: dict[TaskKind, tuple[str, list[str]]] = {
+KINDS: dict[TaskKind, tuple[str, list[Any]]] = {
     TaskKind.RULE: ("truths.jsonl", ["2"]),
     TaskKind.REWARD: ("kinds_of.py:Doubles", ["0"]),
     TaskKind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
     TaskKind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
+    TaskKind.TOOLS: ("kinds_of.py:Doubled", [message_of_action({"tool": "double", "arguments": {"number": 0}}), "0"]),
 }
 """What names each, and what earns the whole reward of its first task."""
 

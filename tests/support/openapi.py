@@ -62,6 +62,10 @@ def describe_api() -> dict[str, Any]:
     references, components = msgspec.json.schema_components(
         kinds, schema_hook=lambda kind: {}, ref_template="#/components/schemas/{name}"
     )
+    # What the structs refuse themselves.
+    components["StepBody"]["anyOf"] = [{"required": ["action"]}, {"required": ["tool_calls"]}]
+    typed = {"required": ["type", "content"]}
+    components["ActionBody"]["anyOf"] = [typed, {"required": ["role"]}, {"required": ["tool_calls"]}]
     contents = {kind: {"application/json": {"schema": found}} for kind, found in zip(kinds, references, strict=True)}
     operations: dict[str, Any] = {}
     paths: dict[str, Any] = {}

@@ -182,7 +182,9 @@ def holds_answer(prompt: str, content: str, choices: list[str]) -> bool:
 
 def _told_by_tools(sample: Sample, subject: Subject) -> str | None:
     content = sample.content_of(subject)
-    tools = [subject.task.extra_info.get(key) for key in ("tools", "tools_kwargs", "functions")]
+    tools: list[Any] = [subject.task.extra_info.get(key) for key in ("tools", "tools_kwargs", "functions")]
+    if subject.first is not None:
+        tools.append(subject.first.tools)
     for text in _texts(tools):
         if content and _stands(content, text) and (len(content) >= LONG or says_in_words(text, content)):
             return f"a tool's description holds {clip(content, 60)!r}: {clip(text, 120)!r}"

@@ -155,7 +155,7 @@ class ProgramFormat:
 
     @classmethod
     def of(cls, subject: Subject) -> ProgramFormat | None:
-        actions = [subject.gold] if isinstance(subject.gold, str) else subject.gold or []
+        actions = subject.gold_texts
         for action in actions:
             if found := _BLOCK.search(action):
                 return cls(found[2], action[: found.start()], found[1], action[found.end() :])
@@ -256,7 +256,7 @@ async def _marks(player: Player, subject: Subject, action: str) -> dict[str, lis
 def _needle(sample: Sample, subject: Subject) -> str:
     """What only who knows the answer could write: a long line of the gold script, or the answer where it is long."""
     format = ProgramFormat.of(subject)
-    actions = [subject.gold] if isinstance(subject.gold, str) else subject.gold or []
+    actions = subject.gold_texts
     for action in actions if format is not None else ():
         if found := _BLOCK.search(action):
             return max(
@@ -269,7 +269,7 @@ def _needle(sample: Sample, subject: Subject) -> str:
 def _made(subject: Subject) -> list[str]:
     """Paths that the gold script writes to and does not read before."""
     made: list[str] = []
-    for action in subject.gold if isinstance(subject.gold, list) else [subject.gold or ""]:
+    for action in subject.gold_texts:
         if found := _BLOCK.search(action):
             made += [path for _, path in _MADE.findall(found[3]) if not path.startswith("/dev/")]
     return list(dict.fromkeys(made))

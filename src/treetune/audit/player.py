@@ -14,7 +14,7 @@ import msgspec
 
 from treetune.audit.sample import Answer, Subject
 from treetune.episode import Limits, in_time
-from treetune.policies.scripted import Echo
+from treetune.policies.scripted import Echo, completion_of
 from treetune.policy import Completion, Policy, Request
 from treetune.rollout import run_rollout, score_together
 from treetune.taskset import Taskset
@@ -36,6 +36,8 @@ class Script(Policy):
 
     async def complete(self, request: Request) -> Completion:
         action = self._actions[min(request.turn, len(self._actions) - 1)]
+        if not isinstance(action, str):
+            return completion_of(action)
         if action == ECHO:
             return await Echo().complete(request)
         return Completion(text=action if action.startswith(request.prefix) else request.prefix + action)

@@ -19,8 +19,8 @@ from treetune.host import Host
 from treetune.task import Message, Task, text_of
 from treetune.trace import Trace
 
-Answer = str | list[str]
-"""One text, given each turn until the episode ends, or one action a turn."""
+Answer = str | list[Any]
+"""One text, given each turn until the episode ends, or one action a turn: text, or calls of tools."""
 
 
 class Subject(msgspec.Struct, eq=False):
@@ -52,8 +52,15 @@ class Subject(msgspec.Struct, eq=False):
 
     @property
     def last_gold(self) -> str | None:
-        """The gold answer, or its last action."""
-        return self.gold if isinstance(self.gold, str) else self.gold[-1] if self.gold else None
+        """The gold answer, or its last action where that is text."""
+        last = self.gold if isinstance(self.gold, str) else self.gold[-1] if self.gold else None
+        return last if isinstance(last, str) else None
+
+    @property
+    def gold_texts(self) -> list[str]:
+        """The actions of the gold answer that are text."""
+        actions = [self.gold] if isinstance(self.gold, str) else self.gold or []
+        return [action for action in actions if isinstance(action, str)]
 
     @property
     def has_several_actions(self) -> bool:
@@ -63,7 +70,7 @@ class Subject(msgspec.Struct, eq=False):
     @property
     def is_program(self) -> bool:
         """Whether its gold answer hands in a program, which is nothing that is said."""
-        return "```" in (self.gold if isinstance(self.gold, str) else "\n".join(self.gold or []))
+        return "```" in "\n".join(self.gold_texts)
 
     @property
     def gold_reward(self) -> float | None:

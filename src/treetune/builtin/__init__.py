@@ -35,7 +35,13 @@ ENVIRONMENTS = {
     "wikispeedia": "treetune.builtin.wikispeedia:WikispeediaEnvironment",
 }
 
-TOOLS: dict[str, str] = {"mcp": "treetune.builtin.mcp.tools:McpTools"}
+TOOLS = {
+    "calculator": "treetune.builtin.tools.calculator:calculator",
+    "mcp": "treetune.builtin.mcp.tools:McpTools",
+    "python": "treetune.builtin.tools.sandboxed:PythonTool",
+    "search": "treetune.builtin.tools.search:SearchTool",
+    "shell": "treetune.builtin.tools.sandboxed:ShellTool",
+}
 """Ready tools: functions marked with `@tool`, and classes of `ToolSource`."""
 
 FOREIGN_TASKSETS = {"agentbench": "treetune.builtin.shell.agentbench:taskset_class"}

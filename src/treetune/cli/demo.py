@@ -52,7 +52,8 @@ def demo_command(
             FILE.write_text(read_template("demo/count_letters.py"))
         lines = len(FILE.read_text().splitlines())
         screen.say(f"$ cd {shlex.quote(str(output))}")
-        screen.say(f"{FILE}: {lines} lines, an infinite taskset with its reward. Change it, and run the demo again.")
+        screen.say(f"{FILE}: {lines} lines, an infinite taskset with its reward and a tool that a model may call.")
+        screen.say("Change it, and run the demo again.")
 
         screen.say("2. Drawn lazily", "bold")
         _run(screen, "show", TARGET, "-n", "2")

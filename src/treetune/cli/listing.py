@@ -15,7 +15,7 @@ from rich.text import Text
 from treetune.cli.options import Json, option
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import defaults_of, field_docs
-from treetune.plugins import Registry, environments, tasksets
+from treetune.plugins import Registry, environments, tasksets, tools
 from treetune.policies import SPELLINGS
 from treetune.rows.formats import FORMATS
 from treetune.target import NEEDS_TASKS, taskset_class
@@ -28,7 +28,7 @@ def list_command(
     timeout: Annotated[float, option("Seconds that each of the --servers has to answer.", min=0.01)] = 2.0,
     json: Json = False,
 ) -> None:
-    """What is installed: tasksets, environments, models. With a NAME: the keys of that taskset's config.
+    """What is installed: tasksets, environments, tools, models. With a NAME: the keys of that taskset's config.
 
     treetune list --servers FOLDER_OR_URL shows the servers that run, and how they are.
     """
@@ -43,6 +43,7 @@ def list_command(
     found = {
         "tasksets": _installed(tasksets),
         "environments": _installed(environments),
+        "tools": _installed(tools),
         "models": {spelling: {"about": about} for spelling, about in SPELLINGS.items()},
     }
     if json:
@@ -120,6 +121,7 @@ class TaskKind(StrEnum):
     REWARD = "own reward"
     ENVIRONMENT = "environment, one turn"
     MULTI_TURN = "environment, several turns"
+    TOOLS = "tools"
 
 
 VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
@@ -127,6 +129,7 @@ BY_ADDRESS = ("show", "audit", "eval", "profile")
 """The verbs that take the address of a server."""
 PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL")
 ONE_TURN = "has episodes of several turns, and verl plays one"
+ONE_ANSWER = "may call tools, and verl plays one answer"
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -136,7 +139,7 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
 
     no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
-    no_turns = {(TaskKind.MULTI_TURN, "verl"): ONE_TURN}
+    no_turns = {(TaskKind.MULTI_TURN, "verl"): ONE_TURN, (TaskKind.TOOLS, "verl"): ONE_ANSWER}
     return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, no_turns)}
 
 

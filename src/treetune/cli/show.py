@@ -15,9 +15,11 @@ from treetune.cli.output import Screen, print_json
 from treetune.config import to_plain
 from treetune.errors import TreetuneError, user_code
 from treetune.evaluation import read_taskset
+from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
 from treetune.task import Task
 from treetune.taskset import Taskset
+from treetune.tool_calls import list_tools
 
 
 def show_command(
@@ -35,10 +37,10 @@ def show_command(
     """
     taskset = read_taskset(target, read_overrides(context, TASKS, trust=trust), split)
     chat = load_tokenizer(tokenizer) if tokenizer else None
-    tasks, golds = asyncio.run(_draw(taskset, num_tasks))
+    tasks, golds, tools = asyncio.run(_draw(taskset, num_tasks))
     shown = []
-    for task, gold in zip(tasks, golds, strict=True):
-        entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth}
+    for task, gold, offered in zip(tasks, golds, tools, strict=True):
+        entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "tools": offered}
         entry |= {"gold_failure": str(gold)} if isinstance(gold, TreetuneError) else {"gold": gold}
         if chat is not None and task.messages:
             text = chat.apply_chat_template(task.messages, add_generation_prompt=True, tokenize=False)
@@ -57,11 +59,12 @@ def show_command(
     return None
 
 
-async def _draw(taskset: Taskset[Any, Any], num_tasks: int) -> tuple[list[Task], list[Any]]:
-    """The first tasks and their gold answers, which a server keeps to itself; where one fails, the error."""
+async def _draw(taskset: Taskset[Any, Any], num_tasks: int) -> tuple[list[Task], list[Any], list[list[str]]]:
+    """The first tasks, their gold answers (which a server keeps to itself; where one fails, the error) and their
+    tools."""
     if (served := find_served(taskset)) is not None:
         tasks = await ask_server(served, num_tasks)
-        return tasks, [None] * len(tasks)
+        return tasks, [None] * len(tasks), [task.tools for task in tasks]
     tasks = taskset.select_tasks(num_tasks)
     golds: list[Any] = []
     for task in tasks:
@@ -72,7 +75,17 @@ async def _draw(taskset: Taskset[Any, Any], num_tasks: int) -> tuple[list[Task],
             golds.append(error)
     if golds and all(isinstance(gold, TreetuneError) for gold in golds):
         raise golds[0]
-    return tasks, golds
+    return tasks, golds, [await _tools_of(taskset, task) for task in tasks]
+
+
+async def _tools_of(taskset: Taskset[Any, Any], task: Task) -> list[str]:
+    owner, inner = owner_of(taskset, task)
+    if inner.env_class is None and not owner.overrides("environment") and not owner.offers_tools(inner):
+        return []
+    try:
+        return await list_tools(owner, inner)
+    except Exception:  # an environment that cannot be made is told by whoever plays it
+        return task.tools
 
 
 def _as_text(value: Any) -> str:

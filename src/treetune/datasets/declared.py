@@ -165,6 +165,8 @@ def check_environments(lists: Lists, *, known: bool = True, one_turn: bool = Fal
     faults: Faults = []
     for place, taskset in _places(lists):
         config, key = taskset.config, f"{place}.env_class"
+        if one_turn and (config.tools or taskset.tool_methods):
+            faults.append((f"{place}.tools", f"a model may call tools, and verl plays one answer: {SEVERAL_TURNS}"))
         if config.env_class is None:
             continue
         spec = taskset.environment_spec(config.env_class)

@@ -35,10 +35,10 @@ from treetune.errors import ConfigError, Faults, TasksetError, TreetuneError, de
 from treetune.plugins import file_of
 from treetune.profile import OUTSIDE, UNRATED, Rates
 from treetune.rows import parquet
-from treetune.rows.arrow_values import pause_gc, with_json_fields
+from treetune.rows.arrow_values import pause_gc, to_json_text, with_json_fields
 from treetune.rows.formats import FORMATS
 from treetune.rows.loading import SourceBatch
-from treetune.rows.round_trip import ADDED, MARK, ROW, encode_unseen, encode_unseen_prompts
+from treetune.rows.round_trip import ADDED, KEY, MARK, ROW, encode_unseen, encode_unseen_prompts
 from treetune.rows.rule import RULE
 from treetune.task import uid_of, uids_of_texts
 
@@ -177,7 +177,9 @@ class RowBuilder:
             method = parquet.constant_column(config.reward_method, len(kept))
             stored = parquet.infer_column(truths, "reward_model.ground_truth", [])
             columns["reward_model"] = pa.StructArray.from_arrays([method, stored], ["style", "ground_truth"])
-        uids = uids_of_texts(texts, truths, config.system_prompt, config.env_class, config.reward_method)
+        tools = self.taskset.tool_names
+        around_uid = (config.system_prompt, config.env_class, config.reward_method, tools)
+        uids = uids_of_texts(texts, truths, *around_uid)
         indices = _take(indices, kept)
         extra = {
             "index": pa.array(indices, pa.int64()),
@@ -186,6 +188,8 @@ class RowBuilder:
         }
         if config.env_class is not None:
             extra["env_class"] = parquet.constant_column(config.env_class, len(kept))
+        if tools:
+            extra[KEY] = parquet.constant_column(to_json_text({"tools": tools}), len(kept))
         if scorer not in (None, RULE):
             reward = {"style": config.reward_method, "ground_truth": ""} if truths is not None else None
             around = {"ability": config.ability, "reward_model": reward}
@@ -244,7 +248,8 @@ class RowBuilder:
             scorer = taskset.scorer_of_environment(env_class)
         elif scorer == RULE and "ground_truth" not in spec:
             scorer = None
-        uid = uid_of(made["prompt"], spec, env_class)
+        tools = taskset.tool_names
+        uid = uid_of(made["prompt"], spec, env_class, {"tools": tools} if tools else {})
         extra = {"index": _index(given.get("index", index), index), "uid": uid, "scorer": scorer}
         if env_class is not None:
             extra["env_class"] = env_class
@@ -254,6 +259,8 @@ class RowBuilder:
         for key, value in given.items():
             if key not in RESERVED and not (key == "uid" and value is None):
                 extra[key] = plain(value)
+        if tools:
+            extra[KEY] = to_json_text({"tools": tools})
         own = made.get("data_source")
         data_source = config.data_source if own is None else str(own)
         row = {**made, "data_source": data_source, "reward_model": reward, "extra_info": extra}

@@ -180,7 +180,11 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
         taskset, described as JSON. None where nothing here can."""
         if self.config.env_class is not None:
             return self.scorer_of_environment(self.config.env_class)
-        if type(self).reward is not RuleTaskset.reward:
+        if (
+            type(self).reward is not RuleTaskset.reward
+            or self.tool_methods
+            or len(self.tool_names) < len(self.config.tools)
+        ):
             from treetune.rows.scorer import describe_taskset
 
             return describe_taskset(self, self.cache_dir)
@@ -196,6 +200,11 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             spec = keep_files(self.environment_spec(env_class), self.cache_dir)
             self._env_scorers[env_class] = f"env:{spec}"
         return self._env_scorers[env_class]
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The tools that its tasks name; what has settings is the taskset's."""
+        return [entry for entry in self.config.tools if isinstance(entry, str)]
 
     # What a taskset does
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from treetune.evaluation.config import Evaluation
-from treetune.evaluation.run_trust import is_own, refuse_foreign_environment
+from treetune.evaluation.run_trust import is_own, refuse_foreign_code
 from treetune.evaluation.runner import Runner
 from treetune.evaluation.summary import Summary, Tally
 from treetune.policies.scripted import Replay
@@ -53,7 +53,7 @@ class Rescorer(Runner):
         for old in read_traces(self._source, self._taskset):
             self._before.add(old)
             if not self._trusted:
-                refuse_foreign_environment(self._source, old.task.env_class)
+                refuse_foreign_code(self._source, old.task)
             if old.failure is not None:
                 self._skipped += 1
                 yield [old]
@@ -82,10 +82,16 @@ class Rescorer(Runner):
             for turn in old.turns
             if turn.message is not None
         ]
-        limits, occurrence, rollout = self._config.limits, old.occurrence, old.rollout
         new = await run_rollout(
-            self._taskset, old.task, Replay(answers), limits=limits, occurrence=occurrence, rollout=rollout
+            self._taskset,
+            old.task,
+            Replay(answers),
+            limits=self._config.limits,
+            occurrence=old.occurrence,
+            rollout=old.rollout,
+            recorded=[turn.calls for turn in old.turns if turn.calls],
         )
+        new.tools = old.tools
         for field in POLICY_FIELDS:  # what the model did stays as it was recorded
             setattr(new, field, getattr(old, field))
         return new

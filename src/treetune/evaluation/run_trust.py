@@ -16,12 +16,12 @@ from typing import Any
 
 from treetune.config import CodeName, convert, declared_keys, load_yaml
 from treetune.errors import UsageError
-from treetune.plugins import environments, tasksets
+from treetune.plugins import environments, tasksets, tools
 from treetune.policies import EndpointConfig, is_behind_endpoint
-from treetune.rows.trust import FILE, check_module, check_spec, code_folders, find_tool_settings, trusts
+from treetune.rows.trust import FILE, check_module, check_spec, code_folders, trusts
 from treetune.runs.folder import CONFIG
 from treetune.target import is_server, taskset_class
-from treetune.task import digest
+from treetune.task import Task, digest
 
 _HARMFUL = ("taskset", "model", "endpoint")
 _LOOK = "look at its config.yaml and at what that names, then pass --trust"
@@ -55,11 +55,13 @@ def refuse_foreign(run: Path, *, trust: bool = False, calls_model: bool = False)
             raise _refusal(run, f"names code: {text}")
         if is_server(text) and not text.startswith("pkg://"):  # which would be sent your token
             raise _refusal(run, f"would have a server called: {text}")
-    if (settings := next(find_tool_settings(data.get("taskset")), None)) is not None:
-        raise _refusal(run, f"says what its tools run or call: {settings!r:.120}")
     for node in _nodes_of(data.get("taskset")):
         if node.get("trust"):
             raise _refusal(run, "has rows run the code that they name")
+        for entry in [node["tools"]] if isinstance(node.get("tools"), Mapping) else node.get("tools") or []:
+            if not isinstance(entry, str):  # its settings may be a command
+                raise _refusal(run, f"has tools of its own: {entry!r:.80}")
+            check_spec(entry, tools, what=f"the config of {run}")
         custom = node.get("custom_cls")
         place = str(custom.get("path") or "") if isinstance(custom, Mapping) else ""
         if place:
@@ -77,13 +79,15 @@ def trust_rows(run: Path, trust: bool) -> dict[str, str]:
     return {"taskset.trust": "true"} if trust and isinstance(node, dict) and node.get("id") == "rows" else {}
 
 
-def refuse_foreign_environment(run: Path, env_class: str | None) -> None:
-    """A recorded task may name an environment, of any code."""
-    if env_class is None:
-        return
-    if FILE.fullmatch(env_class):
-        raise _refusal(run, f"has a task that names code: {env_class}")
-    check_spec(env_class, environments, what=f"a task of {run}")
+def refuse_foreign_code(run: Path, task: Task) -> None:
+    """A recorded task may name an environment and tools, of any code."""
+    named = [(name, tools) for name in task.tools]
+    if task.env_class is not None:
+        named.append((task.env_class, environments))
+    for name, registry in named:
+        if FILE.fullmatch(name):
+            raise _refusal(run, f"has a task that names code: {name}")
+        check_spec(name, registry, what=f"a task of {run}")
 
 
 def _refusal(run: Path, what: str) -> UsageError:

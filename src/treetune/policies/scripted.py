@@ -10,6 +10,7 @@ from treetune.errors import PolicyError, UsageError, did_you_mean
 from treetune.policy import Completion, Policy, Request
 from treetune.task import text_of
 from treetune.taskset import Taskset
+from treetune.tools import message_of_action
 
 WRONG = "I do not know."
 
@@ -49,7 +50,8 @@ class Gold(Policy):
             return _answer(request, gold)
         if request.turn >= len(gold):
             raise PolicyError(f"the gold answer of task {request.task.idx} has only {len(gold)} actions")
-        return _answer(request, gold[request.turn])
+        action = gold[request.turn]
+        return _answer(request, action) if isinstance(action, str) else completion_of(action)
 
 
 class Echo(Policy):
@@ -62,6 +64,13 @@ class Echo(Policy):
         content = asked[-1].get("content") if asked else ""
         text = text_of(content)
         return _answer(request, str(content) if text is None else text)
+
+
+def completion_of(action: Any) -> Completion:
+    """An action of a gold answer: text, or calls of tools."""
+    if isinstance(action, str):
+        return Completion(text=action)
+    return Completion(message=message_of_action(action), finish_reason="tool_calls")
 
 
 def _answer(request: Request, text: str) -> Completion:

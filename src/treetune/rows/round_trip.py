@@ -79,6 +79,8 @@ def parts_of(task: Task, scorer: str | None = None) -> RowParts:
     if own := own_values(task):
         # As text in the note's text, so that a field that is None stays one.
         parts.note["fields"] = msgspec.json.encode(own).decode()
+    if task.tools:
+        parts.note["tools"] = task.tools
     if not isinstance(task.prompt, list):
         parts.note["prompt"] = "none" if task.prompt is None else "text"
     extra = parts.extra
@@ -126,6 +128,7 @@ def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: 
         "reward_spec": spec,
         "ability": row.get("ability"),
         "extra_info": extra,
+        "tools": _read_tools(note),
     }
     task = ForeignTask(**fields, own=decode_json(note["fields"])) if "fields" in note else Task(**fields)
     # A uid of the user's own is a key like any other.
@@ -135,6 +138,13 @@ def build_task(row: Row, spec: Row, env_class: Any, own: frozenset[str], known: 
         extra.pop("scorer", None)
     extra.update(note.get("extra_info", {}))
     return task
+
+
+def _read_tools(note: Mapping[str, Any]) -> list[str]:
+    tools = note.get("tools", [])
+    if not isinstance(tools, list) or not all(isinstance(name, str) for name in tools):
+        raise TasksetError(f"a row names tools that are no names: {tools!r:.80}")
+    return tools
 
 
 def scorer_of(task: Task) -> str | None:

@@ -15,8 +15,9 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +30,14 @@ from treetune.errors import PluginError, TasksetError, UsageError
 from treetune.files import source_of, with_imports
 from treetune.mixture import owner_of
 from treetune.plugins import absolute_spec, environments, folders_of, tasksets
+from treetune.plugins import tools as tool_registry
 from treetune.rows.cache import write_atomically
 from treetune.rows.rule import RULE, RuleTaskset
-from treetune.rows.trust import (
-    FILE,
-    LOOK,
-    check_module,
-    check_spec,
-    check_tools,
-    code_folders,
-    is_installed,
-    keep_tools,
-    trusts,
-)
+from treetune.rows.trust import FILE, LOOK, check_module, check_spec, code_folders, is_installed, trusts
 from treetune.target import build_taskset
-from treetune.task import Task, own_fields, own_values
+from treetune.task import Task, digest, own_fields, own_values
 from treetune.taskset import Taskset
+from treetune.tools import NamedTool, Tool, ToolSource, find_tool
 from treetune.variables import fill_variables, mark_variables
 
 ENVIRONMENT = "env:"
@@ -63,7 +56,9 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
         return scorer
     plain = type(taskset).reward is RuleTaskset.reward
     alone = task.env_class is None and taskset.overrides("reward") and not plain
-    if alone or taskset.overrides("environment") or own_fields(type(task)):
+    if alone or taskset.overrides("environment") or own_fields(type(task)) or taskset.tool_methods:
+        return describe_taskset(taskset)
+    if taskset.config.tools and task.env_class is None:
         return describe_taskset(taskset)
     if task.env_class is not None:
         return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
@@ -82,7 +77,7 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     cls = type(taskset)
     named = {"path": _keep_class(cls, cache_dir), "name": cls.__qualname__}
     node = {"custom_cls": named, **mark_variables(keep_files(keys, cache_dir))}
-    keep_tools(node, cache_dir)
+    _keep_tools(node, cache_dir)
     return msgspec.json.encode(node).decode()
 
 
@@ -103,6 +98,9 @@ def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
     """verl's reward functions are given one answer. An environment that does not say how long its episodes are is found
     out when it is played."""
     taskset, task = owner_of(taskset, task)
+    if taskset.offers_tools(task):
+        problem = f"in task {task.idx} of {taskset.name} a model may call tools, and verl plays one answer"
+        raise UsageError(problem, remedy=SEVERAL_TURNS)
     own = taskset.overrides("environment") and not hasattr(taskset, "scorer_of")
     if task.env_class is None or own or task.extra_info.get("max_turns") == 1:
         return
@@ -115,6 +113,8 @@ def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
 def has_several_turns(environment: Any) -> bool:
     """Whether an environment says that its episodes have several turns."""
     contract = getattr(environment, "CONTRACT", None)
+    if getattr(environment, "tool_methods", ()):
+        return True
     return bool(getattr(environment, "MULTI_TURN", False)) or (contract is not None and contract.max_turns > 1)
 
 
@@ -135,12 +135,40 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
             f"a row names a scorer that is none: {scorer!r:.80}", remedy="it is rule, env:NAME, or a taskset as JSON"
         ) from None
     check_spec(str(node.get("id", "")), tasksets, trust)
+    check_tools(node, trust)
     path = str((node.get("custom_cls") or {}).get("path", ""))
     if path.startswith("pkg://"):
         check_module(path.removeprefix("pkg://"), trust)
-    check_tools(node, trust)
     node = fill_variables(locate_files(node, trust=trust), trust=trusts(trust) or path.startswith(SCHEME))
     return build_taskset(node, path="scorer", source="the scorer of a row")
+
+
+def check_tools(node: Any, trust: bool = False) -> None:
+    """Refuses tools with settings, which may name commands, files and addresses, and tools that are code, unless a
+    build of this user's has written them into rows, or `trust`."""
+    for tools in _find_tools(node):
+        plain = isinstance(tools, list) and all(isinstance(name, str) and ":" not in name for name in tools)
+        if not (plain or trusts(trust) or (code_folders()[0] / "tools" / digest(tools)).is_file()):
+            raise UsageError(f"a row names tools that no build of yours has: {tools!r:.80}", remedy=LOOK)
+
+
+def _keep_tools(node: Any, cache_dir: Any) -> None:
+    for tools, folder in product(_find_tools(node), code_folders(cache_dir)):
+        with contextlib.suppress(OSError):
+            (folder / "tools").mkdir(parents=True, exist_ok=True)
+            (folder / "tools" / digest(tools)).touch()
+
+
+def _find_tools(node: Any) -> Iterator[Any]:
+    """What stands under `tools` in a node, however deep."""
+    if isinstance(node, Mapping):
+        if node.get("tools"):
+            yield node["tools"]
+        for value in node.values():
+            yield from _find_tools(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from _find_tools(item)
 
 
 def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
@@ -165,6 +193,23 @@ class ScoredEnvironment(Environment):
         taskset = taskset_of(extra.pop("scorer", RULE))
         plain = msgspec.structs.replace(task, extra_info=extra)
         return taskset.environment(with_type(plain, taskset))
+
+    @staticmethod
+    def tools_for(task: Task) -> list[Tool | ToolSource]:
+        """Those of the taskset that scores it, and of the row."""
+        taskset = taskset_of(task.extra_info.get("scorer", RULE))
+        return row_tools(with_type(task, taskset), taskset)
+
+
+def row_tools(task: Task, scorer: Taskset[Any, Any], *, trust: bool = False) -> list[Tool | ToolSource]:
+    """What a model may call in a row's task: what its taskset offers, and what the row names. Names of code are trusted
+    as those of environments are."""
+    found: list[Tool | ToolSource] = list(scorer.tools_for(msgspec.structs.replace(task, tools=[])))
+    for name in task.tools:
+        spec = locate_files(name, trust=trust)
+        check_spec(spec, tool_registry, trust)
+        found.append(find_tool(NamedTool(spec), task))
+    return found
 
 
 class _ByRule(RuleTaskset):

@@ -26,11 +26,12 @@ from treetune.rows.reading import read_tasks
 from treetune.rows.round_trip import scorer_of
 from treetune.rows.row_store import ParquetRows, RowStore
 from treetune.rows.rule import RULE
-from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
+from treetune.rows.scorer import ENVIRONMENT, row_tools, taskset_of, with_type
 from treetune.rows.sources import File, FileKind, HubName, find
 from treetune.task import ForeignTask, Task, digest
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
+from treetune.tools import Tool, ToolSource
 
 
 class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
@@ -80,6 +81,17 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     environment = ask_owner("environment")
     reward = ask_owner("reward")
     validate = ask_owner("validate")
+
+    def offers_tools(self, task: Task) -> bool:
+        if self.config.tools or task.tools:
+            return True
+        scorer, inner = self._owner(task)
+        return scorer.offers_tools(inner)
+
+    def tools_for(self, task: Task) -> list[Tool | ToolSource]:
+        scorer, inner = self._owner(task)
+        own = super().tools_for(msgspec.structs.replace(task, tools=[]))
+        return [*own, *row_tools(inner, scorer, trust=self.config.trust)]
 
     def gold(self, task: Task) -> Any:
         try:

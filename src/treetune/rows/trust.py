@@ -2,8 +2,8 @@
 
     check_spec("evil:Taskset", tasksets)     # refused: not installed, and no command of this user's has named it
 
-A module runs where it is installed or a build of this user's named it; a file where such a build kept it; so do the
-programs of MCP servers. `--trust`, or TREETUNE_TRUST=1, runs the rest.
+A module runs where it is installed or a build of this user's named it; a file where such a build kept it. `--trust`, or
+TREETUNE_TRUST=1, runs the rest.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import contextlib
 import os
 import re
 import site
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from treetune.errors import UsageError
 from treetune.plugins import Registry
 from treetune.rows.cache import default_cache_dir
-from treetune.task import digest
 
 FILE = re.compile(r"(?P<file>.+\.py)(?P<name>:[^:/\\]+)?")
 """How data names a file of Python."""
@@ -40,33 +37,6 @@ def check_module(module: str, trust: bool = False, what: str = "a row") -> None:
     """Refuses a module that is neither installed nor was named by a build of this user's, unless `trust`."""
     if not (trusts(trust) or is_installed(module) or (code_folders()[0] / "modules" / module).is_file()):
         raise UsageError(f"{what} names code that is not installed: {module}", remedy=LOOK)
-
-
-def check_tools(node: Any, trust: bool = False, what: str = "a row") -> None:
-    """Refuses tools with settings, which may name programs to run and addresses to call, unless a build of this user's
-    named them, or `trust`."""
-    for tools in find_tool_settings(node):
-        if not (trusts(trust) or (code_folders()[0] / "tools" / digest(tools)).is_file()):
-            raise UsageError(f"{what} says what its tools run or call: {tools!r:.120}", remedy=LOOK)
-
-
-def keep_tools(node: Any, cache_dir: str | Path | None = None) -> None:
-    """Marks what a build of this user's says of tools, for the processes that share its cache."""
-    for tools in find_tool_settings(node):
-        for folder in code_folders(cache_dir):
-            with contextlib.suppress(OSError):
-                (folder / "tools").mkdir(parents=True, exist_ok=True)
-                (folder / "tools" / digest(tools)).touch()
-
-
-def find_tool_settings(node: Any) -> Iterator[Any]:
-    """What `tools` says beyond names, of a taskset and of all that it mixes."""
-    if isinstance(node, Mapping):
-        tools = node.get("tools")
-        if isinstance(tools, Mapping) or (isinstance(tools, list) and any(isinstance(one, Mapping) for one in tools)):
-            yield tools
-    for part in node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ():
-        yield from find_tool_settings(part)
 
 
 def trusts(trust: bool = False) -> bool:

@@ -22,6 +22,7 @@ from treetune.policy import Sampling
 from treetune.serve.errors import KINDS, BadRequest, ServeError
 from treetune.streams import State
 from treetune.task import without_surrogates
+from treetune.tools import ToolCall
 
 T = TypeVar("T")
 
@@ -158,6 +159,8 @@ class StepResponse(Response, kw_only=True):
     done: bool = False
     truncated: bool = False
     info: dict[str, Any] = {}
+    calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    """The tools that the action called, and what came of it; absent where it called none."""
 
 
 class StateResponse(Response, kw_only=True):
@@ -172,13 +175,19 @@ def pack_reply(**fields: Any) -> bytes:
 def pack_step(step: Step) -> bytes:
     return pack(
         StepResponse(
-            observation=step.observation, reward=step.reward, done=step.done, truncated=step.truncated, info=step.info
+            observation=step.observation,
+            reward=step.reward,
+            done=step.done,
+            truncated=step.truncated,
+            info=step.info,
+            calls=step.calls or msgspec.UNSET,
         )
     )
 
 
 def to_step(response: StepResponse) -> Step:
-    return Step(response.observation, response.reward, response.done, response.info, response.truncated)
+    calls = response.calls or []
+    return Step(response.observation, response.reward, response.done, response.info, response.truncated, calls)
 
 
 def failure(error: BaseException) -> Response:

@@ -25,6 +25,7 @@ from treetune.serve.zmq.client import EnvClient
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
+from treetune.tools import Tool, ToolSource
 
 INDEX = "task_index"
 
@@ -109,6 +110,12 @@ class Served(Taskset[Task, ServedConfig]):
     def environment(self, task: Task) -> Environment:
         return _PulledEnvironment(task, self)
 
+    def offers_tools(self, task: Task) -> bool:
+        return False  # calls are run on the server
+
+    def tools_for(self, task: Task) -> list[Tool | ToolSource]:
+        return []
+
     @property
     def scores_groups(self) -> bool:
         return self._info.requires_group_scoring
@@ -156,6 +163,8 @@ class ServedEpisodes(Served):
 class _PulledEnvironment(Environment):
     """An episode on a pull server, of a task that was sampled from it."""
 
+    RAW_CALLS = True
+
     def __init__(self, task: Task, taskset: Served) -> None:
         super().__init__(task)
         self._taskset = taskset
@@ -163,7 +172,7 @@ class _PulledEnvironment(Environment):
 
     async def start(self) -> Observation:
         started = await self._taskset.client.start(self.task)
-        self._episode = started.episode
+        self._episode, self.raw_tools = started.episode, started.tools
         return started.observation  # type: ignore[no-any-return]
 
     async def step(self, action: Action) -> Step:
@@ -178,6 +187,8 @@ class _PulledEnvironment(Environment):
 
 
 class _RemoteEnvironment(Environment):
+    RAW_CALLS = True
+
     def __init__(self, task: Task, taskset: ServedEpisodes, index: int | None) -> None:
         super().__init__(task)
         self._taskset, self._index = taskset, index
@@ -185,6 +196,7 @@ class _RemoteEnvironment(Environment):
 
     async def start(self) -> Observation:
         self._episode = await self._taskset.client.start(self._index)
+        self.raw_tools = self._episode.tools
         return self._episode.observation
 
     async def step(self, action: Action) -> Step:

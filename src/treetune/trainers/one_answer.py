@@ -45,6 +45,8 @@ def play_row(scorer: str, task: Task, answer: str) -> Result:
     except Exception as error:
         why = error.message if isinstance(error, TreetuneError) else described(error)
         raise TasksetError(f"{row} could not be scored: {why}") from error
+    if episode.tools:
+        raise UsageError(f"{row}: a model may call tools, and the trainer plays one answer", remedy=SEVERAL_TURNS)
     if not episode.finished:
         raise TasksetError(
             f"{row} goes on after the first answer, and the trainer plays only that", remedy=SEVERAL_TURNS

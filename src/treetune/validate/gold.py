@@ -20,8 +20,7 @@ from treetune.environment import Environment
 from treetune.episode import Limits
 from treetune.errors import TreetuneError, described
 from treetune.plugins import environments
-from treetune.policies.scripted import WRONG, Replay
-from treetune.policy import Completion
+from treetune.policies.scripted import WRONG, Replay, completion_of
 from treetune.rollout import run_rollout
 from treetune.rows.formats import detect, format_named
 from treetune.rows.sources import Batch
@@ -31,8 +30,8 @@ from treetune.threads import call
 from treetune.trace import Outcome
 from treetune.validate.rules import WARNING, Report, Rule
 
-Answer = str | list[str]
-"""One text, given each turn until the episode ends, or one action a turn."""
+Answer = str | list[Any]
+"""One text, given each turn until the episode ends, or one action a turn: text, or calls of tools."""
 
 CONCURRENT = 16
 """Rows that are tried at a time."""
@@ -102,7 +101,7 @@ async def _try_answers(task: Task) -> tuple[str | None, str]:
 
 async def _score(task: Task, answer: Answer) -> float:
     texts = [answer] * 100 if isinstance(answer, str) else answer
-    policy = Replay([Completion(text=text) for text in texts])
+    policy = Replay([completion_of(text) for text in texts])
     trace = await run_rollout(ByEnvironment(), task, policy, limits=LIMITS)
     if trace.reward is not None:
         return trace.reward
@@ -157,7 +156,7 @@ def empty_answer(gold: Answer, truth: Any) -> Answer | None:
     """A gold answer that says nothing: between the last tags, in the last block of code, or where the truth stands.
     None where no such place is seen."""
     if isinstance(gold, list):
-        last = empty_answer(gold[-1], truth) if gold else None
+        last = empty_answer(gold[-1], truth) if gold and isinstance(gold[-1], str) else None
         return [*gold[:-1], last] if isinstance(last, str) else None
     for pattern in (_PAIR, _CODE):
         if match := pattern.fullmatch(gold):

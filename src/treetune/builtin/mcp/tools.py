@@ -7,6 +7,7 @@ McpTools(task, url="http://127.0.0.1:8000/mcp")                 # in `tools_for`
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,12 @@ _LONGEST_NAME = 64
 class McpTools(ToolSource):
     def __init__(self, task: Task, **settings: Any) -> None:
         super().__init__(task)
-        if not settings:
-            remedy = "a config or code says which server: tools: [{mcp: {command: [python, server.py]}}]"
-            raise UsageError("the tool 'mcp' names no server", remedy=remedy)
-        self._server = convert(settings, McpServer, path="tools.mcp")
+        self._server = _read_settings(settings)
         self._session = McpSession(self._server)
+
+    @classmethod
+    def check(cls, settings: Mapping[str, Any]) -> None:
+        _read_settings(settings)
 
     async def open(self) -> list[Tool]:
         offered = {tool.name: tool for tool in await self._session.open()}
@@ -54,6 +56,13 @@ class McpTools(ToolSource):
 
     async def close(self) -> None:
         await self._session.close()
+
+
+def _read_settings(settings: Mapping[str, Any]) -> McpServer:
+    if not settings:
+        remedy = "a config or code says which server: tools: [{mcp: {command: [python, server.py]}}]"
+        raise UsageError("the tool 'mcp' names no server", remedy=remedy)
+    return convert(settings, McpServer, path="tools.mcp")
 
 
 def read_result(result: Any) -> Any:

@@ -26,6 +26,8 @@ from treetune.score import finite
 from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
 from treetune.serve.http.transport import HttpTransport, Refusal
 from treetune.serve.http.wire import API_VERSION
+from treetune.tool_messages import message_of
+from treetune.tools import ToolCall
 
 START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
 INFO, HEALTH = "/api/task/info", "/api/health"
@@ -44,6 +46,7 @@ class StartReply(msgspec.Struct):
     episode_id: str | int
     observation: Any = None
     info: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
 
 
 class StepReply(msgspec.Struct):
@@ -53,6 +56,7 @@ class StepReply(msgspec.Struct):
     reward: float | None = None
     done: bool = False
     info: dict[str, Any] = {}
+    calls: list[ToolCall] = []
 
 
 class RemoteServer:
@@ -121,6 +125,8 @@ class RemoteEpisode:
         self.id = reply.episode_id
         self.observation = read_observation(reply.observation)
         self.info = reply.info
+        self.tools = reply.tools
+        """What may be called, in OpenAI's form."""
         self.turn = 0
         """The next one."""
         self.over = False
@@ -129,11 +135,14 @@ class RemoteEpisode:
         server.live += 1
 
     async def step(self, action: Any) -> Step:
-        """The answer to an action: text, or an `Action`."""
+        """The answer to an action: text, a message with `tool_calls`, or an `Action`."""
         if self.over:
             raise Misused("this episode is over", remedy="start another")
         action = Action.of(action)
         content = action.content if action.type == "text" else {"type": action.type, "content": action.content}
+        if (message := message_of(action)) is not None:
+            content = {"role": "assistant", "content": message.get("content") or ""}
+            content["tool_calls"] = message.get("tool_calls") or []
         body = {"episode_id": self.id, "action": content}
         if self.numbered:
             body["turn"] = self.turn
@@ -153,7 +162,8 @@ class RemoteEpisode:
         except TreetuneError as error:
             raise ServeError(f"{self.url}{STEP}: {error.message}", remedy=error.remedy) from None
         truncated = bool(reply.info.get("truncated"))
-        return Step(read_observation(reply.observation), reward, reply.done, reply.info, truncated)
+        observation = read_observation(reply.observation)
+        return Step(observation, reward, reply.done, reply.info, truncated, reply.calls)
 
     async def cancel(self) -> None:
         """Tells the server that nobody will step it again. A server that does not hear it lets it expire."""

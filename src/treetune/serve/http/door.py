@@ -115,7 +115,7 @@ class HttpDoor(Door):
             self.server.release(1)
         info = {"task_index": index, "data_source": task.data_source}
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
-        return encode(wire.StartAnswer(started.episode, started.observation, info))
+        return encode(wire.StartAnswer(started.episode, started.observation, info, started.tools))
 
     def _refuse_beyond_end(self, index: int | None) -> None:
         count = self.server.streams.count
@@ -125,8 +125,7 @@ class HttpDoor(Door):
     async def step(self, body: wire.StepBody) -> bytes:
         """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
         # A caller that goes away does not stop its step: uvicorn does not tell us, and it may come back for it.
-        action = body.action if isinstance(body.action, str) else msgspec.structs.asdict(body.action)
-        answer: bytes = await self.server.host.step(body.episode_id, action, body.turn, terms=self._terms)
+        answer: bytes = await self.server.host.step(body.episode_id, body.value, body.turn, terms=self._terms)
         return answer
 
     async def cancel(self, id: str) -> bytes:
@@ -236,4 +235,4 @@ def _render(step: Step) -> bytes:
     for key in step.info:
         if not isinstance(key, str):
             raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
-    return encode(wire.StepAnswer(step.observation, step.reward, step.done, step.info))
+    return encode(wire.StepAnswer(step.observation, step.reward, step.done, step.info, step.calls or msgspec.UNSET))

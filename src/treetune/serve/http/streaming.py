@@ -12,9 +12,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from treetune.serve.http import wire
 from treetune.serve.http.asgi import Receive, Send
@@ -35,13 +33,6 @@ _QUIET_SECONDS = 15.0
 """After so long a comment is sent, so that no proxy takes the connection for dead."""
 _MOST_PARTS = 1000
 """Parts that wait for a slow reader; further ones are left out, and are in the observation all the same."""
-
-
-class Move(msgspec.Struct):
-    """One step over a WebSocket."""
-
-    action: str | wire.ActionBody
-    turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class EpisodeSocket:
@@ -104,8 +95,11 @@ class EpisodeSocket:
                 answer = await self._door.start(read_body(wire.StartBody, message))
                 self._episode = str(json.loads(answer)["episode_id"])
                 return answer
-            move = read_body(Move, message)
-            return await self._door.step(wire.StepBody(self._episode, move.action, move.turn))
+            move = read_body(wire.MoveBody, message)
+            step = wire.StepBody(
+                episode_id=self._episode, action=move.action, tool_calls=move.tool_calls, turn=move.turn
+            )
+            return await self._door.step(step)
         except Exception as error:
             return to_http_error(error).body
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from treetune.episode import DeadlinePassed
 from treetune.episode_book import EpisodeEnded, NameTaken, WrongTurn
 from treetune.errors import TreetuneError
 from treetune.serve.messages import failure
+from treetune.tools import ToolCall
 
 log = logging.getLogger("treetune.serve")
 MOST_IN_BATCH = 1024
@@ -34,14 +35,37 @@ MOST_DEPTH = 128
 API_VERSION = 2
 """2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
 B = TypeVar("B")
+_CALL = {"properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": {"type": "object"}}}
+ToolCalls = Annotated[
+    list[Any],
+    # What is wrong with a call the model is told, so that it is no fault of the request.
+    msgspec.Meta(extra_json_schema={"items": {"description": "A call in OpenAI's form.", **_CALL}}),
+]
 
 
 class ActionBody(msgspec.Struct):
-    """An action with its type; text may also be sent as a plain string."""
+    """An action with its type, or a message with calls of tools; text may also be sent as a plain string."""
 
-    type: str
-    """text, json, messages, image; any other type reaches the environment as JSON."""
-    content: Any
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    """text, json, messages, image; any other type reaches the environment as JSON. Not of a message."""
+    content: Any = msgspec.UNSET
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    """Of a message, in OpenAI's form."""
+    tool_calls: ToolCalls | msgspec.UnsetType = msgspec.UNSET
+    """What a message calls."""
+
+    def __post_init__(self) -> None:
+        if self.role is msgspec.UNSET and self.tool_calls is msgspec.UNSET:
+            for name in ("type", "content"):
+                if getattr(self, name) is msgspec.UNSET:
+                    raise ValueError(f"Object missing required field `{name}`")
+
+    @property
+    def value(self) -> Any:
+        """As an episode takes it."""
+        if self.role is msgspec.UNSET and self.tool_calls is msgspec.UNSET:
+            return {"type": self.type, "content": self.content}
+        return write_message("" if self.content is msgspec.UNSET else self.content, self.tool_calls or [])
 
 
 class StartBody(msgspec.Struct):
@@ -54,11 +78,37 @@ class StartBody(msgspec.Struct):
     """The trainer's step, which the episode's trace keeps."""
 
 
-class StepBody(msgspec.Struct):
-    episode_id: str
-    action: str | ActionBody
+class MoveBody(msgspec.Struct, kw_only=True):
+    """What a step says, whichever way it comes."""
+
+    action: str | ActionBody | msgspec.UnsetType = msgspec.UNSET
+    """May be left out only beside `tool_calls`."""
+    tool_calls: ToolCalls | msgspec.UnsetType = msgspec.UNSET
+    """Calls of tools in OpenAI's form; a text in `action` is said beside them."""
     turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Counts from 0; one that was played gets its first answer again. Without it a step cannot safely be repeated."""
+
+    def __post_init__(self) -> None:
+        if self.action is msgspec.UNSET and self.tool_calls is msgspec.UNSET:
+            raise ValueError("Object missing required field `action`")
+
+    @property
+    def value(self) -> Any:
+        """The action as an episode takes it."""
+        action = self.action.value if isinstance(self.action, ActionBody) else self.action
+        if self.tool_calls is msgspec.UNSET:
+            return action
+        said = action.get("content") if isinstance(action, dict) else action
+        return write_message("" if said is msgspec.UNSET else said, self.tool_calls)
+
+
+class StepBody(MoveBody, kw_only=True):
+    episode_id: str
+
+
+def write_message(content: Any, calls: list[Any]) -> dict[str, Any]:
+    """A message as the action of an episode."""
+    return {"type": "json", "content": {"role": "assistant", "content": content, "tool_calls": calls}}
 
 
 class CancelBody(msgspec.Struct):
@@ -86,6 +136,8 @@ class StartAnswer(msgspec.Struct):
     episode_id: str
     observation: Observation
     info: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
+    """What may be called, in OpenAI's form."""
 
 
 class StepAnswer(msgspec.Struct):
@@ -94,6 +146,8 @@ class StepAnswer(msgspec.Struct):
     done: bool
     info: dict[str, Any] = {}
     """`success` when done, `truncated` where a limit ended it, and what the environment tells."""
+    calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    """The tools that the action called, and what came of it; absent where it called none."""
 
 
 class CancelAnswer(msgspec.Struct):
@@ -124,7 +178,9 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     deadline_seconds: float
     max_turns: int | None = None
     max_batch: int = MOST_IN_BATCH
-    features: list[str] = msgspec.field(default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse"])
+    features: list[str] = msgspec.field(
+        default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse", "tools"]
+    )
     """What the server can do beyond the five endpoints."""
     api_version: int = API_VERSION
 

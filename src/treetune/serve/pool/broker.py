@@ -80,12 +80,13 @@ class PoolHost(ServerHost):
     def _sign(self, task: Task) -> msgspec.Raw:
         return msgspec.Raw(pack_task(task, self._spec.signer.sign(task)))
 
-    async def _open(self, id: str, task: Task) -> tuple[Home, Observation]:
+    async def _open(self, id: str, task: Task) -> tuple[Home, Observation, list[dict[str, Any]]]:
         about = functools.partial(_name, task)
         member, data = await self.workers.call("open", pack((id, task)), 1, about=about, opens=id)
         if not self.workers.has(member):
             raise WorkerEnded
-        return _HomeInWorker(self.workers, member, id), unpack(data, Observation)
+        observation, tools = unpack(data, tuple[Observation, list[dict[str, Any]]])
+        return _HomeInWorker(self.workers, member, id), observation, tools
 
     async def close(self) -> None:
         await super().close()

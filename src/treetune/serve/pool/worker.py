@@ -173,7 +173,7 @@ class Worker:
         id, data = unpack(payload, tuple[str, msgspec.Raw])
         task = concrete_task(data, self._taskset)
         episode = self._episodes[id] = await Episode.start(self._taskset, task, self._spec.host.limits)
-        return pack(episode.observation)
+        return pack((episode.observation, episode.tools))
 
     async def _step(self, payload: bytes) -> bytes:
         id, action = unpack(payload, tuple[str, Action])

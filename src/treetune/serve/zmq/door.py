@@ -376,7 +376,7 @@ class ZmqDoor(Door):
         started = await self.server.host.start(
             task, step=request.step, terms=self._terms, name=call.key, holder=call.client
         )
-        return messages.pack_reply(episode=started.episode, observation=started.observation)
+        return messages.pack_reply(episode=started.episode, observation=started.observation, tools=started.tools)
 
     def _step(self, call: Call, request: messages.StepRequest) -> None:
         step = self.server.host.step

@@ -1,0 +1,1 @@
+"""Ready tools: what tasks and configs name under `tools`."""
