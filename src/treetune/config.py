@@ -159,6 +159,8 @@ def convert_node(
     inside = f"{path}." if path else ""
     faults: Faults = []
     keys = {key: value for key, value in node.items() if key not in ("custom_cls", "id")}
+    if isinstance(keys.get("tools"), Mapping):  # as `tools: {mcp: {...}}` is written where there is only one
+        keys["tools"] = [{name: settings} for name, settings in keys["tools"].items()]
     if "extra" in keys:
         faults.append((f"{inside}extra", "is no key of its own: write the further keys beside the others"))
     elif any_key and cls.OPEN_KEYS:

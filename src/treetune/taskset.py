@@ -30,7 +30,18 @@ from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
 from treetune.taskset_config import TasksetConfig
-from treetune.tools import Gold, NamedTool, Tool, ToolSource, bind_tools, calls_of, check_tool, find_tool, find_tools
+from treetune.tools import (
+    Gold,
+    NamedTool,
+    Tool,
+    ToolSource,
+    bind_tools,
+    calls_of,
+    check_tool,
+    find_tool,
+    find_tools,
+    name_tools,
+)
 
 if TYPE_CHECKING:
     from treetune.curriculum import Curriculum, Learning
@@ -81,8 +92,8 @@ class Taskset(Generic[TaskT, ConfigT]):
             raise TasksetError(f"{self.name} has no tasks", remedy="write load_tasks() or task_at(index)")
         if self.overrides("task_at") and not self.INFINITE and not self.overrides("count"):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
-        for entry in self.config.tools:  # a wrong name is told now
-            check_tool(self._tool_spec(NamedTool.of(entry)))
+        for named in name_tools(self.config.tools, ()):  # a wrong name is told now
+            check_tool(self._tool_spec(named))
         if self.INFINITE and self.config.shuffle is not None and not self._may_read_seed():
             warnings.warn(
                 f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
@@ -161,11 +172,8 @@ class Taskset(Generic[TaskT, ConfigT]):
     def tools_for(self, task: TaskT) -> list[Tool | ToolSource]:
         """What a model may call in this task beside its environment's tools: the taskset's own `@tool` methods, what
         its config names, what the task names. Made anew for each episode."""
-        named: dict[str, NamedTool] = {}
-        for entry in (*self.config.tools, *task.tools):
-            one = NamedTool.of(entry)
-            named.setdefault(one.name, one)
-        return [*bind_tools(self, task), *(find_tool(self._tool_spec(one), task) for one in named.values())]
+        named = name_tools(self.config.tools, task.tools)
+        return [*bind_tools(self, task), *(find_tool(self._tool_spec(one), task) for one in named)]
 
     def _tool_spec(self, named: NamedTool) -> NamedTool:
         """`file.py:name` is looked for beside the taskset's own file."""

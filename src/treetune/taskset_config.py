@@ -27,7 +27,8 @@ class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Draws tasks by how often they were solved: which, and how often."""
 
     tools: list[str | dict[str, Any]] = []
-    """Tools that a model may call in every task: names, or a name with settings, `{search: {corpus: docs.jsonl}}`."""
+    """Tools that a model may call in every task: names, or a name with settings, `{search: {corpus: docs.jsonl}}`;
+    those of an MCP server, `{mcp: {command: [python, server.py]}}`."""
 
     extra: dict[str, Any] = {}
     """Further keys of a `custom_cls` class that declares no config type of its own; read as `config.get("key")`."""

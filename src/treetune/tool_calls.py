@@ -75,7 +75,7 @@ class Toolbox:
     def _add(self, tools: Iterable[Tool]) -> None:
         for tool in tools:
             if tool.name in self._tools:
-                remedy = "rename one: @tool(name=...), or leave one out"
+                remedy = "rename one: @tool(name=...), {mcp: {prefix: docs_, ...}}; or leave one out"
                 raise UsageError(f"there are two tools called {tool.name!r}", remedy=remedy)
             self._tools[tool.name] = tool
 

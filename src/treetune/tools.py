@@ -15,7 +15,7 @@ it is given the task. What an environment offers are its methods; a `ToolSource`
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, overload
 
@@ -166,6 +166,10 @@ class ToolSource:
         if settings:
             raise UsageError(f"{type(self).__name__} takes no settings, got {', '.join(settings)}")
 
+    @classmethod
+    def check(cls, settings: Mapping[str, Any]) -> None:
+        """Raises what is wrong with settings, as far as that is known before an episode."""
+
     async def open(self) -> list[Tool]:
         """What it offers. An error here fails the episode before it begins, for no model can help it."""
         return bind_tools(self, self.task)
@@ -192,10 +196,21 @@ class NamedTool(NamedTuple):
         raise UsageError(f"tools: {entry!r:.80} names no tool", remedy="write a name, or {name: {setting: value}}")
 
 
+def name_tools(config: Sequence[Any], task: Sequence[str]) -> list[NamedTool]:
+    """What a config and a task name: each once, and as often as a config gives it other settings. A task only names:
+    what it names has the settings of the config."""
+    named: list[NamedTool] = []
+    for one in map(NamedTool.of, (*config, *task)):
+        if not any(one == other or (one.name == other.name and not one.settings) for other in named):
+            named.append(one)
+    return named
+
+
 def check_tool(named: NamedTool) -> Any:
     """What a name stands for: a function, or a class of sources."""
     found: Any = registry.resolve(named.name)
     if isinstance(found, type) and issubclass(found, ToolSource):
+        found.check(named.settings)
         return found
     if not is_tool(found) and not isinstance(found, Tool):
         remedy = "mark the function with @treetune.tool, or subclass treetune.tools.ToolSource"

@@ -37,6 +37,7 @@ ENVIRONMENTS = {
 
 TOOLS = {
     "calculator": "treetune.builtin.tools.calculator:calculator",
+    "mcp": "treetune.builtin.mcp.tools:McpTools",
     "python": "treetune.builtin.tools.sandboxed:PythonTool",
     "search": "treetune.builtin.tools.search:SearchTool",
     "shell": "treetune.builtin.tools.sandboxed:ShellTool",

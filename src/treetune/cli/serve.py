@@ -25,7 +25,7 @@ from treetune.cli.supervise import Report
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
-from treetune.errors import UsageError
+from treetune.errors import MissingExtraError, UsageError
 from treetune.policies import EndpointConfig
 from treetune.runs.rolling import RollingRun
 from treetune.target import build_taskset, read_target, refuse_server
@@ -41,6 +41,9 @@ def serve_command(
     zmq: Annotated[str | None, option("The pull server's address (tcp://127.0.0.1:5555, unless --http).")] = None,
     http: Annotated[str | None, option("Where the HTTP episode server listens: HOST:PORT, or :PORT.")] = None,
     port: Annotated[int | None, option("Short for --http :PORT.", min=0, max=65535)] = None,
+    mcp: Annotated[
+        bool, option("As an MCP server: over standard input and output, or with --http at its address, /mcp.")
+    ] = False,
     max_episodes: Annotated[int | None, option("HTTP episodes that live at once (1024); beyond it: 429.")] = None,
     episode_idle: Annotated[float | None, option("Seconds until an HTTP episode nobody steps is closed (300).")] = None,
     episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
@@ -81,6 +84,8 @@ def serve_command(
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     refuse_server(target, "serve")
+    if supervise and mcp and http is None and port is None:
+        raise UsageError("--supervise and --mcp: the client starts such a server", remedy="pass --http too, or neither")
     if supervise:
         return _supervise([zmq, http, metrics, None if port is None else f":{port}"], state, max_crashes, json)
     overrides = read_overrides(context, (*TASKS, "limits", "endpoint"), trust=trust)
@@ -99,12 +104,18 @@ def serve_command(
     if http is not None and port is not None:
         raise UsageError("--http and --port are the same", remedy="pass one of them")
     http = f"127.0.0.1:{port}" if port is not None else http
+    streams = _take_standard_streams(zmq, json) if mcp and http is None else None
     doors: list[serve.Door] = [serve.MetricsDoor(metrics)] if metrics is not None else []  # to the very end
-    if zmq is not None or http is None:
+    if zmq is not None or (http is None and not mcp):
         doors.append(serve.ZmqDoor() if zmq is None else serve.ZmqDoor(zmq))
     if http is not None:
         times = {"idle_seconds": episode_idle, "deadline_seconds": episode_deadline}
-        doors.append(serve.HttpDoor(_config(serve.HttpConfig, address=http, max_episodes=max_episodes, **times)))
+        config_http = _config(serve.HttpConfig, address=http, max_episodes=max_episodes, **times)
+        mcp_door = serve.McpDoor(idle_seconds=config_http.idle_seconds) if mcp else None
+        doors.append(serve.HttpDoor(config_http, {"/mcp": mcp_door} if mcp_door is not None else {}))
+        doors += [mcp_door] if mcp_door is not None else []
+    elif streams is not None:
+        doors.append(serve.McpDoor(streams, idle_seconds=episode_idle or 3600.0))
     keep_registered = open_registration(register, advertise)
     kept = {"state": state, "key_file": key_file, "accept_changes": accept_changes}
     draws = {"draw_tries": draw_tries, "lease": lease}
@@ -131,6 +142,18 @@ def serve_command(
         server = serve.EnvServer(taskset, config, models, **parts)
     uvloop.run(_serve(server, json, keep_registered))
     return 0
+
+
+def _take_standard_streams(zmq: str | None, json: bool) -> tuple[int, int]:
+    """Standard output is the wire, so nothing else may be written there."""
+    try:
+        take = serve.keep_standard_streams
+    except ImportError:
+        raise MissingExtraError.of("the MCP SDK", "mcp") from None
+    if json or zmq is not None:
+        problem = f"--mcp and {'--json' if json else '--zmq'}: standard output is what the MCP client reads"
+        raise UsageError(problem, remedy="pass --http too: then MCP is at its address, /mcp")
+    return take()
 
 
 def _supervise(addresses: list[str | None], state: Path | None, max_crashes: int, json: bool) -> int:
@@ -167,7 +190,7 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
     info = server.info()
     size = "endless" if info.num_tasks is None else f"{info.num_tasks:,} tasks"
     at = server.addresses
-    doors = " and ".join(at[kind] for kind in ("zmq", "http") if kind in at)
+    doors = " and ".join(at[kind] for kind in ("zmq", "http", "mcp") if kind in at)
     log.info("serving %s (%s) at %s, cursor %d", info.name, size, doors, info.cursor)
     key = server.public_key.decode() if server.public_key is not None else None
     if key is not None:
@@ -180,7 +203,9 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
         print_json(found)
     async with keep_registered(server, info):
         reporting = asyncio.ensure_future(report.keep_up(found, asked.set)) if report is not None else None
-        await asked.wait()
+        ended = [door.ended for door in server.doors if door.ended is not None]
+        waits = [asyncio.ensure_future(event.wait()) for event in (asked, *ended)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         await server.stop()
         if reporting is not None:
             reporting.cancel()

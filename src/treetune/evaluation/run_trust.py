@@ -58,7 +58,7 @@ def refuse_foreign(run: Path, *, trust: bool = False, calls_model: bool = False)
     for node in _nodes_of(data.get("taskset")):
         if node.get("trust"):
             raise _refusal(run, "has rows run the code that they name")
-        for entry in node.get("tools") or []:
+        for entry in [node["tools"]] if isinstance(node.get("tools"), Mapping) else node.get("tools") or []:
             if not isinstance(entry, str):  # its settings may be a command
                 raise _refusal(run, f"has tools of its own: {entry!r:.80}")
             check_spec(entry, tools, what=f"the config of {run}")

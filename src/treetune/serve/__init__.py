@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
     from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.probe import probe
+    from treetune.serve.mcp.door import McpDoor, keep_standard_streams
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.engines import load_engine
     from treetune.serve.pool.workers import PoolConfig
@@ -46,6 +47,7 @@ _HOMES = {
     "http.client": "RemoteEpisode TaskServerClient",
     "http.door": "HttpDoor MetricsDoor",
     "http.probe": "probe",
+    "mcp.door": "McpDoor keep_standard_streams",
     "pool.broker": "EnvServerPool",
     "pool.engines": "load_engine",
     "pool.workers": "PoolConfig",

@@ -85,6 +85,8 @@ class Door:
     """Where it listens; with its real port once it is open."""
     public_key: bytes | None = None
     """What a client needs where connections are encrypted."""
+    ended: asyncio.Event | None = None
+    """Set once nobody will come through it any more, where that can be: then the server stops."""
 
     def attach(self, server: EnvServer) -> None:
         """Called before anything is loaded: a wrong address is refused here."""

@@ -25,6 +25,7 @@ from treetune.serve.http.wire import HttpError, to_http_error
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _POLITE_SECONDS, _POLITE_BYTES = 1.0, 4 << 20
 """How much of a body is read and thrown away after an error: a connection that is closed before its client has sent all
@@ -84,26 +85,32 @@ class JsonApp:
         token_remedy: str,
         count: Callable[[str, float, str | None], None] = lambda name, seconds, kind: None,
         websockets: Mapping[str, Callable[[Receive, Send], Awaitable[None]]] = {},
+        mounts: Mapping[str, Asgi] = {},
     ) -> None:
         """`count` is called after each request with its name, its seconds, and the kind of its error; `websockets` has
-        by its path what serves a connection."""
+        by its path what serves a connection, `mounts` another application, once it is known who asks."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
         self._access = access
         self._token = access.token.encode() if access.token is not None else None
         self._max_bytes, self._token_remedy = max_bytes, token_remedy
-        self._count, self._websockets = count, websockets
+        self._count, self._websockets, self._mounts = count, websockets, mounts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._serve_websocket(scope, receive, send)
+            return
+        if (mounted := self._mounts.get(scope["path"])) is not None and self._is_admitted(scope["headers"]):
+            await mounted(scope, receive, send)
             return
         method = scope["method"]
         request = HttpRequest(scope["path"], receive, arriving=method == "POST")
         began, kind = time.perf_counter(), None
         status, headers = 200, [(b"content-type", JSON)]
         try:
+            if mounted is not None:
+                self.admit(scope["headers"])  # which raises
             route = self._find_route(request.path, method)
             request.name, request.content_type = route.name, route.content_type
             request.accept = self.admit(scope["headers"], route.needs_token)
@@ -172,6 +179,13 @@ class JsonApp:
             # Any page that a person visits can post to this machine. Only our own has a reason to.
             raise HttpError(403, "denied", "a page from elsewhere may not ask here", remedy="ask from a program")
         return found.get(b"accept", b"")
+
+    def _is_admitted(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        try:
+            self.admit(headers)
+        except HttpError:
+            return False
+        return True
 
     def _is_token(self, given: bytes) -> bool:
         scheme, _, token = given.partition(b" ")

@@ -6,7 +6,7 @@ EnvServer(taskset, doors=[HttpDoor(HttpConfig(address=":5000"))])
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from importlib import resources
 from typing import Any
 
@@ -19,7 +19,7 @@ from treetune.host import info_of
 from treetune.serve.access import Access
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
-from treetune.serve.http.asgi import JSON, Events, HttpRequest, JsonApp, Route
+from treetune.serve.http.asgi import JSON, Asgi, Events, HttpRequest, JsonApp, Route
 from treetune.serve.http.listener import Listener
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
 from treetune.serve.http.wire import encode, read_body, to_http_error
@@ -33,8 +33,10 @@ _MOST_KEPT_BYTES = 256 << 10
 class HttpDoor(Door):
     name = "http"
 
-    def __init__(self, config: HttpConfig | None = None) -> None:
+    def __init__(self, config: HttpConfig | None = None, mounts: Mapping[str, Asgi] = {}) -> None:
+        """`mounts` are other applications, by their paths; who asks is checked before."""
         self.config = config = config or HttpConfig()
+        self._mounts = mounts
         self.address = config.address
         self._terms = Terms(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
         self._starting = 0
@@ -71,6 +73,7 @@ class HttpDoor(Door):
             token_remedy="send `Authorization: Bearer TOKEN`; probe and trainers' bridges take TREETUNE_TOKEN",
             count=self.server.metrics.count_request,
             websockets={SOCKET_PATH: lambda receive, send: EpisodeSocket(self, receive, send).run()},
+            mounts=self._mounts,
         )
 
     def under_way(self) -> int:

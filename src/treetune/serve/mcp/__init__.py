@@ -1,0 +1,1 @@
+"""A taskset offered as an MCP server: over standard input and output, or at `/mcp` of the HTTP door."""

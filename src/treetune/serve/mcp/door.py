@@ -1,0 +1,252 @@
+"""The MCP door of a server: tasks are started and answered by tools, and what their environments offer are tools too.
+
+    EnvServer(taskset, doors=[McpDoor(keep_standard_streams())])     # standard input and output, one session
+    door = McpDoor()
+    EnvServer(taskset, doors=[HttpDoor(mounts={"/mcp": door}), door])
+
+A session plays one episode at a time, which ends with it. Where requests have no session (HTTP, from the protocol's
+version of 2026 on), each names the episode that `start` gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Any
+
+import anyio
+import msgspec
+from mcp import MCPError, stdio_server
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import INVALID_PARAMS, CallToolResult, ListToolsResult
+
+from treetune import __version__
+from treetune.episode_book import Terms
+from treetune.errors import TreetuneError, UsageError
+from treetune.serve.mcp import wire
+from treetune.serve.server import Door, EnvServer
+
+SESSION_HEADER = "mcp-session-id"
+_STDIO = "stdio"
+_MOST_BYTES = 8 << 20
+
+
+class McpDoor(Door):
+    name = "mcp"
+
+    def __init__(self, streams: tuple[int, int] | None = None, *, idle_seconds: float = 300.0) -> None:
+        """`streams` are the descriptors to read and write; without them it is mounted in the HTTP door."""
+        self.address = "/mcp" if streams is None else "standard input and output"
+        self._streams = streams
+        self._terms = Terms(idle_seconds, render=lambda step: step)
+        self._episodes: dict[str, str] = {}
+        """Of each session, the episode that it plays."""
+        self._tools: dict[str, list[dict[str, Any]]] = {}
+        """Of each live episode, what may be called."""
+        self._offered: list[dict[str, Any]] = []
+        """What the last episode offered: listed before a session has started its own."""
+        self._starting = 0
+        self._running: asyncio.Task[None] | None = None
+        self._manager: StreamableHTTPSessionManager | None = None
+        self._ending = asyncio.Event()
+        self.ended = None if streams is None else asyncio.Event()
+
+    # Its life
+
+    def attach(self, server: EnvServer) -> None:
+        super().attach(server)
+        self._server: Server[Any] = Server(
+            "treetune",
+            version=__version__,
+            instructions=wire.INSTRUCTIONS,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+        )
+
+    async def open(self) -> None:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # A task of its own: the scopes of the SDK are left where they were entered.
+        self._running = asyncio.create_task(self._serve(ready))
+        await ready
+
+    async def _serve(self, ready: asyncio.Future[None]) -> None:
+        try:
+            await (self._serve_http(ready) if self._streams is None else self._serve_streams(*self._streams, ready))
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    async def _serve_streams(self, reads: int, writes: int, ready: asyncio.Future[None]) -> None:
+        options = self._server.create_initialization_options(NotificationOptions(tools_changed=True))
+        output = anyio.wrap_file(os.fdopen(writes, "w", encoding="utf-8"))
+        lines: Any = await _Lines.open(reads)
+        try:
+            async with stdio_server(lines, output) as (incoming, outgoing):
+                ready.set_result(None)
+                await self._server.run(incoming, outgoing, options)
+        finally:
+            assert self.ended is not None
+            self.ended.set()
+
+    async def _serve_http(self, ready: asyncio.Future[None]) -> None:
+        idle = self._terms.idle_seconds
+        manager = StreamableHTTPSessionManager(
+            self._server, session_idle_timeout=2 * idle, max_request_body_size=_MOST_BYTES
+        )
+        async with manager.run():
+            self._manager = manager
+            ready.set_result(None)
+            await self._ending.wait()
+            self._manager = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """A request to the HTTP door, which has checked who asks."""
+        if (manager := self._manager) is None:
+            await send({"type": "http.response.start", "status": 503, "headers": [(b"retry-after", b"1")]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await manager.handle_request(scope, receive, send)
+        if scope["method"] == "DELETE":
+            given = dict(scope["headers"]).get(SESSION_HEADER.encode(), b"").decode("latin-1")
+            await self._end_session(given)
+
+    def under_way(self) -> int:
+        # An episode waits for a client, which need not come back: only what is being played is waited for.
+        live = self.server.host.episodes.live
+        playing = (live[id].playing for id in self._tools if id in live)
+        return self._starting + sum(step is not None for step in playing)
+
+    async def close(self) -> None:
+        await self.server.host.episodes.close(self._terms)
+        self._ending.set()
+        if self._running is not None:
+            if self._streams is not None:
+                self._running.cancel()
+            await asyncio.wait([self._running], timeout=5)
+
+    def gauges(self) -> dict[str, float]:
+        return {"mcp_episodes": self._terms.live}
+
+    # What is asked
+
+    async def _list_tools(self, context: Any, params: Any) -> ListToolsResult:
+        session = self._session_of(context)
+        episode = self._episodes.get(session) if session is not None else None
+        offered = self._tools.get(episode, self._offered) if episode is not None else self._offered
+        return ListToolsResult(tools=[*wire.OWN, *(wire.describe_tool(one, session is None) for one in offered)])
+
+    async def _call_tool(self, context: Any, params: Any) -> CallToolResult:
+        session = self._session_of(context)
+        arguments = dict(params.arguments or {})
+        try:
+            if params.name == "start":
+                return await self._start(context, session, arguments)
+            episode = self._find_episode(params.name, session, arguments)
+            if params.name == "close":
+                await self.server.host.episodes.cancel(episode, self._terms)
+                self._forget(episode)
+                return wire.text_result("closed", {"episode": episode, "done": True})
+            action = wire.read_action(params.name, arguments)
+            step = await self.server.host.step(episode, action, terms=self._terms)
+        except TreetuneError as error:
+            return wire.error_result(error)
+        if step.done:
+            self._forget(episode)
+        return wire.step_result(step, episode)
+
+    async def _start(self, context: Any, session: str | None, arguments: dict[str, Any]) -> CallToolResult:
+        try:
+            asked = msgspec.convert(arguments, wire.Start)
+        except msgspec.ValidationError as error:
+            raise MCPError(code=INVALID_PARAMS, message=f"start: {error}") from None
+        count = self.server.streams.count
+        if asked.task_index is not None and count is not None and asked.task_index >= count:
+            raise UsageError(f"there is no task {asked.task_index}: they are 0 to {count - 1}")
+        if session is not None and (before := self._episodes.get(session)) is not None:
+            await self.server.host.episodes.cancel(before, self._terms)
+            self._forget(before)
+        self.server.refuse_stopping()
+        self.server.reserve(1)
+        self._starting += 1
+        try:
+            task, index = await self.server.sample(asked.task_index)
+            started = await self.server.host.start(task, terms=self._terms)
+        finally:
+            self._starting -= 1
+            self.server.release(1)
+        listed = self._offered
+        self._tools[started.episode], self._offered = started.tools, started.tools
+        if session is not None:
+            self._episodes[session] = started.episode
+        if listed != started.tools:
+            with contextlib.suppress(Exception):  # it may be unable to hear
+                await context.session.send_tool_list_changed()
+        return wire.start_result(started, index, task)
+
+    def _find_episode(self, tool: str, session: str | None, arguments: dict[str, Any]) -> str:
+        """The episode of the session, or the one that the call names."""
+        mine = self._episodes.get(session) if session is not None else None
+        named = arguments.pop("episode", None) if session is None or tool in wire.OWN_NAMES else None
+        if session is None and isinstance(named, str):
+            return named
+        if mine is None:
+            raise wire.NoEpisode(needs_name=session is None)
+        return mine
+
+    def _session_of(self, context: Any) -> str | None:
+        """Over standard input there is one; over HTTP what the header names, None where there is none."""
+        if self._streams is not None:
+            return _STDIO
+        headers = context.request.headers if context.request is not None else {}
+        found: str | None = headers.get(SESSION_HEADER)
+        return found
+
+    async def _end_session(self, session: str) -> None:
+        if (episode := self._episodes.get(session)) is not None:
+            await self.server.host.episodes.cancel(episode, self._terms)
+            self._forget(episode)
+
+    def _forget(self, episode: str) -> None:
+        self._tools.pop(episode, None)
+        for session in [key for key, value in self._episodes.items() if value == episode]:
+            del self._episodes[session]
+
+
+class _Lines:
+    """The lines of standard input. The SDK reads them in a thread, which cannot be stopped when the server is."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    @classmethod
+    async def open(cls, descriptor: int) -> _Lines:
+        reader = asyncio.StreamReader(limit=_MOST_BYTES)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb"))
+        return cls(reader)
+
+    def __aiter__(self) -> _Lines:
+        return self
+
+    async def __anext__(self) -> str:
+        try:
+            line = await self._reader.readline()
+        except ValueError:
+            return "{}"  # longer than a message may be: the rest of it is no message either
+        if not line:
+            raise StopAsyncIteration
+        return line.decode(errors="replace")
+
+
+def keep_standard_streams() -> tuple[int, int]:
+    """The descriptors of standard input and output, which are the wire. What user code and worker processes print goes
+    to standard error from now on, so this comes before any process is started."""
+    kept = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return kept
