@@ -616,6 +616,19 @@ def test_a_source_of_tools_lives_for_one_episode() -> None:
         asyncio.run(Episode.start(wrong, wrong[0]))
 
 
+def test_scoring_again_runs_the_rules_and_takes_other_results_from_the_record() -> None:
+    registry.register("test-counter-2", f"{__name__}:Counter")
+    Counter.opened.clear()
+    taskset = Doubling(TasksetConfig(tools=[{"test-counter-2": {"first": 4}}]))
+    answers = ([call("count_on"), call("double", number=1), call("none")], "8")
+    first = play(taskset, *answers)
+    again = play(taskset, *answers, recorded=[turn.calls for turn in first.turns if turn.calls])
+    assert len(Counter.opened) == 1
+    assert again.turns[1].observed == first.turns[1].observed
+    assert told(again)[:2] == ["5", "2 for Double 4."]
+    assert (again.reward, again.metrics) == (first.reward, first.metrics)
+
+
 def test_a_source_that_cannot_be_opened_fails_the_episode_and_is_closed() -> None:
     class Broken(Counter):
         async def open(self) -> list[Tool]:
