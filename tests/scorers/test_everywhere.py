@@ -18,6 +18,7 @@ from treetune.rows.scorer import scorer_for, taskset_of
 from treetune.score import judge
 from treetune.scorers import KINDS, choice, includes, number, pattern, read_scorer, weighted
 from treetune.scorers.backtracking import bound_of
+from treetune.scorers.combined import Part
 from treetune.scorers.said import find_unpaid
 from treetune.target import build_taskset
 from treetune.trainers.verl import compute_score
@@ -45,7 +46,7 @@ MMLU = [
 ]
 NODES = {
     "asdiv": (ASDIV, "{body} {question}", {"column": "answer", "pattern": r"^([\d.]+)"}, "number"),
-    "mmlu": (MMLU, "{question} Options: {choices}", "answer", {"kind": "choice", "choices": "choices"}),
+    "mmlu": (MMLU, "{question} Options: {choices}", "answer", {"kind": "choice", "truth": "index"}),
 }
 
 
@@ -75,7 +76,8 @@ def test_a_set_in_yaml_needs_no_python(treetune, name, right):
         ("incldes", "kind", "did you mean 'includes'"), ({}, "kind", "is required"), (3, "", "expected a kind"),
         ({"kind": "pattern", "pattern": "("}, "pattern", "no regular expression"),
         ({"kind": "pattern", "pattern": "a", "group": 2}, "group", "no group 2"),
-        ({"kind": "pattern"}, "pattern", "is required"), ({"kind": "pattern", "pattern": "a" * 3000}, "pattern", "2000"),
+        ({"kind": "pattern"}, "pattern", "is required"),
+        ({"kind": "pattern", "pattern": "a" * 3000}, "pattern", "2000"),
         ({"kind": "number", "tolerence": 1}, "tolerence", "did you mean 'tolerance'"),
         ({"kind": "number", "tolerance": -1}, "tolerance", "from 0 on"),
         ({"kind": "exact", "answer": {"aftr": "x"}}, "answer.aftr", "did you mean 'after'"),
@@ -148,7 +150,7 @@ def test_the_method_of_a_row_names_a_kind(method, reply, reward):
 def test_a_scorer_survives_json_as_it_is():
     for scorer in (
         includes(ignore_case=False), number(tolerance=0.5), choice(choices={"1": "a", "2": "b"}),
-        weighted(parts=[{"weight": 1, "scorer": "exact"}]) if False else pattern(r"(\d+)", which="last"),
+        pattern(r"(\d+)", which="last"), weighted(parts=[Part(weight=1.0, scorer=includes())]),
         read_scorer({"kind": "all_of", "scorers": ["exact", {"kind": "f1", "answer": {"tag": "a"}}]}),
     ):  # fmt: skip
         assert read_scorer(json.loads(json.dumps(to_plain(scorer)))) == scorer

@@ -15,6 +15,7 @@ from treetune.tools_in_text import call_as_text
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset, tool
+from treetune.scorers import includes
 
 
 class Doubles(Taskset):
@@ -27,6 +28,14 @@ class Doubles(Taskset):
 
     def gold(self, task):
         return task.ground_truth
+
+
+class Named(Taskset):
+    scorer = includes()
+
+    def load_tasks(self):
+        for n, town in enumerate(("Paris", "Rome", "Oslo", "Bern")):
+            yield Task(prompt=f"Name capital {n}.", reward_spec={"ground_truth": town})
 
 
 class Endless(Doubles):
@@ -105,6 +114,7 @@ TARGETS: dict[TargetKind, tuple[str, bool]] = {
 
 KINDS: dict[TaskKind, tuple[str, list[Any]]] = {
     TaskKind.RULE: ("truths.jsonl", ["2"]),
+    TaskKind.SCORER: ("kinds_of.py:Named", ["It is Paris."]),
     TaskKind.REWARD: ("kinds_of.py:Doubles", ["0"]),
     TaskKind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
     TaskKind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
