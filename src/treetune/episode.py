@@ -278,6 +278,8 @@ class Episode:
             step = Step(reward=reward, done=True, info=info, truncated=True)
         else:
             raise error
+        if self._toolbox is not None:
+            self._toolbox.count(step)
         self.result.add(step)
         return step
 

@@ -100,6 +100,7 @@ class Toolbox:
         allowed = min(MOST_AT_ONCE, self._most_calls - self.calls)
         if allowed <= 0 and self._told_to_stop:
             return self._give_up(made)
+        self.calls += max(0, min(allowed, len(made)))
         waits = [number for number, call in enumerate(made[:allowed]) if self._is_final(call)]
         runs = [number for number in range(min(allowed, len(made))) if number not in waits]
         done: dict[int, _Done] = {}
@@ -114,7 +115,6 @@ class Toolbox:
                 done[number] = _failed("not run: the episode has ended")
             else:
                 done[number] = await self._run(made[number], recorded.get(number))
-        self.calls += max(0, min(allowed, len(made)))
         for number in range(max(0, allowed), len(made)):
             done[number] = self._refuse(allowed)
         return self._combine(made, [done[number] for number in range(len(made))])

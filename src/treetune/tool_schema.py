@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,6 +145,20 @@ def _holds(node: Any, name: str, parts: dict[str, Any], seen: set[str]) -> bool:
         if _holds(parts[reference], name, parts, seen):
             return True
     return any(_holds(value, name, parts, seen) for value in node.values())
+
+
+_VERL_KEEPS = {"type", "description", "enum"}
+
+
+def lost_for_verl(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What verl's schema of a tool would lose, which keeps three keys of a property: `search.limit: default`."""
+    lost = []
+    for tool in tools:
+        function = tool["function"]
+        for name, schema in (function["parameters"].get("properties") or {}).items():
+            if further := sorted(set(schema) - _VERL_KEEPS - {"title"}):
+                lost.append(f"{function['name']}.{name}: {', '.join(further)}")
+    return lost
 
 
 _SECTION = re.compile(r"^[ \t]*(?:Args|Arguments|Parameters)[ \t]*:[ \t]*$", re.M)

@@ -22,6 +22,7 @@ from treetune.runs.folder import Records, RunFolder
 from treetune.score import Validity
 from treetune.streams import draw_tasks
 from treetune.task import Task
+from treetune.tool_schema import lost_for_verl
 
 if TYPE_CHECKING:
     from treetune.validate.rules import Finding
@@ -41,6 +42,8 @@ class TaskCheck(msgspec.Struct):
     """The rule that failed: `invalid-task`, `gold-not-rewarded`, `gold-failed`, `validate-failed`."""
     reason: str | None = None
     gold_reward: float | None = None
+    lost_for_verl: list[str] = []
+    """What of its tools' schemas verl's own tools would not tell a model."""
 
     def fail(self, rule: str, reason: str) -> None:
         self.validity, self.rule, self.reason = Validity.INVALID, rule, reason
@@ -113,7 +116,7 @@ class TasksetChecker:
         gold = Gold(self._taskset, probability=1.0, name="scripted:gold")
         trace = await run_rollout(self._taskset, task, gold, limits=self._config.limits)
         threshold = self._config.pass_threshold
-        check.gold_reward = trace.reward
+        check.gold_reward, check.lost_for_verl = trace.reward, lost_for_verl(trace.tools)
         check.validity = Validity.VALID
         if trace.reward is None:
             check.fail("gold-failed", trace.failure.message if trace.failure else trace.outcome.value)
@@ -134,6 +137,12 @@ class TasksetChecker:
         for rule, failed in sorted(by_rule.items()):
             first, found = [check.idx for check in failed[:SHOWN]], failed[0].reason or ""
             findings.append(Finding(rule, Severity.ERROR, self._taskset.name, "task", first, len(failed), found))
+        if lost := [check for check in checks if check.lost_for_verl]:
+            found = f"verl's own tools keep of a property only type, description and enum: {lost[0].lost_for_verl[0]}"
+            idxs = [check.idx for check in lost[:SHOWN]]
+            findings.append(
+                Finding("verl-tool-schema", Severity.WARNING, self._taskset.name, "task", idxs, len(lost), found)
+            )
         return CheckSummary(
             tasks=len(checks),
             valid=counts[Validity.VALID],

@@ -98,7 +98,8 @@ def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
     """verl's reward functions are given one answer. An environment that does not say how long its episodes are is found
     out when it is played."""
     taskset, task = owner_of(taskset, task)
-    if taskset.offers_tools(task):
+    # Of rows only what they say: the code that they name is not run to find out.
+    if bool(task.tools) if hasattr(taskset, "scorer_of") else taskset.offers_tools(task):
         problem = f"in task {task.idx} of {taskset.name} a model may call tools, and verl plays one answer"
         raise UsageError(problem, remedy=SEVERAL_TURNS)
     own = taskset.overrides("environment") and not hasattr(taskset, "scorer_of")

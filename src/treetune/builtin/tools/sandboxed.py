@@ -60,6 +60,8 @@ class _Sandboxed(ToolSource):
 
 
 class PythonTool(_Sandboxed):
+    """A Python program, in a fresh sandbox each time."""
+
     @tool
     async def python(self, code: str) -> str:
         """Run a Python program and get what it prints. Each call starts afresh, without files or network.
@@ -70,7 +72,7 @@ class PythonTool(_Sandboxed):
 
 
 class ShellTool(_Sandboxed):
-    """A shell that lives for the episode; it is started by the first command."""
+    """A shell in a sandbox that lives for the episode; it is started by the first command."""
 
     def __init__(self, task: Task, **settings: Any) -> None:
         super().__init__(task, **settings)

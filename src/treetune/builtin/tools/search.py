@@ -19,6 +19,8 @@ from treetune.tools import Tool, ToolSource, tool
 
 
 class SearchTool(ToolSource):
+    """The best passages of a file of documents, by BM25."""
+
     _index: Index
 
     def __init__(self, task: Task, corpus: str | None = None, documents: int = DOCUMENTS) -> None:
