@@ -33,6 +33,8 @@ FileName = Annotated[str, "the name of a file"]
 where its content changed; a taskset of your own says what it holds in `source()`."""
 CodeName = Annotated[str, "the name of code"]
 """The type of a key that may name code: `file.py:Name`."""
+ModelName = Annotated[str, "the name of a model"]
+"""The type of a key that names a model: `scripted:file.py:Name` is looked for beside the YAML file first."""
 
 
 def declared_keys(struct: type, kind: Any) -> list[str]:

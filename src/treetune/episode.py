@@ -19,6 +19,7 @@ import msgspec
 
 from treetune.environment import Action, Environment, Observation, SingleTurn, Sink, Step, show_to
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, described
+from treetune.judgement import Judgement, recording
 from treetune.score import finite, total
 from treetune.task import Task, without_surrogates
 from treetune.taskset import Taskset
@@ -86,6 +87,8 @@ class Result(msgspec.Struct):
     metrics: dict[str, float] = {}
     warnings: list[str] = []
     """What its author should know."""
+    judgements: list[Judgement] = []
+    """The calls of judges that it took."""
 
     def add(self, step: Step) -> None:
         """Takes one more step in; the one place that reads the `info` of steps."""
@@ -103,6 +106,8 @@ class Result(msgspec.Struct):
             self.success = bool(success)
         if (warning := info.get("warning")) is not None:
             self.warnings.append(str(warning))
+        if judgements := info.get("judgements"):  # of a step that was played elsewhere
+            self.judgements += msgspec.convert(judgements, list[Judgement])
         self.pay(step.reward)
 
     def pay(self, reward: float) -> None:
@@ -187,7 +192,8 @@ class Episode:
     async def _play(self, environment: Environment, action: Action) -> Step:
         began = time.perf_counter()
         try:
-            answer = await in_time(call(environment.step, action), self._limits, self._until)
+            with recording(self.result.judgements):
+                answer = await in_time(call(environment.step, action), self._limits, self._until)
             step = _check_step(environment, answer)
             self.result.add(step)
         except BaseException as error:
@@ -238,7 +244,11 @@ class Episode:
     async def play(self, action: Any, show: Sink) -> Step:
         """A step for whoever plays from outside; `show` is given what the environment shows meanwhile."""
         show_to(show)
-        return self.with_ending(await self.step(action))
+        before = len(self.result.judgements)
+        step = self.with_ending(await self.step(action))
+        if judgements := self.result.judgements[before:]:
+            step.info = {**step.info, "judgements": msgspec.to_builtins(judgements)}
+        return step
 
     def with_ending(self, step: Step) -> Step:
         """A step for whoever plays from outside and sees no trace: its `info` says how the episode ended."""

@@ -81,7 +81,8 @@ class EpisodeRecord:
         self._truncated = step.truncated
         self._environment += seconds
         if self._task is not None:
-            self._add_turn(Turn(self._observed, _as_message(action), step.reward, step.info))
+            info = {key: value for key, value in step.info.items() if key != "judgements"}  # the trace's own
+            self._add_turn(Turn(self._observed, _as_message(action), step.reward, info))
             self._observe(step.observation)
 
     def _add_turn(self, turn: Turn) -> None:
@@ -140,6 +141,7 @@ class EpisodeRecord:
             explanation=result.explanation,
             success=result.success,
             metrics=result.metrics,
+            judgements=result.judgements,
             failure=failure,
             timing=Timing(start=self._start, policy=policy, environment=self._environment, total=total),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from treetune.errors import ResumeError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import is_own, refuse_foreign_environment
 from treetune.evaluation.runner import Runner
@@ -19,6 +20,8 @@ from treetune.rows.trust import trusts
 from treetune.runs.folder import TRACES, RunFolder, read_traces
 from treetune.task import text_of
 from treetune.trace import POLICY_FIELDS, Trace
+
+MORE = "raise that ceiling; verdicts that were paid for are kept"
 
 
 class RescoreSummary(msgspec.Struct):
@@ -98,6 +101,8 @@ async def score_again(evaluation: Evaluation, run: RunFolder[Trace], trust: bool
     with RunFolder.create(folder, TRACES, evaluation) as fresh:
         rescorer = Rescorer(evaluation, run.path, fresh, trust)
         await rescorer.run_all()
+        if (spent := rescorer.tally.stopped) is not None:
+            raise ResumeError(f"{spent}, before all was scored again: {run.path} stays as it was", remedy=MORE)
         run.replace(fresh)
     shutil.rmtree(folder)
     return rescorer.compare()
