@@ -15,6 +15,13 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
+from treetune.mentions import Options as Options
+from treetune.mentions import choose as choose
+from treetune.mentions import read_label as read_label
+from treetune.mentions import statement as statement
+from treetune.mentions import why_unnamed as why_unnamed
 from treetune.numerals import (
     closing_brace,
     find_numbers,
@@ -39,6 +46,51 @@ class Found(NamedTuple):
     """The answer as it was given; None where there is none, or no single one."""
     why: str = ""
     """Why there is none."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the answer stands; one of these is given."""
+
+    after: str | None = None
+    """A mark, such as `####` or `Answer:`: the rest of its line, or the next line that says something."""
+    tag: str | None = None
+    """The name of a tag: `answer` for `<answer>...</answer>`."""
+    boxed: bool = False
+    r"""What `\boxed{...}` holds."""
+    last_line: bool = False
+    """The last line that says something."""
+    first_line: bool = False
+    """The first one."""
+
+    def __post_init__(self) -> None:
+        if sum(bool(getattr(self, name)) for name in self.__struct_fields__) != 1:
+            raise ValueError(f"give one of {', '.join(self.__struct_fields__)}")
+        if self.tag is not None and not _NAME.fullmatch(self.tag):
+            raise ValueError(f"tag is the name without brackets, such as answer; got {self.tag!r:.60}")
+
+    def fill(self, text: str) -> str:
+        """A reply with a text where the answer stands."""
+        if self.after is not None:
+            return f"{self.after} {text}"
+        if self.tag is not None:
+            return f"<{self.tag}>{text}</{self.tag}>"
+        return f"\\boxed{{{text}}}" if self.boxed else text
+
+    def pieces(self, text: str) -> list[str]:
+        """What stands there, each time."""
+        if self.after is not None:
+            return after(text, self.after)
+        if self.tag is not None:
+            return [piece.strip() for piece in tagged(text, self.tag)]
+        if self.boxed:
+            return boxed(text)
+        lines = text.strip().split("\n")
+        return [lines[-1 if self.last_line else 0].strip()]
+
+    def __str__(self) -> str:
+        if self.after is not None:
+            return f"`{self.after}`"
+        return f"<{self.tag}>" if self.tag is not None else "\\boxed{}" if self.boxed else "line"
 
 
 # Where the answer stands
@@ -86,6 +138,14 @@ def one_of(given: Sequence[str], key: Callable[[str], Hashable], missing: str) -
     if None in keys:
         return Found(None, f"not a plain answer: {given[-1][:60]!r}")
     return Found(given[-1]) if len(keys) == 1 else Found(None, SEVERAL)
+
+
+def placed(text: str, place: Place) -> Found:
+    """The one answer that stands at a place."""
+    given = place.pieces(text)
+    if len(given) == 1:
+        return Found(given[0]) if given[0] else Found(None, f"nothing at {place}")
+    return one_of(given, lambda said: plain(said) or None, f"no {place}")
 
 
 def number_after(text: str, mark: str) -> Found:
@@ -163,6 +223,7 @@ def names_one(text: str) -> bool:
     return "?" not in text and not leaves_open(text)
 
 
+_NAME = re.compile(r"[A-Za-z][\w-]*")
 _BOX = "\\boxed{"
 _MARKS = re.compile("#{4,}")
 _DIGIT = re.compile(r"\d")

@@ -9,7 +9,7 @@ All faults are collected and reported together, each with the path of its key an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -47,6 +47,21 @@ def declared_values(config: Any, kind: Any) -> dict[str, list[str]]:
     """The files or code that a config names, by key."""
     values = {key: getattr(config, key) for key in declared_keys(type(config), kind)}
     return {key: [value] if isinstance(value, str) else value for key, value in values.items() if value}
+
+
+def map_declared(value: Any, hint: Any, change: Callable[[Any, str], str]) -> Any:
+    """A value of a config of this type, with the files, code and models that it names changed: `change` is given what
+    such a name is declared as, and the name. Of a type that has several forms, `struct_of` tells which."""
+    if get_origin(hint) is list and isinstance(value, list):
+        return [map_declared(item, get_args(hint)[0], change) for item in value]
+    for option in (hint, *get_args(hint)):
+        if option in (FileName, CodeName, ModelName):
+            return change(option, value) if isinstance(value, str) else value
+        if isinstance(option, type) and issubclass(option, msgspec.Struct) and isinstance(value, Mapping):
+            struct = option.struct_of(value) if hasattr(option, "struct_of") else option
+            hints = get_type_hints(struct, include_extras=True) if struct is not None else {}
+            return {key: map_declared(item, hints.get(key, Any), change) for key, item in value.items()}
+    return value
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
@@ -123,6 +138,9 @@ def convert(
         if key not in known:
             hint = did_you_mean(str(key), known) or f"; known: {', '.join(known)}"
             faults.append((here, f"unknown key{hint}"))
+        elif (reader := _reader_in(hints[key])) is not None and value is not None:
+            with gather_faults(faults):
+                values[key] = reader(value, here, raw)
         elif (nested := _struct_in(hints[key], value)) is not None and isinstance(value, Mapping):
             tag = nested.__struct_config__.tag_field
             with gather_faults(faults):
@@ -260,6 +278,27 @@ def _struct_in(hint: Any, value: Any) -> type[msgspec.Struct] | None:
             one for one, config in zip(structs, configs, strict=True) if value.get(config.tag_field) == config.tag
         ]
     return structs[0] if len(structs) == 1 else None
+
+
+def _reader_in(hint: Any) -> Callable[..., Any] | None:
+    """What reads a value of this type, where the type does so itself (`read_config`), and lists of them."""
+    if get_origin(hint) is list and (one := _reader_in(get_args(hint)[0])) is not None:
+        return partial(_read_list, one)
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return next((option.read_config for option in options if hasattr(option, "read_config")), None)
+
+
+def _read_list(read: Callable[..., Any], value: Any, path: str, raw: Mapping[str, str] | None) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError([(path, f"expected a list, got {value!r:.60}")])
+    faults: Faults = []
+    items = []
+    for number, item in enumerate(value):
+        with gather_faults(faults):
+            items.append(read(item, f"{path}[{number}]", raw))
+    if faults:
+        raise ConfigError(faults)
+    return items
 
 
 def _tags_of(hint: Any) -> tuple[str, list[str]] | None:

@@ -46,6 +46,9 @@ class Taskset(Generic[TaskT, ConfigT]):
     NEEDS_CONTAINER: ClassVar[bool] = False
     """Its tasks run code or commands: refused before the first task where no sandbox can serve it."""
 
+    scorer: Any = None
+    """What scores its answers, where it has no `reward` of its own: `scorer = includes()`, from `treetune.scorers`."""
+
     OPEN_KEYS: ClassVar[bool] = True
     """Whether `custom_cls` may give it any key: so where it has no config type of its own."""
 
@@ -114,8 +117,10 @@ class Taskset(Generic[TaskT, ConfigT]):
         return UNCHECKED
 
     def reward(self, task: TaskT, answer: str) -> Any:
-        """The reward of a single answer, a number or a `Score`. May be async."""
-        remedy = "write reward(task, answer), or give the task an env_class"
+        """The reward of a single answer, a number or a `Score`: what `scorer` says, where it has one. May be async."""
+        if self.scorer is not None:
+            return self.scorer.score(answer, task.ground_truth, task)
+        remedy = "write reward(task, answer), set scorer, or give the task an env_class"
         raise TasksetError(f"{self.name} cannot score its task {task.idx}", remedy=remedy)
 
     def gold(self, task: TaskT) -> Any:
@@ -124,13 +129,16 @@ class Taskset(Generic[TaskT, ConfigT]):
         from treetune.plugins import environments
 
         if task.env_class is None:
-            return None
+            return None if self.scorer is None else self.scorer.gold(task.ground_truth, task)
         cls: Any = environments.resolve(self.environment_spec(task.env_class))
         return cls.gold(task)
 
     def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
-        """Rewards of several traces of one task, scored together. Optional; may be async."""
-        raise NotImplementedError
+        """Rewards of several traces of one task, scored together: what `scorer` says, where it compares them. Optional;
+        may be async."""
+        if self.scorer is None or not self.scorer.scores_groups:
+            raise NotImplementedError
+        return self.scorer.score_group(task, traces)
 
     def environment(self, task: TaskT) -> Environment:
         """The environment that runs this task."""
@@ -168,7 +176,7 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     @property
     def scores_groups(self) -> bool:
-        return self.overrides("score_group")
+        return self.overrides("score_group") or (self.scorer is not None and self.scorer.scores_groups)
 
     def scores_group_of(self, task: TaskT) -> bool:
         """Whether the rollouts of this task are scored together."""

@@ -17,9 +17,9 @@ from treetune.builtin.alphabet_sort import AlphabetSortTask
 from treetune.builtin.arithmetic import Arithmetic
 from treetune.builtin.reverse_text import ReverseText
 from treetune.builtin.wikispeedia import LinkGraph, WikispeediaTask
-from treetune.rows import rule
 from treetune.sandbox import probe
 from treetune.score import judge
+from treetune.scorers import rule
 
 Row = tuple[str, Any, str | list[str], str]
 """The environment or taskset, the ground truth, the reply or one a turn, and why it earns nothing or 1."""
@@ -306,7 +306,7 @@ def earn(name: str, truth: Any, reply: str | list[str], pets: Path) -> float:
     replies = reply if isinstance(reply, list) else [reply]
     task = Task(prompt="?", reward_spec={"ground_truth": truth})
     if name == "rule":
-        return rule.score(replies[0], truth).reward
+        return rule().score(replies[0], truth).reward
     if name in ("arithmetic", "reverse-text"):
         taskset: Any = Arithmetic() if name == "arithmetic" else ReverseText()
         return asyncio.run(judge(taskset, task, replies[0])).reward

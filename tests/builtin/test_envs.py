@@ -29,7 +29,6 @@ from treetune.answers import tagged
 from treetune.builtin import math_verifier, sql_worker, text2sql
 from treetune.builtin.alphabet_sort import AlphabetSort, AlphabetSortConfig, AlphabetSortEnvironment
 from treetune.builtin.search import Index, load_index
-from treetune.builtin.worker_process import Workers
 from treetune.environment import Contract, contract_of
 from treetune.episode import Episode
 from treetune.errors import EnvironmentFault, MissingExtraError
@@ -37,6 +36,7 @@ from treetune.plugins import environments
 from treetune.policy import Request
 from treetune.sandbox import probe
 from treetune.threads import call
+from treetune.worker_process import Workers
 
 TRUTHS = {"gsm8k": "5", "gsm8k_multi_turn": "5", "aime": "204", "search": ["Paris"], "text2sql": "SELECT 1"}
 

@@ -837,7 +837,9 @@ def test_text_and_parts_in_prompts_become_one_type(source):
     ],
 )  # fmt: skip
 def test_the_rule_reads_answers_as_people_write_them(answer, reward):
-    from treetune.rows.rule import score
+    from treetune.scorers import rule
+
+    score = rule().score
 
     assert score(answer, "72").reward == reward
 

@@ -13,7 +13,7 @@ import pytest
 from judge_endpoint import serving
 from scripted_judges import named
 
-from treetune.judges import Judge
+from treetune.judges import Judge, JudgeModel
 from treetune.judges.model import ask, client_of
 from treetune.judges.question import Question
 from treetune.policies import EndpointConfig
@@ -24,8 +24,8 @@ def question(answer: str = "Paris") -> Question:
     return Question.of("grade", "Right?", {"answer": answer}, {"grade": ("I", "C")})
 
 
-def judge_at(url: str, **keys) -> Judge:
-    return Judge(model="judge", endpoint=EndpointConfig(base_url=url, **keys.pop("endpoint", {})), **keys)
+def judge_at(url: str, **keys) -> JudgeModel:
+    return JudgeModel(model="judge", endpoint=EndpointConfig(base_url=url, **keys.pop("endpoint", {})), **keys)
 
 
 def test_a_judge_behind_an_endpoint_is_asked_with_its_own_sampling_and_key(tmp_path, monkeypatch):
@@ -47,10 +47,10 @@ def test_a_verdict_is_paid_for_once_also_by_another_process(tmp_path):
         again = asyncio.run(ask(judge, question()))
         code = (
             "import asyncio\n"
-            "from treetune.judges import Judge\nfrom treetune.judges.model import ask\n"
+            "from treetune.judges import JudgeModel\nfrom treetune.judges.model import ask\n"
             "from treetune.judges.question import Question\nfrom treetune.policies import EndpointConfig\n"
             "question = Question.of('grade', 'Right?', {'answer': 'Paris'}, {'grade': ('I', 'C')})\n"
-            f"judge = Judge(model='judge', endpoint=EndpointConfig(base_url={served.url!r}))\n"
+            f"judge = JudgeModel(model='judge', endpoint=EndpointConfig(base_url={served.url!r}))\n"
             "print(asyncio.run(ask(judge, question)).judgements[0].cached)\n"
         )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -64,7 +64,7 @@ def test_another_judge_another_sampling_or_another_prompt_is_asked_anew(tmp_path
     with serving("Fair", tmp_path / "judge") as served:
         for judge in (judge_at(served.url), judge_at(served.url, sampling=Sampling(temperature=1.0))):
             asyncio.run(ask(judge, question()))
-        asyncio.run(ask(Judge(model="other", endpoint=EndpointConfig(base_url=served.url)), question()))
+        asyncio.run(ask(JudgeModel(model="other", endpoint=EndpointConfig(base_url=served.url)), question()))
         asyncio.run(ask(judge_at(served.url), question("Rome")))
         assert len(served.answered()) == 4
 
@@ -103,7 +103,7 @@ def test_no_more_calls_than_allowed_are_under_way(tmp_path):
         "        code = re.search('VERDICT (\\\\w+)', request.messages[0]['content'])[1]\n"
         "        return f'VERDICT {code}: C'\n"
     )
-    judge = Judge(model=f"scripted:{file}:Counting", max_concurrent=3)
+    judge = JudgeModel(model=f"scripted:{file}:Counting", max_concurrent=3)
 
     async def ask_all():
         return await asyncio.gather(*(ask(judge, question(str(number))) for number in range(12)))
@@ -133,13 +133,13 @@ def test_a_question_that_nobody_waits_for_any_more_is_not_begun(tmp_path):
 
 
 def test_an_unreadable_verdict_is_not_kept(cache: Path):
-    asked = asyncio.run(ask(Judge(model=named("Refuses")), question()))
+    asked = asyncio.run(ask(JudgeModel(model=named("Refuses")), question()))
     assert asked.verdict is None
     assert not list(cache.rglob("*.json"))
 
 
 def test_a_damaged_verdict_on_disk_is_asked_for_again(cache: Path):
-    judge = Judge(model=named("Fair"))
+    judge = JudgeModel(model=named("Fair"))
     asyncio.run(ask(judge, question()))
     (kept,) = cache.rglob("verdicts/*/*.json")
     kept.write_bytes(b"{")
@@ -153,13 +153,13 @@ def test_a_changed_script_gives_new_verdicts(tmp_path):
         "        return 'VERDICT ' + re.search('VERDICT (\\\\w+)', request.messages[0]['content'])[1] + ': C'\n"
     )
     file.write_text(text)
-    before = Judge(model=f"scripted:{file}:Mine").identity()
+    before = JudgeModel(model=f"scripted:{file}:Mine").identity()
     file.write_text(text.replace(": C", ": I"))
-    assert Judge(model=f"scripted:{file}:Mine").identity() != before
+    assert JudgeModel(model=f"scripted:{file}:Mine").identity() != before
 
 
 def test_a_forked_process_has_its_own_clients():
-    judge = Judge(model=named("Fair"))
+    judge = JudgeModel(model=named("Fair"))
     asyncio.run(ask(judge, question()))
 
     async def find():

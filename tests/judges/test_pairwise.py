@@ -8,7 +8,7 @@ import pytest
 from scripted_judges import named
 
 from treetune import Task
-from treetune.judges import Judge, JudgeError
+from treetune.judges import Judge, JudgeError, JudgeModel
 from treetune.judges.methods import compare
 from treetune.trace import Trace, Turn
 
@@ -78,6 +78,6 @@ def test_each_is_compared_with_all_others_or_with_as_many_as_were_asked_for(coun
 
 
 def test_several_judges_compare_by_majority():
-    panel = tuple(Judge(model=named(name)) for name in ("Fair", "Fair", "PrefersFirst"))
+    panel = [JudgeModel(model=named(name)) for name in ("Fair", "Fair", "PrefersFirst")]
     scorer = Judge(judges=panel, method="pairwise", combine="majority")
     assert asyncio.run(scorer.score_group(TASK, traces_of("It is Paris.", "It is Rome."))) == [1, 0]

@@ -67,7 +67,7 @@ def test_a_rubric_is_worth_the_weighted_mean_of_its_criteria(tmp_path, verdict, 
         ("criteria: [{name: a, text: b, choices: [good, Good]}]", "at least two different choices"),
         ("criteria: [{name: a, text: b}, {name: A, text: c}]", "several criteria are called a"),
         ("criteria: [{name: 'a: b', text: c}]", "without a colon"),
-        ("criterion: []", "criteria: expected a list"),
+        ("criterion: []", "criterion: unknown key; did you mean .criteria."),
         ("criteria: [", "not valid YAML"),
     ],
 )

@@ -12,7 +12,7 @@ from scripted_judges import Prompt, named
 
 from treetune import Task
 from treetune.judgement import Judgement, recording
-from treetune.judges import Judge, JudgeError
+from treetune.judges import Judge, JudgeError, JudgeModel
 from treetune.judges.question import Question, Unreadable
 
 TASK = Task(prompt="What is the capital of France?", reward_spec={"ground_truth": "Paris"})
@@ -207,7 +207,7 @@ def test_an_answer_that_fills_the_judges_context_earns_nothing_instead_of_failin
     ],
 )
 def test_several_judges_decide_by_majority_or_mean_and_one_without_a_verdict_fails(judges, combine, earns):
-    scorer = Judge(judges=tuple(Judge(model=named(name)) for name in judges), combine=combine)
+    scorer = Judge(judges=[JudgeModel(model=named(name)) for name in judges], combine=combine)
     if earns is FAILS:
         with pytest.raises(JudgeError, match="Refuses"):
             asyncio.run(scorer.score(WRONG, "Paris", TASK))

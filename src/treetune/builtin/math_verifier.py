@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.builtin.worker_process import Workers
+    from treetune.worker_process import Workers
 
 SECONDS, CLOCK_SECONDS = 5.0, 30
 """Of one comparison: the processor time, and the most by the clock, on a busy machine."""
@@ -43,7 +43,7 @@ def compare(truth: str, answer: str) -> bool:
 
 @cache
 def _workers() -> Workers:
-    from treetune.builtin.worker_process import Workers  # here, for a worker needs nothing of Treetune
+    from treetune.worker_process import Workers  # here, for a worker needs nothing of Treetune
 
     return Workers(__file__, "math-verify", "pip install --force-reinstall math-verify")
 

@@ -21,11 +21,11 @@ from typing import Any, ClassVar
 from treetune.answers import tagged
 from treetune.builtin import sql_worker
 from treetune.builtin.turns import TurnEnvironment
-from treetune.builtin.worker_process import Workers
 from treetune.environment import Action, Contract, Kind, Step
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.task import Task
 from treetune.threads import call, limit_to_cores
+from treetune.worker_process import Workers
 
 FOLDER_VARIABLE = "TREETUNE_TEXT2SQL_DB"
 LAYOUTS = {"spider": "spider/database", "bird": "bird/train/train_databases", "synsql": "SynSQL-2.5M/databases"}

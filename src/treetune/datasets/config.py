@@ -11,6 +11,7 @@ import msgspec
 from treetune.config import CodeName, FileName
 from treetune.errors import ConfigError, did_you_mean
 from treetune.rows.sources import LoadingParams
+from treetune.scorers import Scorer
 from treetune.taskset_config import TasksetConfig
 from treetune.variables import resolve
 
@@ -39,8 +40,11 @@ class DatasetConfig(TasksetConfig, frozen=True, kw_only=True):
     """Columns to carry along in `extra_info`."""
     ground_truth: str | GroundTruthConfig | None = None
     """The right answer: a column, or `{column, pattern}` with a regular expression such as `"#### (.+)"`."""
+    scorer: Scorer | None = None
+    """How answers are scored: `includes`, or `{kind: number, tolerance: 0.01}`; docs/scoring.md has every kind. Without
+    it the rule compares with the ground truth."""
     reward_method: str = "rule"
-    """How the reward is found; `rule` compares with the ground truth."""
+    """What rows say of their scoring to trainers; the name of a kind of scorer is short for it."""
     ability: str | None = None
     """A category such as `math`."""
     env_class: str | None = None

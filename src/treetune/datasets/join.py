@@ -78,7 +78,7 @@ def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[File]
     with_parts = any(isinstance(_type_at(tree, CONTENT), list) for tree in trees)
     converters: list[Converter] = []
     for taskset, tree in zip(tasksets, trees, strict=True):
-        ruled = with_lists and taskset.scorer in (None, RULE)
+        ruled = with_lists and taskset.row_scorer in (None, RULE)
         texts = [path for path in truths if ruled and _type_at(tree, path) == "string"]
         parts = with_parts and _type_at(tree, CONTENT) == "string"
         converters.append(partial(_convert_values, truths=texts, parts=parts))

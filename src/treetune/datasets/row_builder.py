@@ -149,7 +149,7 @@ class RowBuilder:
         return table.filter(pa.array([rate is not None and profile.keeps(rate) for rate in rates], pa.bool_()))
 
     def _build_columns(self, table: pa.Table, indices: list[int], dropped: Counter[str]) -> pa.Table | None:
-        config, scorer = self.taskset.config, self.taskset.scorer
+        config, scorer = self.taskset.config, self.taskset.row_scorer
         texts: list[Any] = self._template.fill(table)
         truths: list[Any] | None = None
         if config.ground_truth is not None:
@@ -239,7 +239,7 @@ class RowBuilder:
             raise TasksetError(f"row {index} has the env_class {env_class!r}, which is no name")
         reward = _complete_reward(made.get("reward_model"), config.reward_method)
         spec = _reward_spec(reward)
-        scorer = taskset.scorer
+        scorer = taskset.row_scorer
         if env_class is not None:
             scorer = taskset.scorer_of_environment(env_class)
         elif scorer == RULE and "ground_truth" not in spec:

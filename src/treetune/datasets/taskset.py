@@ -25,6 +25,7 @@ from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.sources import check_loading
+from treetune.scorers import Scorer, scorer_of_method
 from treetune.task import UID_VERSION, Task
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
             raise StorageError(f"{error.filename or 'a file'} cannot be read: {error.strerror or error}") from None
         code_files = [file for spec in chain(*declared_values(config, CodeName).values()) if (file := file_of(spec))]
         # A file may hold several classes; and the scorer, with the path of its class, is part of every row.
-        asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.scorer}
+        asked = {**config.for_key(), "format": format, "class": type(self).__qualname__, "scorer": self.row_scorer}
         code = impl_hash(type(self), DatasetTaskset, code_files, BUILDER_VERSION)
         return f"{code}_{config_hash(asked, contents)}"
 
@@ -174,16 +175,25 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def overrides_build(self) -> bool:
         return type(self).build_dataset is not DatasetTaskset.build_dataset
 
+    @property
+    def scorer(self) -> Scorer | None:
+        """What the config says that scores answers."""
+        return self.config.scorer or scorer_of_method(self.config.reward_method)
+
     @cached_property
-    def scorer(self) -> str | None:
-        """How a row can be scored from itself alone, in any process: by the rule, by its environment, or by this
-        taskset, described as JSON. None where nothing here can."""
+    def row_scorer(self) -> str | None:
+        """How a row can be scored from itself alone, in any process: by the rule, by its environment, by a scorer
+        or by this taskset, described as JSON. None where nothing here can."""
         if self.config.env_class is not None:
             return self.scorer_of_environment(self.config.env_class)
         if type(self).reward is not RuleTaskset.reward:
             from treetune.rows.scorer import describe_taskset
 
             return describe_taskset(self, self.cache_dir)
+        if self.scorer is not None:
+            from treetune.rows.scorer import describe_scorer
+
+            return describe_scorer(self.scorer)
         if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
             return RULE
         return None

@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from treetune.answers import spoken
-from treetune.config import FileName
+from treetune.config import FileName, ModelName
 from treetune.errors import InvalidAction, TasksetError, TreetuneError
 from treetune.judgement import record
 from treetune.judges import methods
 from treetune.judges.model import Asked, JudgeModel, ask
 from treetune.judges.question import Question
 from treetune.judges.rubric import Criterion, Rubric, read_rubric
+from treetune.policies import EndpointConfig
+from treetune.policy import Sampling
 from treetune.score import Score
+from treetune.scorers.scorer import Scorer
 from treetune.task import Task, text_of, without_surrogates
 
 if TYPE_CHECKING:
@@ -35,7 +38,17 @@ class JudgeError(TreetuneError):
     """A judge that gave no verdict."""
 
 
-class Judge(JudgeModel, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="judge", tag_field="kind"):
+class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
+    model: ModelName = ""
+    """Who judges: a model behind the endpoint, `local:PATH`, or `scripted:file.py:Name`."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """Where it is served: its own address, key and retries, apart from those of the model that is judged."""
+    sampling: Sampling = JudgeModel().sampling
+    """How its verdicts are sampled. A verdict that is cut off by `max_tokens` cannot be read."""
+    max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = JudgeModel().max_concurrent
+    """The most calls under way at once in a process, whatever asks."""
+    retries: Annotated[int, msgspec.Meta(ge=0)] = JudgeModel().retries
+    """How often it is asked again where its verdict cannot be read; then there is none, and the rollout has failed."""
     method: Literal["grade", "equal", "rubric", "pairwise"] | None = None
     """Absent: `rubric` where there is one, else `grade`."""
     instruction: str | None = None
@@ -44,13 +57,13 @@ class Judge(JudgeModel, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """What a P of `grade` is worth."""
     rubric: FileName | None = None
     """A YAML or TOML file with criteria."""
-    criteria: tuple[Criterion, ...] = ()
+    criteria: list[Criterion] = []
     """The same, in place of a file."""
     calls: Literal["each", "once"] = "each"
     """A call for each criterion, cached one by one, or one call for all of them."""
     opponents: Annotated[int, msgspec.Meta(ge=2)] | None = None
     """How many others an answer is compared with by `pairwise`; absent: all of its group."""
-    judges: tuple[JudgeModel, ...] = ()
+    judges: list[JudgeModel] = []
     """Several judges in place of `model`: each is asked everything."""
     combine: Literal["mean", "majority"] = "mean"
     """What several judges give: their mean, or the highest reward that more than half of them reach."""
@@ -73,21 +86,27 @@ class Judge(JudgeModel, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
     @property
     def models(self) -> list[JudgeModel]:
-        return list(self.judges) or [self]
+        return self.judges or [JudgeModel(**{key: getattr(self, key) for key in JudgeModel.__struct_fields__})]
 
     @property
     def scores_groups(self) -> bool:
         """Whether answers are compared with each other, so that one alone has no reward."""
         return self.way == "pairwise"
 
+    @property
+    def calls_models(self) -> bool:
+        return True
+
     def check(self) -> None:
         """Raises what is wrong with its models and its rubric, before anything is asked."""
-        for model in self.judges:
+        for model in self.models:
             model.check()
-        if not self.judges:
-            super().check()
         if self.way == "rubric":
             self.read_rubric()
+
+    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+        needed = self.way == "equal" or (self.way == "grade" and self.instruction is None)
+        return "is missing" if needed and methods.show_truth(truth) is None else None
 
     def read_rubric(self) -> Rubric:
         if self.rubric is None:
@@ -105,7 +124,9 @@ class Judge(JudgeModel, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         return msgspec.structs.replace(self, rubric=None, criteria=read.criteria, instruction=read.instruction)
 
     async def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        answer = _spoken(answer)
+        if self.answer is not None and (found := self.find(answer)).text is None:
+            return Score(0.0, explanation=found.why)
+        answer = _spoken(answer) if self.answer is None else found.text or ""
         if self.scores_groups:
             return Score(0.0, answer=answer, explanation="compared with the other rollouts of its task")
         if not answer:

@@ -12,12 +12,13 @@ import asyncio
 import atexit
 import os
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from treetune.by_environment import ByEnvironment
-from treetune.config import ModelName
+from treetune.config import ModelName, convert
 from treetune.errors import ContextFullError, TreetuneError, described
 from treetune.files import hash_files
 from treetune.judgement import Judgement
@@ -29,7 +30,7 @@ from treetune.task import Message, Task, without_surrogates
 from treetune.threads import run_in_background, submit_in_background
 
 
-class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     model: ModelName = ""
     """Who judges: a model behind the endpoint, `local:PATH`, or `scripted:file.py:Name`."""
     endpoint: EndpointConfig = EndpointConfig()
@@ -40,6 +41,10 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The most calls under way at once in a process, whatever asks."""
     retries: Annotated[int, msgspec.Meta(ge=0)] = 2
     """How often it is asked again where its verdict cannot be read; then there is none, and the rollout has failed."""
+
+    @classmethod
+    def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> JudgeModel:
+        return value if isinstance(value, cls) else convert(value, cls, path=path, raw=raw)
 
     def identity(self) -> dict[str, Any]:
         """What makes its verdicts what they are."""
@@ -196,12 +201,11 @@ os.register_at_fork(after_in_child=_clients.clear)
 
 def client_of(judge: JudgeModel) -> Client:
     """The one of this process; asked for on the background loop."""
-    own = {name: getattr(judge, name) for name in JudgeModel.__struct_fields__}
-    key = msgspec.json.encode([own, judge.identity(), os.environ.get("TREETUNE_TASK_CACHE_DIR")])
+    key = msgspec.json.encode([judge, judge.identity(), os.environ.get("TREETUNE_TASK_CACHE_DIR")])
     if key not in _clients:
         if not _clients:
             atexit.register(_close_clients)
-        _clients[key] = Client(JudgeModel(**own))
+        _clients[key] = Client(judge)
     return _clients[key]
 
 

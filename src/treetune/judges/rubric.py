@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from treetune.config import convert, load_yaml
-from treetune.errors import ConfigError, Faults, gather_faults
+from treetune.errors import ConfigError
 from treetune.judges.question import fold
 
 
@@ -37,12 +37,16 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if len(folded) < 2 or len(folded) < len(self.choices) or "" in folded:
             raise ValueError(f"{self.name}: give at least two different choices, from worst to best")
 
+    @classmethod
+    def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> Criterion:
+        return value if isinstance(value, cls) else convert(_spell_choices(value), cls, path=path, raw=raw)
+
     def value_of(self, choice: str) -> float:
         return self.choices.index(choice) / (len(self.choices) - 1)
 
 
 class Rubric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    criteria: tuple[Criterion, ...]
+    criteria: list[Criterion]
     instruction: str | None = None
     """What the judge should know for all criteria."""
 
@@ -62,20 +66,7 @@ class Rubric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def read_rubric(path: str | Path) -> Rubric:
     """A rubric from a .toml or .yaml file; one error names every fault of it."""
     file = Path(path).expanduser()
-    data = _load_toml(file) if file.suffix == ".toml" else load_yaml(file)
-    faults: Faults = []
-    criteria = data.get("criteria")
-    if not isinstance(criteria, list):
-        raise ConfigError([("criteria", "expected a list: [{name: ..., text: ...}]")], source=str(path))
-    read = []
-    for number, item in enumerate(criteria):
-        with gather_faults(faults):
-            read.append(convert(_spell_choices(item), Criterion, path=f"criteria[{number}]", source=str(path)))
-    with gather_faults(faults):
-        rubric = convert({**data, "criteria": read}, Rubric, source=str(path))
-    if faults:
-        raise ConfigError(faults, source=str(path))
-    return rubric
+    return convert(_load_toml(file) if file.suffix == ".toml" else load_yaml(file), Rubric, source=str(path))
 
 
 def _load_toml(file: Path) -> dict[str, Any]:

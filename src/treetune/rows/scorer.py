@@ -1,6 +1,7 @@
 """How a row is scored from itself alone, in any process: by its `scorer`.
 
-    scorer_for(taskset, task)       # "rule", "env:gsm8k", or the taskset as JSON: {"id":"my_tasks:Colours","level":2}
+    scorer_for(taskset, task)       # "rule", "env:gsm8k", a scorer as JSON: {"scorer":{"kind":"includes"}}, or the
+                                    # taskset: {"id":"my_tasks:Colours","level":2}
     taskset_of(scorer)              # what scores the row's task, made once per process
     with_type(task, taskset)        # the row's task as the taskset knows it
 
@@ -31,13 +32,25 @@ from treetune.mixture import owner_of
 from treetune.plugins import absolute_spec, environments, folders_of, tasksets
 from treetune.rows.cache import write_atomically
 from treetune.rows.rule import RULE, RuleTaskset
-from treetune.rows.trust import FILE, LOOK, check_module, check_spec, code_folders, is_installed, trusts
+from treetune.rows.trust import (
+    FILE,
+    LOOK,
+    check_module,
+    check_spec,
+    code_folders,
+    is_installed,
+    is_own_scorer,
+    remember_scorer,
+    trusts,
+)
+from treetune.scorers import Scorer, read_scorer
 from treetune.target import build_taskset
 from treetune.task import Task, own_fields, own_values
 from treetune.taskset import Taskset
 from treetune.variables import fill_variables, mark_variables
 
-ENVIRONMENT = "env:"
+ENVIRONMENT, SCORER = "env:", '{"scorer":'
+"""How a row's scorer begins that is an environment, or a scorer as JSON."""
 
 _ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
 """Keys of a taskset that decide which tasks there are, not what they earn."""
@@ -57,7 +70,18 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
         return describe_taskset(taskset)
     if task.env_class is not None:
         return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
+    if taskset.scorer is not None:
+        return describe_scorer(taskset.scorer)
     return RULE if plain and task.ground_truth is not None else None
+
+
+def describe_scorer(scorer: Scorer) -> str:
+    """A scorer as JSON; the rule, which needs nothing more, by its name."""
+    plain = mark_variables(msgspec.to_builtins(scorer.without_files()))
+    described = RULE if plain == {"kind": RULE} else msgspec.json.encode({"scorer": plain}).decode()
+    if scorer.calls_models:
+        remember_scorer(described)
+    return described
 
 
 def scorer_of_environment(env_class: str) -> str:
@@ -80,11 +104,22 @@ def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
     if not taskset.scores_group_of(task):
         return None
     if task.env_class is None and not taskset.overrides("reward") and not taskset.overrides("environment"):
-        raise UsageError(
-            f"{taskset.name} only scores groups, and a row is scored alone",
-            remedy="write reward(task, answer) too, or train from `treetune serve`, which scores groups",
-        )
+        raise only_groups(taskset.name, "write reward(task, answer) too, or ")
+    if taskset.scorer is not None and taskset.scorer.scores_groups and plain_reward(taskset):
+        raise only_groups(taskset.name)
     return f"{taskset.name}.score_group() is not called for rows: trainers score each answer alone"
+
+
+def plain_reward(taskset: Taskset[Any, Any]) -> bool:
+    """Whether its scorer, or the rule, is what scores: it has no `reward` of its own."""
+    return type(taskset).reward in (Taskset.reward, RuleTaskset.reward)
+
+
+def only_groups(name: str, before: str = "") -> UsageError:
+    return UsageError(
+        f"{name} only scores groups, and a row is scored alone",
+        remedy=f"{before}train from `treetune serve`, which scores groups",
+    )
 
 
 def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
@@ -110,7 +145,7 @@ def has_several_turns(environment: Any) -> bool:
 def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
     """The taskset that scores a row's task."""
     if scorer == RULE:
-        return _ByRule()
+        return ByScorer()
     if scorer.startswith(ENVIRONMENT):
         spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=trust)
         check_spec(spec, environments, trust)
@@ -120,8 +155,17 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
         node = msgspec.json.decode(scorer, type=dict[str, Any])
     except msgspec.DecodeError:
         raise UsageError(
-            f"a row names a scorer that is none: {scorer!r:.80}", remedy="it is rule, env:NAME, or a taskset as JSON"
+            f"a row names a scorer that is none: {scorer!r:.80}",
+            remedy='it is rule, env:NAME, a scorer as {"scorer": {"kind": ...}}, or a taskset as JSON',
         ) from None
+    if node.keys() == {"scorer"}:
+        own = trusts(trust) or is_own_scorer(scorer)
+        read = read_scorer(fill_variables(node["scorer"], trust=own), "the scorer of a row")
+        if read.calls_models and not own:
+            raise UsageError(f"a row has a model called that no build of yours named: {scorer:.200}", remedy=LOOK)
+        if read.scores_groups:
+            raise only_groups("its judge")
+        return ByScorer(read)
     check_spec(str(node.get("id", "")), tasksets, trust)
     path = str((node.get("custom_cls") or {}).get("path", ""))
     if path.startswith("pkg://"):
@@ -154,8 +198,12 @@ class ScoredEnvironment(Environment):
         return taskset.environment(with_type(plain, taskset))
 
 
-class _ByRule(RuleTaskset):
-    """Scores rows that have no taskset of their own."""
+class ByScorer(RuleTaskset):
+    """Scores rows that have no taskset of their own: by a scorer, or by the rule."""
+
+    def __init__(self, scorer: Scorer | None = None) -> None:
+        super().__init__()
+        self.scorer = scorer
 
     def load_tasks(self) -> list[Task]:
         return []
@@ -164,7 +212,7 @@ class _ByRule(RuleTaskset):
         return SingleTurn(task, self)
 
     def reward(self, task: Task, answer: str) -> Any:
-        if task.ground_truth is None:
+        if task.ground_truth is None and self.scorer is None:
             raise TasksetError(f"a row of data_source {task.data_source!r} has no ground truth to compare with")
         return super().reward(task, answer)
 

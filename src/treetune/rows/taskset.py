@@ -26,7 +26,7 @@ from treetune.rows.reading import read_tasks
 from treetune.rows.round_trip import scorer_of
 from treetune.rows.row_store import ParquetRows, RowStore
 from treetune.rows.rule import RULE
-from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
+from treetune.rows.scorer import ENVIRONMENT, SCORER, taskset_of, with_type
 from treetune.rows.sources import File, FileKind, HubName, find
 from treetune.task import ForeignTask, Task, digest
 from treetune.taskset import Taskset
@@ -132,7 +132,9 @@ def _open_rows(source: File | HubName, cache: Cache) -> tuple[str, ParquetRows |
 def _is_scored_by_taskset(task: Task) -> bool:
     """Whether a taskset scores it, which may declare a class of tasks with fields of its own."""
     scorer = task.extra_info.get("scorer")
-    return isinstance(scorer, str) and scorer != RULE and not scorer.startswith(ENVIRONMENT)
+    if not isinstance(scorer, str) or scorer == RULE or scorer.startswith(ENVIRONMENT):
+        return False
+    return not scorer.startswith(SCORER)
 
 
 def _as_foreign(task: Task) -> Task:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from treetune.datasets.join import join_files
 from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, Faults, MissingExtraError, TasksetError, UsageError
 from treetune.rows.formats import task_to_score as _task
-from treetune.rows.rule import RULE, score
+from treetune.rows.rule import RULE
+from treetune.rows.scorer import SCORER, taskset_of
+from treetune.score import Score
 from treetune.task import without_surrogates
+from treetune.threads import run_in_background
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.one_answer import play_row, scorer_in
 
@@ -172,7 +175,7 @@ def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[T
     by_verl = reward_function(config) == ""
     for taskset in tasksets:
         data_source = taskset.config.data_source
-        if taskset.scorer is None:
+        if taskset.row_scorer is None:
             yield TasksetError(
                 f"nothing here can score data_source {data_source!r}: it has no ground truth",
                 remedy=f"set ground_truth or env_class, or write reward(task, answer) in a custom_cls; {_LEAVE}",
@@ -195,10 +198,14 @@ def compute_score(
     """The reward of one row. The same keys for every row: verl takes those of the first for all."""
     scorer = scorer_in(extra_info, data_source)
     task = _task(str(data_source), ground_truth, extra_info or {})
-    if scorer == RULE:  # the commonest, and the quickest
-        if task.ground_truth is None:
-            raise TasksetError(f"a row of data_source {str(data_source)!r} has no ground truth to compare with")
-        result = score(without_surrogates(solution_str), task.ground_truth)
+    if scorer == RULE or scorer.startswith(SCORER):  # the commonest, and the quickest
+        result = taskset_of(scorer).reward(task, without_surrogates(solution_str))
+        if inspect.isawaitable(result):
+            result = run_in_background(_wait(result))
         return {"score": result.reward, "acc": float(result.reward >= 1), "answer": result.answer or ""}
     played = play_row(scorer, task, solution_str)
     return {"score": played.reward, "acc": float(played.passed()), "answer": played.answer or ""}
+
+
+async def _wait(result: Awaitable[Score]) -> Score:
+    return await result

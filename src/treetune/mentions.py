@@ -1,0 +1,265 @@
+"""What a reply in words names as its answer: a text, or the label of an option.
+
+    why_unnamed("The capital is Paris.", "Paris")       # "": it is named
+    why_unnamed("Paris or London", "Paris")             # "left open"
+    choose("The answer is **(B)**.", options)           # Found("B")
+
+A text that is denied, left open, taken back or one of a list is not named: guessing twice must not earn more than
+guessing once. No text makes a function here raise, or take more than linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+NEAR = 80
+"""How many characters before and after a name may deny it or leave it open."""
+LINE = 200
+"""The most characters of a line that may be a label alone."""
+
+
+def statement(text: str) -> str:
+    """The sentence that follows the last `answer is` or `answer:` of a text; all of it where there is none."""
+    if "nswer" not in text and "NSWER" not in text:
+        return text
+    marker = None
+    for marker in _MARKER.finditer(text):  # noqa: B007 - the last
+        pass
+    said = "" if marker is None else text[marker.end() :].lstrip(_EMPTY)
+    if not said:
+        return text
+    end = _SENTENCE.search(said)
+    return said[: end.start() + 1] if end else said
+
+
+def why_unnamed(text: str, wanted: str, others: Iterable[str] = (), written: str | None = None) -> str:
+    """Why a text does not give `wanted` as its answer; "" where it does. `others` are answers that must not be given
+    beside it; `written` is the text as it was before its case was taken away."""
+    begin = _last_place(text, wanted)
+    if begin < 0:
+        return "not named"
+    end = begin + len(wanted)
+    # Lower case may be longer: İ is two letters.
+    why = why_doubtful(written if written is not None and len(written) == len(text) else text, begin, end)
+    if not why and others:
+        around = text[text.rfind("\n", 0, begin) + 1 : begin] + " " + text[end:]
+        if other := next((other for other in others if _last_place(around, other) >= 0), None):
+            return f"{other} is named too"
+    return why
+
+
+def why_doubtful(text: str, begin: int, end: int) -> str:
+    """Why what stands there is not the answer that the text gives; "" where it is."""
+    ahead, behind = text[max(0, begin - NEAR) : begin], text[end : end + NEAR]
+    if cuts := list(_ENDS.finditer(ahead)):
+        ahead = ahead[cuts[-1].end() :]
+    if ahead:
+        if _DENIES.search(ahead):
+            return "denied"
+        if _OPENS.search(ahead):
+            return "left open"
+    if not behind:
+        return "one of several" if ahead and _is_listed(ahead, "", text[begin:end]) else ""
+    cut = _ENDS.search(behind)
+    said = behind[: cut.start() + 1] if cut else behind
+    if _REFUSES.match(said):
+        return "denied or asked"
+    if _OPENS.search(said):
+        return "left open"
+    if _is_listed(ahead, said, text[begin:end]) or _is_line_of_list(text, begin, end):
+        return "one of several"
+    return "taken back" if _TAKES_BACK.search(text, end) else ""
+
+
+def _last_place(text: str, wanted: str) -> int:
+    """Where a text names another for the last time, as whole words and whole numbers; -1: nowhere."""
+    begin = text.rfind(wanted)
+    while begin >= 0:
+        end = begin + len(wanted)
+        if not (_joins(text, begin - 1, begin) or _joins(text, end, end - 1)):
+            return begin
+        begin = text.rfind(wanted, 0, end - 1)
+    return -1
+
+
+def _joins(text: str, outside: int, inside: int) -> bool:
+    """Whether the letter outside of a name goes on with it."""
+    if not 0 <= outside < len(text):
+        return False
+    letter, edge = text[outside], text[inside]
+    if letter.isalnum():
+        return edge.isalnum()
+    if not edge.isdigit():
+        return False
+    if letter in "-−" and outside < inside:
+        return outside == 0 or not text[outside - 1].isalnum()
+    beyond = 2 * outside - inside
+    return letter in ".,/:" and 0 <= beyond < len(text) and text[beyond].isdigit()
+
+
+def _is_listed(ahead: str, behind: str, wanted: str) -> bool:
+    """Whether other names of the same kind stand directly beside one: `Paris, London`, `Paris and London`."""
+    capital = wanted[:1].isupper()
+    if (after := _NEXT.match(behind)) and (not capital or not after["name"][0].islower()):
+        return True
+    before = _PREVIOUS.search(ahead)
+    if before is None or not _ENDS_LIST.match(behind):
+        return False
+    return before["name"].lower() not in _LEADS and (not capital or not before["name"][0].islower())
+
+
+def _is_line_of_list(text: str, begin: int, end: int) -> bool:
+    """Whether a name is alone on its line, and so is another above or below it."""
+    start, stop = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
+    if start == 0 and stop < 0:
+        return False
+    stop = len(text) if stop < 0 else stop
+    if text[start:begin].strip(_BULLETS) or text[end:stop].strip(_EMPTY):
+        return False
+    above, below = text[:start].rstrip().rpartition("\n")[2], text[stop:].lstrip().partition("\n")[0]
+    return any(_ITEM.fullmatch(line.strip()) for line in (above[-LINE:], below[:LINE]))
+
+
+# Options
+
+
+class Options(NamedTuple):
+    labels: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+    """What each label stands for; none where only the labels are known."""
+
+
+class Choice(NamedTuple):
+    label: str | None
+    why: str = ""
+
+
+def choose(text: str, options: Options) -> Choice:
+    """The one option that a text settles on, by its label or its text."""
+    patterns = _patterns(options)
+    if "nswer" in text or "NSWER" in text:
+        given = [_read(text[match.end() : _line_end(text, match.end())], patterns) for match in _MARKER.finditer(text)]
+        if given := [choice for choice in given if choice.label or choice.why]:
+            return _agree(given)
+    if "\n" in text:
+        lines = [line for line in text.split("\n") if len(line) <= LINE]
+        for pattern in (patterns.bare, patterns.leading):
+            led = [(match, line) for line in lines if (match := pattern.match(line))]
+            if led:
+                return _agree([_read(line, patterns) for _, line in led])
+    choice = _read(text, patterns)
+    return choice if choice.label or choice.why else Choice(None, "no option is named")
+
+
+def read_label(text: str, options: Options) -> str | None:
+    """The option that a text is, by its label or its text and nothing else."""
+    patterns = _patterns(options)
+    label = patterns.bare.match(text[:LINE])
+    return patterns.by_name.get(text.strip().casefold()) or (
+        patterns.by_name.get(label[1].casefold()) if label else None
+    )
+
+
+class _Patterns(NamedTuple):
+    bare: re.Pattern[str]
+    """A label and nothing else."""
+    leading: re.Pattern[str]
+    """A line that begins with a label, as `B)` or `B.`"""
+    mention: re.Pattern[str]
+    """Every place where an option is named."""
+    by_name: dict[str, str]
+    """The label of each label and text."""
+
+
+@lru_cache(maxsize=4096)
+def _patterns(options: Options) -> _Patterns:
+    labels = "|".join(re.escape(label) for label in options.labels)
+    texts = sorted(filter(None, (text.strip() for text in options.texts)), key=len, reverse=True)
+    # A, as in "a city", and I are words too.
+    mention = (
+        rf"(?<![\w'’.\-\\])(?:{labels})(?![\w'’\-])(?! [a-z]\w*(?<!is)(?<!or)(?<!and)(?<!because)(?<!since)(?<!but)\b)"
+    )
+    if texts:
+        mention += rf"|(?i:(?<!\w)(?<!\d[.,])(?:{'|'.join(map(re.escape, texts))})(?!\w)(?![.,]\d))"
+    by_name = {text.strip().casefold(): label for label, text in zip(options.labels, options.texts, strict=False)}
+    by_name |= {label.casefold(): label for label in options.labels}
+    dress = r"[^\w\n?]*"
+    bare = rf"{dress}(?:(?:option|choice|text|textbf|mathrm|mathbf|boxed)\b{dress}){{0,2}}({labels}){dress}$"
+    leading = rf"[*_\s]*\(?({labels})(?:[).:\]]|\*\*)(?!\w)"
+    return _Patterns(re.compile(bare, re.I), re.compile(leading), re.compile(mention), by_name)
+
+
+def _read(said: str, patterns: _Patterns) -> Choice:
+    """The option that a piece of a text names, if it names one."""
+    if len(said) <= LINE and (match := patterns.bare.match(said)):
+        return Choice(patterns.by_name[match[1].casefold()])
+    reason = _REASON.search(said)
+    if reason is not None and patterns.mention.search(said, 0, reason.start()):
+        said = said[: reason.start()]
+    found, last = set(), None
+    for match in patterns.mention.finditer(said):
+        found.add(patterns.by_name[match[0].casefold()])
+        last = match
+    if last is None:
+        return Choice(None)
+    if len(found) > 1:
+        return Choice(None, "several options are named")
+    why = why_doubtful(said, *last.span())
+    return Choice(None, why) if why and why != "one of several" else Choice(found.pop())
+
+
+def _agree(choices: Sequence[Choice]) -> Choice:
+    labels = {choice.label for choice in choices}
+    if len(labels) == 1:
+        return choices[-1]
+    doubtful = next((choice for choice in choices if choice.why), None)
+    return doubtful or Choice(None, "several options are named")
+
+
+def _line_end(text: str, begin: int) -> int:
+    """Where the line ends on which something is said from here on."""
+    while begin < len(text) and text[begin] in _EMPTY:
+        begin += 1
+    end = text.find("\n", begin)
+    return len(text) if end < 0 else end
+
+
+_EMPTY = " \t\r\n*_`\"'“”‘’.:"
+_BULLETS = " \t\r*_`\"'“”‘’-•#).0123456789"
+_LEADS = frozenset("yes so sure well thus hence therefore ok okay answer finally overall indeed then now".split())
+"""What may stand before a comma and a name without being another name."""
+_OPENING, _CLOSING = r"[*_\"'“‘(]*", r"[*_\"'”’)]*"
+_NAME = r"(?P<name>\w[\w'’-]*)(?: [\w'’-]+){0,2}"
+_MARKER = re.compile(
+    r"answer(?:\s(?:to|for|of)\s[^.\n:]{1,60}?)?[*_]*\s*(?:(?:is|was|would be|should be|must be)\b|[:=])[*_]*:?", re.I
+)
+_ENDS = re.compile(r"[.!?;](?=\s)|\n")
+_SENTENCE = re.compile(r"(?<=\w\w\w)(?<!\bMrs)[*_\"'”’)]*[.!?][*_\"'”’)]*\s+(?=[A-Z])|\n")
+_REASON = re.compile(r"\b(?:because|since|whereas|while|not|rather than|instead of)\b", re.I)
+_OPENS = re.compile(
+    r"\b(?:or|nor|either|neither|maybe|perhaps|possibly|vs|versus|alternatively|unsure|uncertain|not certain)\b", re.I
+)
+_DENIES = re.compile(
+    r"(?:\b(?:not|never|cannot|isnt|except|unlike|without|rather than|instead of)|n['’]t|≠|!=)"
+    r"[^\w,;:]+(?:\w+[^\w,;:]+){0,3}$",
+    re.I,
+)
+_REFUSES = re.compile(
+    _CLOSING + r"\s*(?:\?|(?:is|was)n['’]t\b"
+    r"|(?:is|was|would be|seems|looks|are)\s(?:wrong|incorrect|false|not|never|ruled)\b)",
+    re.I,
+)
+_TAKES_BACK = re.compile(
+    r"(?:^|[.!?;,\n—-])\s*(?:no|wait|actually|sorry|correction|scratch that|i mean|on second thought)\b", re.I
+)
+_NEXT = re.compile(
+    rf"{_CLOSING}\s*(?:[,/|;&+]|\band\b)\s*(?:and\s)?{_OPENING}{_NAME}{_CLOSING}\s*(?:[,/|;&+.!]|$|\n|\band\b)"
+)
+_PREVIOUS = re.compile(
+    rf"(?:^|[,/|;&+:.!]|\b(?:is|are|be)\b)\s*{_OPENING}{_NAME}{_CLOSING}\s*(?:[,/|;&+]|,?\s\band\b)\s*{_OPENING}$"
+)
+_ENDS_LIST = re.compile(rf"{_CLOSING}\s*(?:[.,;!/|]|$|\n)")
+_ITEM = re.compile(r"(?:[-*•]|\d{1,3}[.)])?\s*[*_]*[^\W\d_][\w'’-]*(?: [\w'’-]+){0,3}[*_]*[.,;]?")

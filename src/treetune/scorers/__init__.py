@@ -1,0 +1,29 @@
+"""Scorers: what an answer earns, the same in YAML, in rows and in Python.
+
+    from treetune.scorers import choice, includes
+
+    class Capitals(Taskset):
+        scorer = includes()
+
+In YAML: `scorer: includes`, or `scorer: {kind: number, tolerance: 0.01}`. docs/scoring.md has every kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treetune.scorers.scorer import KINDS, kind_named
+from treetune.scorers.scorer import Scorer as Scorer
+from treetune.scorers.scorer import read_scorer as read_scorer
+from treetune.scorers.scorer import scorer_of_method as scorer_of_method
+
+
+def __getattr__(name: str) -> Any:
+    """A kind by its name; `includes(ignore_case=False)` makes the scorer."""
+    if name not in KINDS:
+        raise AttributeError(f"module 'treetune.scorers' has no attribute {name!r}")
+    return kind_named(name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *KINDS])

@@ -1,0 +1,157 @@
+"""Scorers made of scorers: `weighted` and `all_of`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from treetune.config import convert
+from treetune.errors import ConfigError
+from treetune.score import Score
+from treetune.scorers.scorer import Scorer
+from treetune.task import Task
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    weight: float
+    """Its share of the reward."""
+    scorer: Scorer
+    """What scores this part."""
+    name: str | None = None
+    """Names it in explanations and metrics; its kind unless set."""
+
+    @classmethod
+    def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> Part:
+        if isinstance(value, Part):
+            return value
+        return convert(value, cls, path=path, raw=raw)
+
+
+class Combination(Scorer, frozen=True):
+    """What both have in common: each part scores the reply for itself."""
+
+    def combine(self, rewards: Sequence[float]) -> float:
+        raise NotImplementedError
+
+    def named(self) -> list[tuple[str, Scorer]]:
+        raise NotImplementedError
+
+    def score(self, answer: str, truth: Any, task: Task | None = None) -> Any:
+        scores = [scorer.score(answer, truth, task) for _, scorer in self.named()]
+        if any(map(inspect.isawaitable, scores)):
+            return self._wait(scores)
+        return self._join(scores)
+
+    async def _wait(self, scores: list[Any]) -> Score:
+        return self._join([await score if inspect.isawaitable(score) else score for score in scores])
+
+    def _join(self, given: Sequence[Any]) -> Score:
+        scores = [Score.of(score) for score in given]
+        names = [name for name, _ in self.named()]
+        why = "; ".join(
+            f"{name} {score.reward:g}: {score.explanation}" for name, score in zip(names, scores, strict=True)
+        )
+        metrics = {name: score.reward for name, score in zip(names, scores, strict=True)}
+        for score in scores:
+            metrics |= score.metrics
+        said = next((score.answer for score in scores if score.answer is not None), None)
+        return Score(self.combine([score.reward for score in scores]), answer=said, explanation=why, metrics=metrics)
+
+    def gold(self, truth: Any, task: Task | None = None) -> str | None:
+        """The first reply of a part that no part takes anything off."""
+        for _, scorer in self.named():
+            reply = scorer.gold(truth, task)
+            if reply is not None and self._is_right(reply, truth, task):
+                return reply
+        return None
+
+    def _is_right(self, reply: str, truth: Any, task: Task | None) -> bool:
+        for _, scorer in self.named():
+            score = scorer.score(reply, truth, task)
+            if inspect.iscoroutine(score):
+                score.close()  # it cannot be waited for here
+            elif Score.of(score).reward < 1:
+                return False
+        return True
+
+    @property
+    def calls_models(self) -> bool:
+        return any(scorer.calls_models for _, scorer in self.named())
+
+    def check(self) -> None:
+        for _, scorer in self.named():
+            scorer.check()
+
+    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+        problems = (scorer.problem(truth, task) for _, scorer in self.named())
+        return next((problem for problem in problems if problem is not None), None)
+
+    def columns(self) -> list[str]:
+        return [column for _, scorer in self.named() for column in scorer.columns()]
+
+
+class Weighted(Combination, frozen=True, tag="weighted"):
+    parts: list[Part]
+    """Each with its `weight` and its `scorer`; the weights sum to 1."""
+
+    def __post_init__(self) -> None:
+        _check_parts(self.parts, "parts", lambda part: part.scorer, self.answer)
+        weights = [part.weight for part in self.parts]
+        if not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            raise ConfigError([("parts", f"weights must be above 0, got {', '.join(f'{one:g}' for one in weights)}")])
+        if not math.isclose(total := math.fsum(weights), 1, abs_tol=1e-6):
+            raise ConfigError([("parts", f"the weights sum to {total:g}, not to 1")])
+
+    def without_files(self) -> Weighted:
+        parts = [msgspec.structs.replace(part, scorer=part.scorer.without_files()) for part in self.parts]
+        return msgspec.structs.replace(self, parts=parts)
+
+    def combine(self, rewards: Sequence[float]) -> float:
+        return math.fsum(part.weight * reward for part, reward in zip(self.parts, rewards, strict=True))
+
+    def named(self) -> list[tuple[str, Scorer]]:
+        return _named([part.scorer for part in self.parts], [part.name for part in self.parts])
+
+
+class AllOf(Combination, frozen=True, tag="all_of"):
+    scorers: list[Scorer]
+    """All of them must be content: the reward is the least of theirs."""
+
+    def __post_init__(self) -> None:
+        _check_parts(self.scorers, "scorers", lambda scorer: scorer, self.answer)
+
+    def without_files(self) -> AllOf:
+        return msgspec.structs.replace(self, scorers=[scorer.without_files() for scorer in self.scorers])
+
+    def combine(self, rewards: Sequence[float]) -> float:
+        return min(rewards)
+
+    def named(self) -> list[tuple[str, Scorer]]:
+        return _named(self.scorers, [None] * len(self.scorers))
+
+
+def _check_parts(parts: Sequence[Any], key: str, scorer_of: Callable[[Any], Any], place: Any) -> None:
+    if not parts:
+        raise ConfigError([(key, "there must be one at least")])
+    if place is not None:
+        raise ConfigError([("answer", "is a key of the parts: each may look elsewhere")])
+    if not all(isinstance(scorer_of(part), Scorer) for part in parts):
+        raise ConfigError([(key, "expected scorers, such as includes()")])
+    if any(scorer_of(part).scores_groups for part in parts):
+        raise ConfigError([(key, "a judge that compares rollouts with each other stands alone, not among parts")])
+
+
+def _named(scorers: Sequence[Scorer], names: Sequence[str | None]) -> list[tuple[str, Scorer]]:
+    """Each by a name of its own."""
+    found: dict[str, Scorer] = {}
+    for scorer, given in zip(scorers, names, strict=True):
+        name = given or str(scorer.__struct_config__.tag)
+        number = 2
+        while name in found:
+            name, number = f"{given or scorer.__struct_config__.tag}_{number}", number + 1
+        found[name] = scorer
+    return list(found.items())

@@ -1,0 +1,138 @@
+"""The scorer of numbers: `number`."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from treetune.answers import Found, final_number, number_after, placed, read_number, spoken
+from treetune.errors import ConfigError
+from treetune.numerals import Number as Value
+from treetune.numerals import find_numbers
+from treetune.score import Score
+from treetune.scorers.scorer import Scorer, expected, require_truths
+from treetune.task import Task
+
+
+class Number(Scorer, frozen=True, tag="number"):
+    tolerance: float | None = None
+    """How far the answer may be off: `0.01` is a hundredth of one."""
+    relative: float | None = None
+    """How far it may be off as a share of the ground truth: `0.01` is one percent of it."""
+
+    def __post_init__(self) -> None:
+        faults = [
+            (key, f"must be a number from 0 on, got {value:g}")
+            for key in ("tolerance", "relative")
+            if (value := getattr(self, key)) is not None and not (math.isfinite(value) and value >= 0)
+        ]
+        if faults:
+            raise ConfigError(faults)
+
+    def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
+        """Whether the answer is the number of the ground truth: `5`, `$5`, `5%`, `5 apples` and `x = 5` are 5."""
+        truths = require_truths(truth, task)
+        found = self._find(spoken(answer))
+        value = None if found.text is None else read_number(found.text)
+        if value is None:
+            return Score(0.0, answer=found.text, explanation=found.why or "no number")
+        for one in truths:
+            wanted = _read_quantity(str(one))
+            if wanted is not None and self._is_same(value, wanted.value):
+                if wanted.unit is not None and (other := _unit_beside(answer, str(found.text))) not in (
+                    None,
+                    wanted.unit,
+                ):
+                    return Score(0.0, answer=found.text, explanation=f"the unit is {other}, {expected(truths)}")
+                return Score(1.0, answer=found.text, explanation="right")
+        return Score(0.0, answer=found.text, explanation=expected(truths))
+
+    def _find(self, reply: str) -> Found:
+        if self.answer is None:
+            return final_number(reply)
+        if self.answer.after is not None:
+            return number_after(reply, self.answer.after)
+        found = placed(reply, self.answer)
+        return found if found.text is None else final_number(found.text)
+
+    def _is_same(self, value: Value, wanted: Value) -> bool:
+        if value == wanted:
+            return True
+        if self.tolerance is None and self.relative is None:
+            return False
+        said, right = float(value), float(wanted)
+        off = abs(said - right)
+        near = self.tolerance is not None and off <= self.tolerance
+        return math.isfinite(off) and (near or (self.relative is not None and off <= self.relative * abs(right)))
+
+    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+        wrong = [one for one in require_truths(truth, task) if _read_quantity(str(one)) is None]
+        return f"is no number: {wrong[0]!r:.60}" if wrong else None
+
+
+class Quantity(NamedTuple):
+    value: Value
+    unit: str | None
+
+
+@lru_cache(maxsize=4096)
+def _read_quantity(text: str) -> Quantity | None:
+    value = read_number(text)
+    if value is None:
+        return None
+    numbers = find_numbers(text)
+    return Quantity(value, _unit_beside(text, numbers[-1][0]) if numbers else None)
+
+
+def _unit_beside(text: str, number: str) -> str | None:
+    """The unit of measure that is written with the last such number of a text, if it is a known one."""
+    begin = text.rfind(number)
+    end = begin + len(number)
+    around = (number, text[max(0, begin - 2) : begin], text[end : end + 30])
+    for sign, unit in _SIGNS.items():
+        if any(sign in part for part in (number, around[1], around[2][:2])):
+            return unit
+    if inside := _WORD.search(number):  # the answer holds its unit: "5 km"
+        return _UNITS.get(inside[0].lower())
+    word = _NEXT_WORD.match(around[2])
+    return _UNITS.get(word[1].lower()) if word else None
+
+
+_WORD = re.compile(r"[^\W\d_]+")
+_NEXT_WORD = re.compile(r"[\s*_$\\{}]*(?:text|mathrm)?[{\s-]*([^\W\d_]+)")
+_SIGNS = {"$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "%": "percent"}
+_UNITS = {
+    word: unit
+    for unit, words in {
+        "km": "km kilometer kilometers kilometre kilometres",
+        "m": "m meter meters metre metres",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "mm": "mm millimeter millimeters millimetre millimetres",
+        "mile": "mi mile miles",
+        "foot": "ft foot feet",
+        "inch": "inch inches",
+        "yard": "yd yard yards",
+        "kg": "kg kilo kilos kilogram kilograms",
+        "g": "g gram grams",
+        "mg": "mg milligram milligrams",
+        "pound": "lb lbs pound pounds",
+        "ounce": "oz ounce ounces",
+        "l": "l liter liters litre litres",
+        "ml": "ml milliliter milliliters millilitre millilitres",
+        "s": "s sec second seconds",
+        "minute": "min minute minutes",
+        "hour": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
+        "year": "yr year years",
+        "dollar": "dollar dollars usd",
+        "cent": "cent cents",
+        "euro": "eur euro euros",
+        "percent": "percent",
+    }.items()
+    for word in words.split()
+}
+"""Units that another one makes wrong: 10 m is not 10 km. Any other word says of what there are so many."""

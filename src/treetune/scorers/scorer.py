@@ -1,0 +1,168 @@
+"""A Scorer says what an answer earns: config, so that YAML and rows can name it, and one method.
+
+    scorer = read_scorer({"kind": "includes", "ignore_case": False})
+    scorer.score("The capital of France is Paris.", "Paris").reward      # 1.0
+
+Kinds are looked up by name when they are first used: each may live in a module of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Self, cast
+
+import msgspec
+
+from treetune.answers import Found, Place, final_text, placed, spoken
+from treetune.config import convert
+from treetune.errors import ConfigError, TasksetError, did_you_mean
+from treetune.task import Task
+
+KINDS = {
+    "all_of": "treetune.scorers.combined:AllOf",
+    "choice": "treetune.scorers.choices:Choice",
+    "code": "treetune.builtin.code.scorer:Code",
+    "exact": "treetune.scorers.texts:Exact",
+    "f1": "treetune.scorers.texts:F1",
+    "includes": "treetune.scorers.texts:Includes",
+    "json": "treetune.scorers.structures:Json",
+    "judge": "treetune.judges:Judge",
+    "math": "treetune.builtin.math_scorer:Math",
+    "number": "treetune.scorers.numbers:Number",
+    "pattern": "treetune.scorers.patterns:Pattern",
+    "rule": "treetune.scorers.by_rule:Rule",
+    "weighted": "treetune.scorers.combined:Weighted",
+}
+"""Where each kind is defined. No module here may have the name of a kind: that is the name of the kind in Python."""
+
+METHODS = {kind: kind for kind in ("choice", "code", "exact", "f1", "includes", "json", "math", "number")}
+METHODS |= {"math_verify": "math", "math-verify": "math"}
+"""The kind that a method says: every one that needs no keys. Any other method, such as `rule`, is the rule."""
+
+
+class Scorer(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True
+):
+    answer: Place | None = None
+    """Where the answer stands: `{after: "####"}`, `{tag: answer}`, `{boxed: true}`, `{last_line: true}`. Without it the
+    kind looks where people usually put it."""
+
+    NEEDS_TRUTH: ClassVar[bool] = True
+    """Whether it compares with a ground truth."""
+
+    def score(self, answer: str, truth: Any, task: Task | None = None) -> Any:
+        """What a reply earns, a `Score`. May be async."""
+        raise NotImplementedError
+
+    def gold(self, truth: Any, task: Task | None = None) -> str | None:
+        """A reply that is right; None where none is known."""
+        truths = truths_of(truth)
+        return self.say(str(truths[0])) if truths else None
+
+    def say(self, text: str) -> str:
+        """A reply that gives a text as its answer, where this scorer looks for it."""
+        return text if self.answer is None else self.answer.fill(text)
+
+    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+        """What is wrong with a ground truth, such that no answer is right; None where nothing is."""
+        return "is missing" if self.NEEDS_TRUTH and not truths_of(truth) else None
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether it compares the rollouts of a task with each other (`score_group`): one alone has no reward then."""
+        return False
+
+    @property
+    def calls_models(self) -> bool:
+        """Whether it asks a model: rows of somebody else's may not choose which."""
+        return False
+
+    def check(self) -> None:
+        """Raises what is wrong with what it needs beside its config, before the first answer."""
+
+    def without_files(self) -> Self:
+        """The same with the contents of the files that it names: what a row carries to any machine."""
+        return self
+
+    def columns(self) -> list[str]:
+        """Keys of `extra_info` that it reads: a dataset task carries these columns along."""
+        return []
+
+    def find(self, answer: str) -> Found:
+        """The answer of a reply."""
+        reply = spoken(answer)
+        return final_text(reply) if self.answer is None else placed(reply, self.answer)
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Scorer] | None:
+        """The kind that a value of a config is of; None where it is none."""
+        named = value.get("kind") if isinstance(value, Mapping) else value
+        return kind_named(named) if isinstance(named, str) and named in KINDS else None
+
+    @classmethod
+    def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> Scorer:
+        """The scorer that a value of a config says: `{kind: choice, ...}` or `choice`."""
+        if isinstance(value, Scorer):
+            return value
+        value = {"kind": value} if isinstance(value, str) else value
+        if not isinstance(value, Mapping):
+            raise ConfigError([(path, f"expected a kind of scorer or {{kind: ...}}, got {value!r:.60}")])
+        named = value.get("kind")
+        if named not in KINDS:
+            near = did_you_mean(named, KINDS) if isinstance(named, str) else ""
+            problem = "is required" if named is None else f"{named!r:.60} is no kind of scorer{near}"
+            key = f"{path}.kind" if path else "kind"
+            raise ConfigError([(key, f"{problem}; there are {', '.join(KINDS)}")])
+        keys = {key: item for key, item in value.items() if key != "kind"}
+        try:
+            return convert(keys, kind_named(named), path=path, raw=raw)
+        except ConfigError as error:
+            # What a kind finds wrong with its own values stands under its own keys.
+            inside = f"{path}." if path else ""
+            named_by = [(key if key.startswith(path) else f"{inside}{key}", problem) for key, problem in error.faults]
+            raise ConfigError(named_by, source=error.source) from None
+
+
+def read_scorer(value: Any, source: str = "the scorer") -> Scorer:
+    """The scorer of plain values; raises one `ConfigError` with every fault in them."""
+    try:
+        return Scorer.read_config(value, "scorer")
+    except ConfigError as error:
+        raise ConfigError(error.faults, source=source) from None
+
+
+@lru_cache(maxsize=64)
+def kind_named(name: str) -> type[Scorer]:
+    module, _, cls = KINDS[name].partition(":")
+    return cast(type[Scorer], getattr(importlib.import_module(module), cls))
+
+
+def scorer_of_method(method: Any) -> Scorer | None:
+    """The scorer that the method of a row (`reward_spec.method`) or a config (`reward_method`) says; None: the rule."""
+    return _scorer_of_method(method) if isinstance(method, str) else None
+
+
+@lru_cache(maxsize=256)
+def _scorer_of_method(method: str) -> Scorer | None:
+    return kind_named(METHODS[method])() if method in METHODS else None
+
+
+def truths_of(truth: Any) -> list[Any]:
+    """The ground truths, any of which will do."""
+    if isinstance(truth, list):
+        return truth
+    return [] if truth is None else [truth]
+
+
+def require_truths(truth: Any, task: Task | None) -> list[Any]:
+    truths = truths_of(truth)
+    if not truths:
+        where = f"task {task.idx} of {task.data_source!r}" if task is not None else "the task"
+        raise TasksetError(f"{where} has no ground truth to compare with", remedy="set ground_truth")
+    return truths
+
+
+def expected(truths: Iterable[Any]) -> str:
+    return f"expected {' or '.join(f'{truth!s:.80}' for truth in truths)}"
