@@ -318,6 +318,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
 def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
     parts = [taskset_fingerprint(part) for part in getattr(taskset, "sources", [])]
     config: dict[str, Any] = conceal(to_plain(taskset.config))
+    if taskset.scorer is not None and (whole := taskset.scorer.without_files()) != taskset.scorer:
+        config["scorer"] = conceal(to_plain(whole))  # a file that it names, such as a rubric, by its content
     if parts:
         config.pop("sources", None)  # each is a part, whichever way it was written
     named = taskset.config.profile
@@ -334,8 +336,6 @@ def _code_of(taskset: Taskset[Any, Any]) -> str | None:
     if isinstance(env_class := getattr(taskset.config, "env_class", None), str):
         with suppress(TreetuneError):  # reported where the environment is made
             named.append(code_hash([plugins.environments.resolve(taskset.environment_spec(env_class))]))
-    if taskset.scorer is not None and (whole := taskset.scorer.without_files()) != taskset.scorer:
-        named.append(to_plain(whole))
     for specs in declared_values(taskset.config, CodeName).values():
         files = [plugins.file_of(spec) for spec in specs]
         named += [hash_files([file]) for file in files if file is not None and file.is_file()]

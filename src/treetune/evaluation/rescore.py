@@ -13,6 +13,7 @@ from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import is_own, refuse_foreign_environment
 from treetune.evaluation.runner import Runner
 from treetune.evaluation.summary import Summary, Tally
+from treetune.judges import JudgeError
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
@@ -57,7 +58,7 @@ class Rescorer(Runner):
             self._before.add(old)
             if not self._trusted:
                 refuse_foreign_environment(self._source, old.task.env_class)
-            if old.failure is not None:
+            if not _has_answers(old):
                 self._skipped += 1
                 yield [old]
             elif self._taskset.scores_group_of(old.task):
@@ -68,7 +69,7 @@ class Rescorer(Runner):
             yield group
 
     async def _play(self, old_traces: list[Trace]) -> list[Trace]:
-        if old_traces[0].failure is not None:
+        if not _has_answers(old_traces[0]):
             return old_traces
         new_traces = [await self._replay(old) for old in old_traces]
         task = old_traces[0].task
@@ -92,6 +93,11 @@ class Rescorer(Runner):
         for field in POLICY_FIELDS:  # what the model did stays as it was recorded
             setattr(new, field, getattr(old, field))
         return new
+
+
+def _has_answers(trace: Trace) -> bool:
+    """Whether there is something to score. A rollout for which a judge had no verdict was answered all the same."""
+    return trace.failure is None or trace.failure.type == JudgeError.__name__
 
 
 async def score_again(evaluation: Evaluation, run: RunFolder[Trace], trust: bool = False) -> RescoreSummary:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from treetune.by_environment import ByEnvironment
+from treetune.cache_folder import default_cache_dir
 from treetune.config import ModelName, convert
 from treetune.errors import ContextFullError, TreetuneError, described
 from treetune.files import hash_files
@@ -195,25 +196,24 @@ def _shared(asked: Asked) -> Asked:
 
 
 _NO_TASKS = ByEnvironment()
-_clients: dict[bytes, Client] = {}
-os.register_at_fork(after_in_child=_clients.clear)
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bytes, Client]] = WeakKeyDictionary()
+"""Of the background loop: a forked process has another."""
 
 
 def client_of(judge: JudgeModel) -> Client:
     """The one of this process; asked for on the background loop."""
-    key = msgspec.json.encode([judge, judge.identity(), os.environ.get("TREETUNE_TASK_CACHE_DIR")])
-    if key not in _clients:
-        if not _clients:
-            atexit.register(_close_clients)
-        _clients[key] = Client(judge)
-    return _clients[key]
+    clients = _clients.setdefault(asyncio.get_running_loop(), {})
+    key = msgspec.json.encode([judge, judge.identity(), str(default_cache_dir())])
+    if key not in clients:
+        clients[key] = Client(judge)
+    return clients[key]
 
 
+@atexit.register
 def _close_clients() -> None:
     async def close() -> None:
-        for client in _clients.values():
+        for client in _clients.pop(asyncio.get_running_loop(), {}).values():
             await client.close()
-        _clients.clear()
 
     if _clients:
         run_in_background(close())
