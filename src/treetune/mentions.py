@@ -141,7 +141,11 @@ def choose(text: str, options: Options) -> Choice:
     """The one option that a text settles on, by its label or its text."""
     patterns = _patterns(options)
     if "nswer" in text or "NSWER" in text:
-        given = [_read(text[match.end() : _line_end(text, match.end())], patterns) for match in _MARKER.finditer(text)]
+        markers = list(_MARKER.finditer(text))
+        ends = [*(marker.start() for marker in markers[1:]), len(text)]
+        given = [
+            _read(_line_after(text, marker.end(), end), patterns) for marker, end in zip(markers, ends, strict=True)
+        ]
         if given := [choice for choice in given if choice.label or choice.why]:
             return _agree(given)
     if "\n" in text:
@@ -178,10 +182,11 @@ class _Patterns(NamedTuple):
 def _patterns(options: Options) -> _Patterns:
     labels = "|".join(re.escape(label) for label in options.labels)
     texts = sorted(filter(None, (text.strip() for text in options.texts)), key=len, reverse=True)
-    # A, as in "a city", and I are words too.
-    mention = (
-        rf"(?<![\w'’.\-\\])(?:{labels})(?![\w'’\-])(?! [a-z]\w*(?<!is)(?<!or)(?<!and)(?<!because)(?<!since)(?<!but)\b)"
-    )
+    # "A city" and "I think" name no option.
+    words = "|".join(label for label in options.labels if label in ("A", "I")) or "(?!)"
+    others = "|".join(re.escape(label) for label in options.labels if label not in ("A", "I")) or "(?!)"
+    goes_on = r"(?! (?!(?:is|was|or|and|because|since|but)\b)[a-z])"
+    mention = rf"(?<![\w'’.\-\\])(?:(?:{others})|(?:{words}){goes_on})(?![\w'’\-])"
     if texts:
         mention += rf"|(?i:(?<!\w)(?<!\d[.,])(?:{'|'.join(map(re.escape, texts))})(?!\w)(?![.,]\d))"
     by_name = {text.strip().casefold(): label for label, text in zip(options.labels, options.texts, strict=False)}
@@ -201,7 +206,7 @@ def _read(said: str, patterns: _Patterns) -> Choice:
         said = said[: reason.start()]
     found, last = set(), None
     for match in patterns.mention.finditer(said):
-        found.add(patterns.by_name[match[0].casefold()])
+        found.add(patterns.by_name.get(match[0].casefold(), match[0]))
         last = match
     if last is None:
         return Choice(None)
@@ -219,12 +224,9 @@ def _agree(choices: Sequence[Choice]) -> Choice:
     return doubtful or Choice(None, "several options are named")
 
 
-def _line_end(text: str, begin: int) -> int:
-    """Where the line ends on which something is said from here on."""
-    while begin < len(text) and text[begin] in _EMPTY:
-        begin += 1
-    end = text.find("\n", begin)
-    return len(text) if end < 0 else end
+def _line_after(text: str, begin: int, end: int) -> str:
+    """The first line that says something."""
+    return text[begin:end].lstrip(_EMPTY).partition("\n")[0]
 
 
 _EMPTY = " \t\r\n*_`\"'“”‘’.:"
@@ -253,7 +255,7 @@ _REFUSES = re.compile(
     re.I,
 )
 _TAKES_BACK = re.compile(
-    r"(?:^|[.!?;,\n—-])\s*(?:no|wait|actually|sorry|correction|scratch that|i mean|on second thought)\b", re.I
+    r"[.!?;,\n—-][ *_]{0,3}(?:no|wait|actually|sorry|correction|scratch that|i mean|on second thought)\b", re.I
 )
 _NEXT = re.compile(
     rf"{_CLOSING}\s*(?:[,/|;&+]|\band\b)\s*(?:and\s)?{_OPENING}{_NAME}{_CLOSING}\s*(?:[,/|;&+.!]|$|\n|\band\b)"

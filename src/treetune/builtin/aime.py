@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from treetune.answers import Found, boxed, names_one, one_of, plain, read_number, read_truth, spoken
-from treetune.builtin.math_verifier import compare, require_math_verify
+from treetune.builtin.math_verifier import compare, is_single, require_math_verify
 from treetune.builtin.turns import TurnEnvironment, list_answers
 from treetune.environment import Action, Contract, Kind, Step, Stored
 from treetune.errors import EnvironmentFault
@@ -28,8 +28,6 @@ TAIL = 300
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
 _MARK = re.compile(r"(?i)\banswer[*_\s]*:[*_\s]*")
 _MATH = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+")
-_SEVERAL_MEANINGS = re.compile(r"\\(?:pm|mp|lor|vee|cup|quad|qquad|newline|\\)(?![a-z])|[;\n]|±")
-"""What lets math-verify read several answers out of one expression."""
 # The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order in which verl and skyrl-gym apply it.
 _REPLACEMENTS = {"an ": "", "a ": "", ".$": "$", r"\$": "", "\\ ": "", " ": "", "mbox": "text"}
 _REPLACEMENTS |= {r",\text{and}": ",", r"\text{and}": ",", r"\text{m}": r"\text{}"}
@@ -85,7 +83,7 @@ class AimeEnvironment(TurnEnvironment):
             return self.end(-1.0, found.why)
         answer = normalise(found.text)
         right = self._is_same(found.text, answer)
-        if not right and self._by_meaning and (not self.strict or self._is_single(found.text)):
+        if not right and self._by_meaning and (not self.strict or is_single(found.text, self._answers[0])):
             async with limit_to_cores():
                 right = await call(compare, self._answers[0], found.text)
         return self.end(1.0 if right else -1.0, "right" if right else f"expected {self._normal[0]}", answer=answer)
@@ -94,11 +92,6 @@ class AimeEnvironment(TurnEnvironment):
         if self.strict and self._value is not None:
             return read_number(text) == self._value
         return bool(normal or not self.strict) and normal in self._normal
-
-    def _is_single(self, text: str) -> bool:
-        """Whether math-verify could find only one answer in it."""
-        lists = text.count(",") > self._answers[0].count(",") and read_number(text) is None
-        return names_one(text) and not lists and not _SEVERAL_MEANINGS.search(text)
 
 
 def find_answer(text: str) -> Found:

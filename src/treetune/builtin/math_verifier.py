@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -26,6 +27,8 @@ SECONDS, CLOCK_SECONDS = 5.0, 30
 """Of one comparison: the processor time, and the most by the clock, on a busy machine."""
 MEMORY = 1 << 30
 """The most bytes of a worker."""
+_SEVERAL_MEANINGS = re.compile(r"\\(?:pm|mp|lor|vee|cup|quad|qquad|newline|\\)(?![a-z])|[;\n]|±")
+"""What lets math-verify read several answers out of one expression."""
 
 
 def require_math_verify() -> None:
@@ -33,6 +36,15 @@ def require_math_verify() -> None:
 
     if find_spec("math_verify") is None:
         raise MissingExtraError.of("math-verify", "math")
+
+
+def is_single(answer: str, truth: str) -> bool:
+    """Whether math-verify could find only one answer in it, or no more than in the ground truth."""
+    from treetune.answers import names_one, read_number  # here, for a worker needs nothing of Treetune
+
+    lists = answer.count(",") > truth.count(",") and read_number(answer) is None
+    several = _SEVERAL_MEANINGS.search(answer) and not _SEVERAL_MEANINGS.search(truth)
+    return names_one(answer) and not lists and not several
 
 
 def compare(truth: str, answer: str) -> bool:

@@ -1,0 +1,76 @@
+r"""The scorer of mathematics: `math`. An answer is right where it means what the truth says: `\frac12` is `0.5`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from treetune.answers import (
+    Found,
+    boxed,
+    names_one,
+    one_of,
+    placed,
+    plain,
+    read_number,
+    read_truth,
+    same,
+    spoken,
+    statement,
+)
+from treetune.answers import after as pieces_after
+from treetune.builtin.math_verifier import compare, is_single, require_math_verify
+from treetune.score import Score
+from treetune.scorers import Scorer
+from treetune.scorers.scorer import expected, require_truths
+from treetune.task import Task
+
+LONGEST = 2000
+"""The most characters of an answer that math-verify is given."""
+_FORMULA = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+
+
+class Math(Scorer, frozen=True, tag="math"):
+    def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
+        """Whether the answer of a reply means what the ground truth says. It waits for another process."""
+        truths = [str(one) for one in require_truths(truth, task)]
+        found = self.find(answer)
+        if found.text is None:
+            return Score(0.0, explanation=found.why)
+        right = any(_means(found.text, one) for one in truths)
+        return Score(float(right), answer=found.text, explanation="right" if right else expected(truths))
+
+    def find(self, answer: str) -> Found:
+        reply = spoken(answer)
+        if self.answer is not None:
+            return placed(reply, self.answer)
+        given = pieces_after(reply, "####") or boxed(reply)
+        if not given:
+            said = statement(reply)[-LONGEST:].strip()
+            formulas = ["".join(match.groups("")) for match in _FORMULA.finditer(said)]
+            given = formulas[-1:] if formulas and names_one(said) else [said]
+        return one_of(given, _key, "no answer")
+
+    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+        require_math_verify()
+        empty = any(not plain(str(one)) for one in require_truths(truth, task))
+        return "says nothing" if empty else None
+
+
+def _key(said: str) -> object:
+    value = read_number(said)
+    return (plain(said) or None) if value is None else value
+
+
+def _means(said: str, truth: str) -> bool:
+    if same(said, truth):
+        return True
+    if read_number(said) is not None and read_truth(truth) is not None and not _has_symbols(truth):
+        return False  # two numbers that differ
+    if len(said) > LONGEST or not is_single(said, truth):
+        return False
+    return compare(truth, said)
+
+
+def _has_symbols(text: str) -> bool:
+    return "\\" in text or "^" in text
