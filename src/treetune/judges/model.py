@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +30,7 @@ from treetune.judges.verdicts import VerdictCache
 from treetune.policies import EndpointConfig, check_policy, is_behind_endpoint, load_policy, script_file
 from treetune.policy import Completion, Policy, Request, Sampling, Usage
 from treetune.task import Message, Task, without_surrogates
-from treetune.threads import run_in_background, submit_in_background
+from treetune.threads import submit_in_background
 
 
 class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -197,7 +199,8 @@ def _shared(asked: Asked) -> Asked:
 
 _NO_TASKS = ByEnvironment()
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bytes, Client]] = WeakKeyDictionary()
-"""Of the background loop: a forked process has another."""
+"""Of the background loop."""
+os.register_at_fork(after_in_child=_clients.clear)
 
 
 def client_of(judge: JudgeModel) -> Client:
@@ -211,9 +214,7 @@ def client_of(judge: JudgeModel) -> Client:
 
 @atexit.register
 def _close_clients() -> None:
-    async def close() -> None:
-        for client in _clients.pop(asyncio.get_running_loop(), {}).values():
-            await client.close()
-
-    if _clients:
-        run_in_background(close())
+    for loop, clients in list(_clients.items()):
+        for client in clients.values():
+            with suppress(Exception):  # nobody is left who could use what it says
+                asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=5)
