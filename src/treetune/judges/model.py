@@ -125,7 +125,7 @@ class Client:
             call.waiting -= 1
             if not call.waiting and not call.begun:  # nobody wants it any more, and nothing is paid yet
                 call.task.cancel()
-        return asked if first else _shared(asked)
+        return asked if first else _shared(asked, question.name)
 
     async def close(self) -> None:
         if self._policy is not None:
@@ -191,9 +191,9 @@ def _read(question: Question, completion: Completion, answer: str) -> dict[str, 
     return question.read(answer)
 
 
-def _shared(asked: Asked) -> Asked:
+def _shared(asked: Asked, name: str) -> Asked:
     """What another caller's call came to: nothing is paid for it again."""
-    last = msgspec.structs.replace(asked.judgements[-1], cached=True)
+    last = msgspec.structs.replace(asked.judgements[-1], asked=name, cached=True)
     return Asked([last], asked.too_long)
 
 
