@@ -140,6 +140,8 @@ class Episode:
         """The limit on turns ended it, not its environment."""
         self.timed_out: DeadlinePassed | None = None
         """A step ran over the limit on time, and earned what the limits give for that."""
+        self._told = 0
+        """How many judgements whoever plays from outside was told of."""
         self.start_seconds = self.step_seconds = self.close_seconds = 0.0
         self.close_failure: str | None = None
         """What went wrong when the environment was closed. What the episode earned stands all the same."""
@@ -244,14 +246,14 @@ class Episode:
     async def play(self, action: Any, show: Sink) -> Step:
         """A step for whoever plays from outside; `show` is given what the environment shows meanwhile."""
         show_to(show)
-        before = len(self.result.judgements)
-        step = self.with_ending(await self.step(action))
-        if judgements := self.result.judgements[before:]:
-            step.info = {**step.info, "judgements": msgspec.to_builtins(judgements)}
-        return step
+        return self.with_ending(await self.step(action))
 
     def with_ending(self, step: Step) -> Step:
-        """A step for whoever plays from outside and sees no trace: its `info` says how the episode ended."""
+        """A step for whoever plays from outside and sees no trace: its `info` has the judgements that it took, and says
+        how the episode ended."""
+        if judgements := self.result.judgements[self._told :]:
+            self._told += len(judgements)
+            step.info = {**step.info, "judgements": msgspec.to_builtins(judgements)}
         if not step.done:
             return step
         info = {"success": self.result.passed(), **step.info}
