@@ -134,8 +134,7 @@ class Taskset(Generic[TaskT, ConfigT]):
         return cls.gold(task)
 
     def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
-        """Rewards of several traces of one task, scored together: what `scorer` says, where it compares them. Optional;
-        may be async."""
+        """Rewards of several traces of one task, scored together. Optional; may be async."""
         if self.scorer is None or not self.scorer.scores_groups:
             raise NotImplementedError
         return self.scorer.score_group(task, traces)
