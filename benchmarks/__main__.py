@@ -32,6 +32,7 @@ QUICK = {
     "textarena_episodes": [],
     "build": ["--scale", "5"],
     "validate": ["--scale", "5", "--repeat", "1"],
+    "scorers": [],
     "prompt_dataset": ["--scale", "5"],
     "sandbox": [],
     "serve": ["sample", "rollouts"],

@@ -23,6 +23,7 @@ from treetune.mentions import read_label as read_label
 from treetune.mentions import statement as statement
 from treetune.mentions import why_unnamed as why_unnamed
 from treetune.numerals import (
+    Number,
     closing_brace,
     find_numbers,
     is_bare,
@@ -46,6 +47,8 @@ class Found(NamedTuple):
     """The answer as it was given; None where there is none, or no single one."""
     why: str = ""
     """Why there is none."""
+    value: Number | None = None
+    """Its value, where it was read already."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -112,7 +115,9 @@ def tagged(text: str, tag: str) -> Iterator[str]:
 
 def after(text: str, mark: str) -> list[str]:
     """What follows each mark: the rest of its line or, where that is empty, the next line that says something."""
-    pieces = _MARKS.split(text) if mark == "####" else text.split(mark)
+    if mark not in text:
+        return []
+    pieces = _MARKS.split(text) if mark == "####" and "#####" in text else text.split(mark)
     return [piece.lstrip().partition("\n")[0].strip() for piece in pieces[1:]]
 
 
@@ -134,6 +139,11 @@ def one_of(given: Sequence[str], key: Callable[[str], Hashable], missing: str) -
     """The answer that all of them are, told by a key; None is no answer."""
     if not given:
         return Found(None, missing)
+    if len(given) == 1 and key is read_number:
+        value = read_number(given[0])
+        return (
+            Found(given[0], "", value) if value is not None else Found(None, f"not a plain answer: {given[0][:60]!r}")
+        )
     keys = {key(text) for text in given}
     if None in keys:
         return Found(None, f"not a plain answer: {given[-1][:60]!r}")
@@ -168,27 +178,42 @@ def final_number(text: str) -> Found:
 def final_text(text: str) -> Found:
     r"""What follows `####`, else what `\boxed{}` holds, else the whole text."""
     given = after(text, "####") or boxed(text) or [text.strip()]
+    if len(given) == 1 and given[0][:1].isalnum():  # it says something
+        return Found(given[0])
     return one_of(given, lambda said: plain(said) or None, "")
 
 
 def last_number(text: str) -> Found:
     """The last number of a text in words, unless it is one of a list, an operand, denied or asked."""
-    lines = [line for line in text.splitlines() if _DIGIT.search(line)]
-    if not lines:
+    lines = text.splitlines()
+    line = before = ""
+    for said in reversed(lines):  # the last two that have a number
+        if _DIGIT.search(said):
+            if line:
+                before = said
+                break
+            line = said
+    if not line:
         return Found(None, "no number")
-    before, line = (with_usual_signs(line) for line in ["", *lines][-2:])
-    if (number := read_number(line)) is not None:
-        # A line each is a list too, but a line of work is not.
-        listed = is_bare(line) and is_bare(before) and read_number(before) != number
-        return Found(None, SEVERAL) if listed else Found(plain(line.rpartition("=")[2]))
+    line = with_usual_signs(line)
     *earlier, last = find_numbers(line)
+    one_in_prose = not earlier and _PROSE.match(line) and "=" not in line and "\\" not in line
+    # One number after words is what the line says, however it is said: that need not be tried.
+    if not one_in_prose and (number := read_number(line)) is not None:
+        # A line each is a list too, but a line of work is not.
+        if before and is_bare(line):
+            before = with_usual_signs(before)
+            if is_bare(before) and read_number(before) != number:
+                return Found(None, SEVERAL)
+        return Found(plain(line.rpartition("=")[2]), "", number)
     ahead, behind = line[earlier[-1].end() if earlier else 0 : last.start()], line[last.end() :]
-    if _DENIED.search(ahead[-NEAR:]) or _REFUSED.match(behind[:NEAR]):
+    if (_may_deny(ahead[-NEAR:]) and _DENIED.search(ahead[-NEAR:])) or _REFUSED.match(behind[:NEAR]):
         return Found(None, f"{last[0]} is denied or asked")
     if earlier and _links(ahead) and read_number(earlier[-1][0]) != read_number(last[0]):
         return Found(None, SEVERAL if ahead.strip() not in _OPERATORS else "an expression that is not worked out")
     said = f"-{last[0]}" if is_negated(ahead[-NEAR:]) else last[0]
-    return Found(said) if read_number(said) is not None else Found(None, f"no number: {said[:60]!r}")
+    value = read_number(said)
+    return Found(said, "", value) if value is not None else Found(None, f"no number: {said[:60]!r}")
 
 
 # What it says
@@ -229,6 +254,7 @@ _MARKS = re.compile("#{4,}")
 _DIGIT = re.compile(r"\d")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
+_PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
 _BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
 _OPERATORS = ("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot")
 _OFFERS = frozenset("or nor vs versus maybe perhaps possibly alternatively otherwise".split())
@@ -238,6 +264,12 @@ _REFUSED = re.compile(
     r"|\W*(?:is|was|would be|seems|looks)\s(?:wrong|incorrect|false|not (?:right|correct|true|it|the))\b",
     re.I,
 )
+
+
+def _may_deny(text: str) -> bool:
+    """Whether a text has letters that denying words have: quicker than to look for the words."""
+    low = text.lower()
+    return "not" in low or "n't" in low or "never" in low or "≠" in low or "\\ne" in low or "!=" in low
 
 
 def _links(between: str) -> bool:

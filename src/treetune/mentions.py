@@ -23,12 +23,8 @@ LINE = 200
 
 def statement(text: str) -> str:
     """The sentence that follows the last `answer is` or `answer:` of a text; all of it where there is none."""
-    if "nswer" not in text and "NSWER" not in text:
-        return text
-    marker = None
-    for marker in _MARKER.finditer(text):  # noqa: B007 - the last
-        pass
-    said = "" if marker is None else text[marker.end() :].lstrip(_EMPTY)
+    markers = _find_markers(text)
+    said = text[markers[-1].end() :].lstrip(_EMPTY) if markers else ""
     if not said:
         return text
     end = _SENTENCE.search(said)
@@ -54,24 +50,35 @@ def why_unnamed(text: str, wanted: str, others: Iterable[str] = (), written: str
 def why_doubtful(text: str, begin: int, end: int) -> str:
     """Why what stands there is not the answer that the text gives; "" where it is."""
     ahead, behind = text[max(0, begin - NEAR) : begin], text[end : end + NEAR]
-    if cuts := list(_ENDS.finditer(ahead)):
-        ahead = ahead[cuts[-1].end() :]
-    if ahead:
+    cut = max(ahead.rfind("\n"), ahead.rfind(". "), ahead.rfind("! "), ahead.rfind("? "), ahead.rfind("; "))
+    ahead = ahead[cut + 1 :]
+    if ahead and _may_doubt(ahead):
         if _DENIES.search(ahead):
             return "denied"
         if _OPENS.search(ahead):
             return "left open"
     if not behind:
         return "one of several" if ahead and _is_listed(ahead, "", text[begin:end]) else ""
-    cut = _ENDS.search(behind)
-    said = behind[: cut.start() + 1] if cut else behind
+    stop = _ENDS.search(behind)
+    said = behind[: stop.start() + 1] if stop else behind
     if _REFUSES.match(said):
         return "denied or asked"
-    if _OPENS.search(said):
+    if len(said) > 1 and _may_doubt(said) and _OPENS.search(said):
         return "left open"
     if _is_listed(ahead, said, text[begin:end]) or _is_line_of_list(text, begin, end):
         return "one of several"
-    return "taken back" if _TAKES_BACK.search(text, end) else ""
+    return "taken back" if end + 2 < len(text) and _TAKES_BACK.search(text, end) else ""
+
+
+def _may_doubt(text: str) -> bool:
+    """Whether a text has letters that denying and hedging words have: quicker than to look for the words."""
+    low = text.lower()
+    return (
+        "or" in low or "not" in low or "n't" in low or "n’t" in low or "never" in low or "either" in low
+        or "be" in low or "perhaps" in low or "poss" in low or "vs" in low or "vers" in low or "altern" in low
+        or "un" in low or "isnt" in low or "except" in low or "with" in low or "rather" in low or "instead" in low
+        or "≠" in low or "!=" in low
+    )  # fmt: skip
 
 
 def _last_place(text: str, wanted: str) -> int:
@@ -105,8 +112,8 @@ def _is_listed(ahead: str, behind: str, wanted: str) -> bool:
     capital = wanted[:1].isupper()
     if (after := _NEXT.match(behind)) and (not capital or not after["name"][0].islower()):
         return True
-    before = _PREVIOUS.search(ahead)
-    if before is None or not _ENDS_LIST.match(behind):
+    link = ahead.rstrip(_DRESS)
+    if not link.endswith(_LINKS) or not _ENDS_LIST.match(behind) or (before := _PREVIOUS.search(ahead)) is None:
         return False
     return before["name"].lower() not in _LEADS and (not capital or not before["name"][0].islower())
 
@@ -121,6 +128,18 @@ def _is_line_of_list(text: str, begin: int, end: int) -> bool:
         return False
     above, below = text[:start].rstrip().rpartition("\n")[2], text[stop:].lstrip().partition("\n")[0]
     return any(_ITEM.fullmatch(line.strip()) for line in (above[-LINE:], below[:LINE]))
+
+
+def _find_markers(text: str) -> list[re.Match[str]]:
+    """Every `answer is` and `answer:`; looked for by letters, which is quicker than by the pattern."""
+    found = []
+    for letters in ("nswer", "NSWER"):
+        begin = text.find(letters)
+        while begin >= 0:
+            if begin and (match := _MARKER.match(text, begin - 1)):
+                found.append(match)
+            begin = text.find(letters, begin + 5)
+    return found
 
 
 # Options
@@ -140,8 +159,12 @@ class Choice(NamedTuple):
 def choose(text: str, options: Options) -> Choice:
     """The one option that a text settles on, by its label or its text."""
     patterns = _patterns(options)
-    if "nswer" in text or "NSWER" in text:
-        markers = list(_MARKER.finditer(text))
+    markers = _find_markers(text)
+    if len(markers) == 1:
+        choice = _read(_line_after(text, markers[0].end(), len(text)), patterns)
+        if choice.label or choice.why:
+            return choice
+    elif markers:
         ends = [*(marker.start() for marker in markers[1:]), len(text)]
         given = [
             _read(_line_after(text, marker.end(), end), patterns) for marker, end in zip(markers, ends, strict=True)
@@ -172,8 +195,12 @@ class _Patterns(NamedTuple):
     """A label and nothing else."""
     leading: re.Pattern[str]
     """A line that begins with a label, as `B)` or `B.`"""
-    mention: re.Pattern[str]
-    """Every place where an option is named."""
+    label: re.Pattern[str]
+    """Every place where a label is named."""
+    text: re.Pattern[str] | None
+    """Every place where the text of an option is named."""
+    texts: tuple[str, ...]
+    """The texts in small letters, to look for before the pattern is tried."""
     by_name: dict[str, str]
     """The label of each label and text."""
 
@@ -182,38 +209,55 @@ class _Patterns(NamedTuple):
 def _patterns(options: Options) -> _Patterns:
     labels = "|".join(re.escape(label) for label in options.labels)
     texts = sorted(filter(None, (text.strip() for text in options.texts)), key=len, reverse=True)
-    # "A city" and "I think" name no option.
-    words = "|".join(label for label in options.labels if label in ("A", "I")) or "(?!)"
-    others = "|".join(re.escape(label) for label in options.labels if label not in ("A", "I")) or "(?!)"
-    goes_on = r"(?! (?!(?:is|was|or|and|because|since|but)\b)[a-z])"
-    mention = rf"(?<![\w'’.\-\\])(?:(?:{others})|(?:{words}){goes_on})(?![\w'’\-])"
-    if texts:
-        mention += rf"|(?i:(?<!\w)(?<!\d[.,])(?:{'|'.join(map(re.escape, texts))})(?!\w)(?![.,]\d))"
+    # "A city" and "I think" name no option. The letter comes first: so the search can skip to it.
+    goes_on = r"(?:(?<![AI])|(?! (?!(?:is|was|or|and|because|since|but)\b)[a-z]))"
+    if all(len(label) == 1 for label in options.labels):
+        named = rf"[{re.escape(''.join(options.labels))}](?<![\w'’.\-\\].)(?![\w'’\-]){goes_on}"
+    else:
+        named = rf"(?<![\w'’.\-\\])(?:{labels})(?![\w'’\-])"
+    text = rf"(?<!\w)(?<!\d[.,])(?:{'|'.join(map(re.escape, texts))})(?!\w)(?![.,]\d)" if texts else None
     by_name = {text.strip().casefold(): label for label, text in zip(options.labels, options.texts, strict=False)}
     by_name |= {label.casefold(): label for label in options.labels}
     dress = r"[^\w\n?]*"
-    bare = rf"{dress}(?:(?:option|choice|text|textbf|mathrm|mathbf|boxed)\b{dress}){{0,2}}({labels}){dress}$"
+    before = rf"{dress}(?:(?:option|choice|text|textbf|mathrm|mathbf|boxed)\b{dress}){{0,2}}"
+    bare = rf"{before}({labels}){dress}$"
     leading = rf"[*_\s]*\(?({labels})(?:[).:\]]|\*\*)(?!\w)"
-    return _Patterns(re.compile(bare, re.I), re.compile(leading), re.compile(mention), by_name)
+    return _Patterns(
+        re.compile(bare, re.I),
+        re.compile(leading),
+        re.compile(named),
+        None if text is None else re.compile(text, re.I),
+        tuple(text.lower() for text in texts),
+        by_name,
+    )
 
 
 def _read(said: str, patterns: _Patterns) -> Choice:
     """The option that a piece of a text names, if it names one."""
     if len(said) <= LINE and (match := patterns.bare.match(said)):
         return Choice(patterns.by_name[match[1].casefold()])
-    reason = _REASON.search(said)
-    if reason is not None and patterns.mention.search(said, 0, reason.start()):
-        said = said[: reason.start()]
-    found, last = set(), None
-    for match in patterns.mention.finditer(said):
-        found.add(patterns.by_name.get(match[0].casefold(), match[0]))
-        last = match
-    if last is None:
+    named = _find_options(said, patterns)
+    if len(named) > 1 and (reason := _REASON.search(said, named[0].end(), named[-1].start())):
+        said = said[: reason.start()]  # what follows says why, or what it is not
+        named = [place for place in named if place.end() <= reason.start()]
+    if not named:
         return Choice(None)
-    if len(found) > 1:
+    labels = {patterns.by_name.get(place[0].casefold(), place[0]) for place in named}
+    if len(labels) > 1:
         return Choice(None, "several options are named")
-    why = why_doubtful(said, *last.span())
-    return Choice(None, why) if why and why != "one of several" else Choice(found.pop())
+    why = why_doubtful(said, *named[-1].span())
+    return Choice(None, why) if why and why != "one of several" else Choice(labels.pop())
+
+
+def _find_options(said: str, patterns: _Patterns) -> list[re.Match[str]]:
+    """Every place where an option is named, by its label or its text."""
+    named = list(patterns.label.finditer(said))
+    if patterns.text is not None:
+        low = said.lower()
+        if any([text in low for text in patterns.texts]):
+            named += patterns.text.finditer(said)
+            named.sort(key=lambda place: place.start())
+    return named
 
 
 def _agree(choices: Sequence[Choice]) -> Choice:
@@ -231,6 +275,8 @@ def _line_after(text: str, begin: int, end: int) -> str:
 
 _EMPTY = " \t\r\n*_`\"'“”‘’.:"
 _BULLETS = " \t\r*_`\"'“”‘’-•#).0123456789"
+_DRESS = " \t*_\"'“‘("
+_LINKS = (",", "/", "|", ";", "&", "+", "and")
 _LEADS = frozenset("yes so sure well thus hence therefore ok okay answer finally overall indeed then now".split())
 """What may stand before a comma and a name without being another name."""
 _OPENING, _CLOSING = r"[*_\"'“‘(]*", r"[*_\"'”’)]*"

@@ -31,6 +31,8 @@ def plain(text: str) -> str:
     for _ in range(LAYERS):
         before = text
         text = text.strip(_AROUND).rstrip(_STOPS)
+        if text[:1].isalnum() and text[-1:].isalnum():  # nothing is left around it
+            break
         if text.endswith("!") and not text[-2:-1].isdigit():  # 5! is 120
             text = text[:-1]
         for opening, closing in _PAIRS:
@@ -48,11 +50,13 @@ def read_number(text: str) -> Number | None:
     `x = 5`. None for anything else: `5 or 6`, `5?`, `5 million`, `not 5`."""
     if simple := _SIMPLE.fullmatch(text):  # most are, and this is the quickest
         return Decimal(simple[1])
+    if grouped := _GROUPS.fullmatch(text):
+        return Decimal(grouped[1].replace(",", ""))
     text = plain(with_usual_signs(text))
     if text.count("=") > SIDES:
         return None
     *sides, text = (plain(side) for side in text.split("=")) if "=" in text else (text,)
-    value = _read_value(text)
+    value = None if _WORDY.match(text) else _read_value(text)
     if value is None and (lead := _LEAD.match(text)):
         value = _read_value(plain(text[lead.end() :]))
     stated = {_read_value(side) for side in sides} - {None}
@@ -72,7 +76,9 @@ def _read_truth(truth: str) -> Number | None:
 
 def find_numbers(text: str) -> list[re.Match[str]]:
     """Every number that a text names, with its sign and currency."""
-    return list(_TOKEN.finditer(text))
+    digit = _DIGIT.search(text)
+    # A sign, a space, a currency and a point may come first; to begin there is quicker.
+    return [] if digit is None else list(_TOKEN.finditer(text, max(0, digit.start() - 4)))
 
 
 def is_bare(text: str) -> bool:
@@ -82,7 +88,7 @@ def is_bare(text: str) -> bool:
 
 def with_usual_signs(text: str) -> str:
     """Minus signs and digits of Unicode as those of the keyboard."""
-    return text.translate(_USUAL)
+    return text if text.isascii() else text.translate(_USUAL)
 
 
 def leaves_open(text: str) -> bool:
@@ -110,7 +116,10 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def _read_value(text: str) -> Number | None:
-    match = _SIGNED.fullmatch(_NEGATIVE.sub("-", text, count=1))
+    low = text.lower()
+    if "minus" in low or "negative" in low:
+        text = _NEGATIVE.sub("-", text, count=1)
+    match = _SIGNED.fullmatch(text)
     if match is None or (match["sign"] and match["late"]) or not _is_unit(match["unit"]):
         return None
     sign = -1 if "-" in (match["sign"], match["late"]) else 1
@@ -128,8 +137,11 @@ def _read_value(text: str) -> Number | None:
 
 def _read_decimal(text: str) -> Decimal | None:
     digits, exponent, power = text.lower().partition("e")
+    digits = digits.replace(",", "")
+    if not digits.isdecimal():
+        digits = re.sub(r"[^\d.]", "", digits)
     try:
-        return Decimal(re.sub(r"[^\d.]", "", digits) + exponent + power)
+        return Decimal(digits + exponent + power)
     except InvalidOperation:
         return None
 
@@ -159,7 +171,9 @@ def _is_unit(text: str) -> bool:
 
 
 _SIMPLE = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*", re.ASCII)
+_GROUPS = re.compile(r"[$€£¥]?([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?)", re.ASCII)
 _COMMAND = re.compile(r"\\[a-z]+", re.I)
+_DIGIT = re.compile(r"\d")
 _BRACE = re.compile(r"[{}]")
 _AROUND = " \t\r\n*_`\"'“”‘’\u00a0"
 _STOPS = ".,;: \t\n"
@@ -182,6 +196,8 @@ _TOKEN = re.compile(rf"(?:(?<![\w.)])[-+]\s?)?[$€£¥]?{_PLAIN}{_EXPONENT}(?:/
 _LEAD = re.compile(
     r"\s*(?:so |thus |therefore |hence )?,?\s*(?:the )?(?:final )?(?:answer|result|total|sum)\s?(?:is|:)*\s", re.I
 )
+_WORDY = re.compile(r"(?!minus|negative)[a-z]", re.I)
+"""What no number begins with."""
 _NEGATIVE = re.compile(r"(?:minus|negative)\s+(?=[\d$.]|$)", re.I)
 _WORD = re.compile(r"[a-z']+")
 _UNIT = re.compile(

@@ -33,7 +33,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the reply settles on the right option, by its label or its text."""
         options = self._options(task)
-        right = {self._label_of(one, options, task) for one in require_truths(truth, task)}
+        right = [self._label_of(one, options, task) for one in require_truths(truth, task)]
         reply = spoken(answer)
         if self.answer is not None:
             found = placed(reply, self.answer)
@@ -76,9 +76,10 @@ class Choice(Scorer, frozen=True, tag="choice"):
             if "label" in given and "text" in given:  # as ARC has them
                 return _make_options(tuple(map(str, given["label"])), tuple(map(str, given["text"])))
             return _make_options(tuple(map(str, given)), tuple(map(str, given.values())))
-        if not isinstance(given, list | tuple) or len(given) > len(ascii_uppercase):
-            raise TasksetError(f"the options are a {type(given).__name__}, not a list of at most 26: {given!r:.80}")
-        return _make_options(None, tuple(map(str, given)))
+        if not isinstance(given, list | tuple) or not 0 < len(given) <= len(ascii_uppercase):
+            raise TasksetError(f"the options are no list of 1 to 26: {given!r:.80}")
+        texts = tuple(given)
+        return _make_options(None, texts if isinstance(texts[0], str) else tuple(map(str, texts)))
 
     def _label_of(self, truth: Any, options: Options, task: Task | None) -> str:
         """The label of the right option."""

@@ -35,7 +35,9 @@ class Number(Scorer, frozen=True, tag="number"):
         """Whether the answer is the number of the ground truth: `5`, `$5`, `5%`, `5 apples` and `x = 5` are 5."""
         truths = require_truths(truth, task)
         found = self._find(spoken(answer))
-        value = None if found.text is None else read_number(found.text)
+        value = found.value
+        if value is None and found.text is not None:
+            value = read_number(found.text)
         if value is None:
             return Score(0.0, answer=found.text, explanation=found.why or "no number")
         for one in truths:

@@ -30,7 +30,7 @@ class Json(Scorer, frozen=True, tag="json"):
     ignore_case: bool = False
     """Whether capitals and small letters are the same."""
     strip: bool = False
-    """Whether texts are compared without spaces, quotes and a full stop around them, and those of numbers as numbers."""
+    """Whether texts are compared without spaces, quotes and a full stop around them, and of numbers as numbers."""
 
     def __post_init__(self) -> None:
         faults = (

@@ -31,10 +31,11 @@ class Exact(Scorer, frozen=True, tag="exact"):
         found = self.find(answer) if self.strip or self.answer is not None else Found(spoken(answer))
         if found.text is None:
             return Score(0.0, explanation=found.why)
-        said = _normal(found.text, self.ignore_case, self.strip)
+        text = found.text.casefold() if self.ignore_case else found.text
         for one in truths:
-            if said == _normal_truth(str(one), self.ignore_case, self.strip):
-                return Score(float(said != ""), answer=found.text, explanation="right" if said else "empty")
+            wanted = _normal_truth(str(one), self.ignore_case, self.strip)
+            if wanted in text and wanted and _normal(found.text, self.ignore_case, self.strip) == wanted:
+                return Score(1.0, answer=found.text, explanation="right")
         return Score(0.0, answer=found.text, explanation=expected(truths))
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
