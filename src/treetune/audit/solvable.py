@@ -8,7 +8,10 @@ from treetune.audit.player import Player
 from treetune.audit.rules import ERROR, NOTE, WARNING, Family, Report, Rule, clip
 from treetune.audit.sample import Sample, Subject
 from treetune.errors import described
+from treetune.rows.scorer import kind_of
 from treetune.score import Validity
+from treetune.scorers.said import find_unpaid
+from treetune.threads import call
 
 Rule(
     "invalid-task",
@@ -35,6 +38,12 @@ Rule(
     "a gold answer to try",
     "write gold(task): without it nobody knows whether a task can be solved",
 )
+Rule(
+    "gold-said-otherwise",
+    Family.SOLVABLE,
+    "the gold answer earns as much bold, with a full stop, boxed or in a sentence",
+    "use another kind of scorer, or tell the form of the answer in the prompt",
+)
 GOLD = ("start-fails", "gold-failed", "gold-not-rewarded", "gold-unknown")
 
 
@@ -59,6 +68,21 @@ async def find_golds(sample: Sample, player: Player, report: Report) -> None:
     report.facts["gold_answers"] = sum(subject.gold is not None for subject in sample.subjects)
     if report.wants(*GOLD):
         _judge_golds(sample, report, unknown, failed)
+    if report.wants("gold-said-otherwise"):
+        await _say_golds(sample, player, report)
+
+
+async def _say_golds(sample: Sample, player: Player, report: Report) -> None:
+    unpaid: dict[int, str] = {}
+    for subject in sample.subjects:
+        if subject.trace is not None and subject.trace.passed():
+            scored = kind_of(player.taskset, subject.task)
+            found = await call(find_unpaid, *scored) if scored is not None else None
+            if found is not None:
+                unpaid[subject.idx] = f"{clip(found[0], 80)!r} earns nothing; {found[1]}"
+    if unpaid:
+        of = f"{len(unpaid)} of {len(sample)} gold answers earn nothing as a model would say them"
+        report.add("gold-said-otherwise", WARNING, of, tasks=unpaid, evidence=gather(unpaid))
 
 
 def _judge_golds(sample: Sample, report: Report, unknown: list[int], failed: dict[int, str]) -> None:

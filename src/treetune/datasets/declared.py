@@ -139,6 +139,8 @@ def _task_class(node: Mapping[str, Any]) -> type[DatasetTaskset]:
 def _further_faults(config: DatasetConfig) -> Iterator[tuple[str, str]]:
     """What no single key shows."""
     yield from check_loading(config.loading_params)
+    if config.scorer is not None and config.env_class is not None:
+        yield "scorer", f"the environment {config.env_class!r} scores these rows: leave out one of scorer and env_class"
     if config.max_prompt_length is not None and config.tokenizer is None:
         yield "tokenizer", "is required where max_prompt_length is set"
     for key, specs in declared_values(config, CodeName).items():

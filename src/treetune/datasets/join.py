@@ -20,6 +20,7 @@ from treetune.errors import TasksetError
 from treetune.rows.arrow_values import children_of, find_clashes, json_fields_of, schema_tree, set_column, struct_of
 from treetune.rows.cache import Cache, Sidecar, config_hash
 from treetune.rows.rule import RULE
+from treetune.scorers import SCORER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +79,8 @@ def _choose_converters(tasksets: Sequence[DatasetTaskset], built: Sequence[File]
     with_parts = any(isinstance(_type_at(tree, CONTENT), list) for tree in trees)
     converters: list[Converter] = []
     for taskset, tree in zip(tasksets, trees, strict=True):
-        ruled = with_lists and taskset.row_scorer in (None, RULE)
+        scorer = taskset.row_scorer or RULE
+        ruled = with_lists and (scorer == RULE or scorer.startswith(SCORER))
         texts = [path for path in truths if ruled and _type_at(tree, path) == "string"]
         parts = with_parts and _type_at(tree, CONTENT) == "string"
         converters.append(partial(_convert_values, truths=texts, parts=parts))

@@ -47,6 +47,8 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
         typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
+        if typed.scorer is not None and (more := set(typed.scorer.columns()).difference(typed.extra_fields)):
+            typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
         super().__init__(typed)
         if self.config.data_source != "unknown":
             self.name = self.config.data_source

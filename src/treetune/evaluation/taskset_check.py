@@ -18,10 +18,13 @@ from treetune.evaluation.config import Validation
 from treetune.evaluation.runner import run_bounded
 from treetune.policies.scripted import Gold
 from treetune.rollout import run_rollout
+from treetune.rows.scorer import kind_of
 from treetune.runs.folder import Records, RunFolder
 from treetune.score import Validity
+from treetune.scorers.said import find_unpaid
 from treetune.streams import draw_tasks
 from treetune.task import Task
+from treetune.threads import call
 
 if TYPE_CHECKING:
     from treetune.validate.rules import Finding
@@ -41,6 +44,8 @@ class TaskCheck(msgspec.Struct):
     """The rule that failed: `invalid-task`, `gold-not-rewarded`, `gold-failed`, `validate-failed`."""
     reason: str | None = None
     gold_reward: float | None = None
+    warning: str | None = None
+    """How the gold answer is said that its scorer does not pay: `gold-said-otherwise`."""
 
     def fail(self, rule: str, reason: str) -> None:
         self.validity, self.rule, self.reason = Validity.INVALID, rule, reason
@@ -120,6 +125,8 @@ class TasksetChecker:
         elif not trace.passed(threshold):
             why = f"; {trace.explanation}" if trace.warnings else ""  # its scorer failed by it
             check.fail("gold-not-rewarded", f"the gold answer got {trace.reward:g}, less than {threshold:g}{why}")
+        elif (scored := kind_of(self._taskset, task)) and (unpaid := await call(find_unpaid, *scored)) is not None:
+            check.warning = f"{unpaid[0]!r} earns nothing: {unpaid[1]}"
 
     def summary(self) -> CheckSummary:
         from treetune.validate.rules import SHOWN, Finding, Severity  # checks of files take long to load
@@ -134,6 +141,10 @@ class TasksetChecker:
         for rule, failed in sorted(by_rule.items()):
             first, found = [check.idx for check in failed[:SHOWN]], failed[0].reason or ""
             findings.append(Finding(rule, Severity.ERROR, self._taskset.name, "task", first, len(failed), found))
+        if warned := [check for check in checks if check.warning is not None]:
+            first, found = [check.idx for check in warned[:SHOWN]], warned[0].warning or ""
+            rule = "gold-said-otherwise"
+            findings.append(Finding(rule, Severity.WARNING, self._taskset.name, "task", first, len(warned), found))
         return CheckSummary(
             tasks=len(checks),
             valid=counts[Validity.VALID],

@@ -17,6 +17,7 @@ import msgspec
 from treetune.errors import TasksetError
 from treetune.rows.arrow_values import decode_json, drop_nulls, to_json_text
 from treetune.rows.rule import RULE
+from treetune.scorers import encode_scorer, scorer_of_method
 from treetune.task import UID_LENGTH, ForeignTask, Message, Task, own_values
 
 Row = Mapping[str, Any]
@@ -141,7 +142,10 @@ def scorer_of(task: Task) -> str | None:
     """How a row is scored from itself alone, where that follows from the row."""
     if task.env_class is not None:
         return f"env:{task.env_class}"
-    return RULE if task.ground_truth is not None else None
+    if task.ground_truth is None:
+        return None
+    named = scorer_of_method(task.reward_spec.get("method"))
+    return RULE if named is None else encode_scorer(named)
 
 
 def encode_unseen(row: Row) -> str:

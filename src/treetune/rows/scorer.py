@@ -43,14 +43,13 @@ from treetune.rows.trust import (
     remember_scorer,
     trusts,
 )
-from treetune.scorers import Scorer, read_scorer
+from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer, rule
 from treetune.target import build_taskset
 from treetune.task import Task, own_fields, own_values
 from treetune.taskset import Taskset
 from treetune.variables import fill_variables, mark_variables
 
-ENVIRONMENT, SCORER = "env:", '{"scorer":'
-"""How a row's scorer begins that is an environment, or a scorer as JSON."""
+ENVIRONMENT = "env:"
 
 _ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
 """Keys of a taskset that decide which tasks there are, not what they earn."""
@@ -76,9 +75,8 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
 
 
 def describe_scorer(scorer: Scorer) -> str:
-    """A scorer as JSON; the rule, which needs nothing more, by its name."""
-    plain = mark_variables(msgspec.to_builtins(scorer.without_files()))
-    described = RULE if plain == {"kind": RULE} else msgspec.json.encode({"scorer": plain}).decode()
+    """A scorer of this user's as a row names it: one that calls a model is known by that from now on."""
+    described = encode_scorer(scorer)
     if scorer.calls_models:
         remember_scorer(described)
     return described
@@ -185,6 +183,21 @@ def with_type(task: Task, taskset: Taskset[Any, Any]) -> Task:
         return msgspec.convert({**fields, **own}, kind)
     except msgspec.ValidationError as error:
         raise TasksetError(f"a row is no {kind.__name__}: {error}") from None
+
+
+def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | None:
+    """The kind of scorer that scores a task, and the task as that knows it; None where code or an environment does."""
+    taskset, task = owner_of(taskset, task)
+    if (own := getattr(taskset, "scorer_of", None)) is not None:
+        named = own(task)
+        if named is None or (named != RULE and not named.startswith(SCORER)):
+            return None
+        return taskset_of(named).scorer or rule(), task
+    if task.env_class is not None or type(taskset).reward not in (Taskset.reward, RuleTaskset.reward, ByScorer.reward):
+        return None
+    if taskset.scorer is not None:
+        return taskset.scorer, task
+    return (rule(), task) if isinstance(taskset, RuleTaskset) and task.ground_truth is not None else None
 
 
 class ScoredEnvironment(Environment):

@@ -26,8 +26,9 @@ from treetune.rows.reading import read_tasks
 from treetune.rows.round_trip import scorer_of
 from treetune.rows.row_store import ParquetRows, RowStore
 from treetune.rows.rule import RULE
-from treetune.rows.scorer import ENVIRONMENT, SCORER, taskset_of, with_type
+from treetune.rows.scorer import ENVIRONMENT, ByScorer, describe_scorer, taskset_of, with_type
 from treetune.rows.sources import File, FileKind, HubName, find
+from treetune.scorers import SCORER, Scorer
 from treetune.task import ForeignTask, Task, digest
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
@@ -38,6 +39,8 @@ class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
     """Files, folders, globs, or datasets of the hub (`name[@config][:split]`)."""
     format: str | None = None
     """The format of the rows: verl, skyrl or trl; else the one that has their columns."""
+    scorer: Scorer | None = None
+    """How answers are scored, whatever the rows say; rows with an environment keep that."""
     trust: bool = False
     """Run code that rows name, though no build of yours has kept it."""
 
@@ -89,7 +92,9 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
         return scorer.gold(inner)
 
     def scorer_of(self, task: Task) -> str | None:
-        """How its row says that it is scored; None where it does not."""
+        """How its row says that it is scored, or the config; None where neither does."""
+        if self.config.scorer is not None and task.env_class is None:
+            return describe_scorer(self.config.scorer)
         return task.extra_info.get("scorer") or scorer_of(task)
 
     def refuse_untrusted(self) -> None:
@@ -104,7 +109,8 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
                 f"row {task.idx} of {self.name} does not say how it is scored",
                 remedy="give it a ground truth or an env_class, or build the rows with `treetune build`",
             )
-        scorer = taskset_of(name, trust=self.config.trust)
+        own = self.config.scorer if task.env_class is None else None
+        scorer = taskset_of(name, trust=self.config.trust) if own is None else ByScorer(own)
         extra = {key: value for key, value in task.extra_info.items() if key != "scorer"}
         return scorer, with_type(msgspec.structs.replace(task, extra_info=extra), scorer)
 

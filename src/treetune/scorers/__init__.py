@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from treetune.scorers.scorer import KINDS, kind_named
+from treetune.scorers.scorer import SCORER as SCORER
 from treetune.scorers.scorer import Scorer as Scorer
+from treetune.scorers.scorer import encode_scorer as encode_scorer
 from treetune.scorers.scorer import read_scorer as read_scorer
 from treetune.scorers.scorer import scorer_of_method as scorer_of_method
 

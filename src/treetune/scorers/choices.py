@@ -52,7 +52,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         return self.say(self._label_of(require_truths(truth, task)[0], self._options(task), task))
 
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+    def fault(self, truth: Any, task: Task | None) -> str | None:
         try:
             options = self._options(task)
             for one in require_truths(truth, task):
@@ -89,7 +89,8 @@ class Choice(Scorer, frozen=True, tag="choice"):
             known = ", ".join(options.texts or options.labels)
             problem = f"{where}the ground truth {truth!r:.60} is none of the options: {known:.200}"
             raise TasksetError(
-                problem, remedy="name the column of the options (choices), and what the truth is (truth)"
+                problem,
+                remedy="name the column of the options (choices), and what the truth is: truth: index counts from 0",
             )
         return label
 

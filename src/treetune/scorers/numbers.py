@@ -69,7 +69,7 @@ class Number(Scorer, frozen=True, tag="number"):
         near = self.tolerance is not None and off <= self.tolerance
         return math.isfinite(off) and (near or (self.relative is not None and off <= self.relative * abs(right)))
 
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+    def fault(self, truth: Any, task: Task | None) -> str | None:
         wrong = [one for one in require_truths(truth, task) if _read_quantity(str(one)) is None]
         return f"is no number: {wrong[0]!r:.60}" if wrong else None
 

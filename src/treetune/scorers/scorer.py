@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -19,6 +19,7 @@ from treetune.answers import Found, Place, final_text, placed, spoken
 from treetune.config import convert
 from treetune.errors import ConfigError, TasksetError, did_you_mean
 from treetune.task import Task
+from treetune.variables import mark_variables
 
 KINDS = {
     "all_of": "treetune.scorers.combined:AllOf",
@@ -42,15 +43,16 @@ METHODS |= {"math_verify": "math", "math-verify": "math"}
 """The kind that a method says: every one that needs no keys. Any other method, such as `rule`, is the rule."""
 
 
+SCORER = '{"scorer":'
+"""How the scorer of a row begins that is one of these kinds, as JSON."""
+
+
 class Scorer(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True
 ):
     answer: Place | None = None
     """Where the answer stands: `{after: "####"}`, `{tag: answer}`, `{boxed: true}`, `{last_line: true}`. Without it the
     kind looks where people usually put it."""
-
-    NEEDS_TRUTH: ClassVar[bool] = True
-    """Whether it compares with a ground truth."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Any:
         """What a reply earns, a `Score`. May be async."""
@@ -67,7 +69,11 @@ class Scorer(
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         """What is wrong with a ground truth, such that no answer is right; None where nothing is."""
-        return "is missing" if self.NEEDS_TRUTH and not truths_of(truth) else None
+        return self.fault(truth, task) if truths_of(truth) else "is missing"
+
+    def fault(self, truth: Any, task: Task | None) -> str | None:
+        """What is wrong with a ground truth that is there."""
+        return None
 
     @property
     def scores_groups(self) -> bool:
@@ -137,6 +143,12 @@ def read_scorer(value: Any, source: str = "the scorer") -> Scorer:
 def kind_named(name: str) -> type[Scorer]:
     module, _, cls = KINDS[name].partition(":")
     return cast(type[Scorer], getattr(importlib.import_module(module), cls))
+
+
+def encode_scorer(scorer: Scorer) -> str:
+    """A scorer as a row names it: as JSON, or the rule, which needs nothing more, by its name."""
+    plain = mark_variables(msgspec.to_builtins(scorer.without_files()))
+    return "rule" if plain == {"kind": "rule"} else msgspec.json.encode({"scorer": plain}).decode()
 
 
 def scorer_of_method(method: Any) -> Scorer | None:

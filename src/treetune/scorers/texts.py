@@ -38,7 +38,7 @@ class Exact(Scorer, frozen=True, tag="exact"):
                 return Score(1.0, answer=found.text, explanation="right")
         return Score(0.0, answer=found.text, explanation=expected(truths))
 
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+    def fault(self, truth: Any, task: Task | None) -> str | None:
         empty = any(not _normal(str(one), self.ignore_case, self.strip) for one in require_truths(truth, task))
         return "says nothing" if empty else None
 
@@ -94,7 +94,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
         wanted = (_wanted(str(one), self.ignore_case, self.strip) for one in choices)
         return tuple(one for one in wanted if one and one not in right and not any(one in each for each in right))
 
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+    def fault(self, truth: Any, task: Task | None) -> str | None:
         empty = any(not _wanted(str(one), self.ignore_case, self.strip) for one in require_truths(truth, task))
         return "says nothing" if empty else None
 
@@ -133,7 +133,7 @@ class F1(Scorer, frozen=True, tag="f1"):
             return True
         return names_one(text) or any(not names_one(str(one)) for one in truths)
 
-    def problem(self, truth: Any, task: Task | None = None) -> str | None:
+    def fault(self, truth: Any, task: Task | None) -> str | None:
         empty = all(not _words_of_truth(str(one)) for one in require_truths(truth, task))
         return "has no word to compare" if empty else None
 

@@ -20,8 +20,9 @@ from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, Faults, MissingExtraError, TasksetError, UsageError
 from treetune.rows.formats import task_to_score as _task
 from treetune.rows.rule import RULE
-from treetune.rows.scorer import SCORER, taskset_of
+from treetune.rows.scorer import taskset_of
 from treetune.score import Score
+from treetune.scorers import SCORER
 from treetune.task import without_surrogates
 from treetune.threads import run_in_background
 from treetune.trainers.config import get_value, load_lists, set_value

@@ -24,8 +24,13 @@ from treetune.policies.scripted import WRONG, Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
 from treetune.rows.formats import detect, format_named
+from treetune.rows.round_trip import scorer_of
+from treetune.rows.rule import RULE
+from treetune.rows.scorer import taskset_of
 from treetune.rows.sources import Batch
-from treetune.score import total
+from treetune.score import judge, total
+from treetune.scorers import SCORER, rule
+from treetune.scorers.said import find_unpaid
 from treetune.task import Task
 from treetune.threads import call
 from treetune.trace import Outcome
@@ -41,6 +46,12 @@ LIMITS = Limits(max_turns=100, timeout=120.0)
 
 Rule("environment-fails", "an environment that starts and scores", "see the cause")
 Rule("gold-not-rewarded", "a higher reward for the gold answer than for wrong ones", "correct the ground truth")
+Rule(
+    "gold-said-otherwise",
+    "a reward for the gold answer as a model says it: bold, with a full stop, boxed, in a sentence",
+    "use another kind of scorer, or tell the form in the prompt",
+    WARNING,
+)
 Rule("gold-unknown", "a gold answer to try", "nothing was checked: the environment knows none for the row", WARNING)
 
 
@@ -53,10 +64,10 @@ async def check_gold(
 
     async def check_one(batch: Batch, number: int, task: Task) -> None:
         try:
-            rule, found = await _try_answers(task)
+            rule, found = await (_try_answers(task) if task.env_class is not None else _try_scorer(task))
             if rule is not None:
                 report.add(rule, batch.source, found, [number], batch.unit)
-            report.gold_checked += rule in (None, "gold-not-rewarded")
+            report.gold_checked += rule in (None, "gold-not-rewarded", "gold-said-otherwise")
             on_row()
         finally:
             free.release()
@@ -68,10 +79,37 @@ async def check_gold(
                     task = (format_named(format) if format is not None else detect(row)).task_of_pruned(row)
                 except TreetuneError:
                     continue
-                if isinstance(task.env_class, str) and task.env_class in environments.names():
+                known = isinstance(task.env_class, str) and task.env_class in environments.names()
+                if known or _has_scorer(task):
                     await free.acquire()
                     group.create_task(check_one(batch, number, task))
             await asyncio.sleep(0)
+
+
+def _has_scorer(task: Task) -> bool:
+    """Whether a kind of scorer, or the rule, scores a row."""
+    scorer = task.extra_info.get("scorer") or scorer_of(task)
+    return task.env_class is None and isinstance(scorer, str) and (scorer == RULE or scorer.startswith(SCORER))
+
+
+async def _try_scorer(task: Task) -> tuple[str | None, str]:
+    """The same for a row that a kind of scorer scores."""
+    try:
+        taskset = taskset_of(task.extra_info.get("scorer") or str(scorer_of(task)))
+        problem = None if taskset.scorer is None else taskset.scorer.problem(task.ground_truth, task)
+        if problem is not None:
+            return "gold-not-rewarded", f"no answer is right: the ground truth {problem}"
+        gold = await taskset.gold_of(task)
+        if gold is None:
+            return "gold-unknown", "its scorer knows no gold answer"
+        earned = (await judge(taskset, task, str(gold))).reward
+        for what, answer in (("an empty answer", ""), (f"{WRONG!r}", WRONG)):
+            if answer != gold and (wrong := (await judge(taskset, task, answer)).reward) >= earned:
+                return "gold-not-rewarded", f"the gold answer earns {earned:g}, {what} {wrong:g}"
+        unpaid = await call(find_unpaid, taskset.scorer or rule(), task)
+    except Exception as error:
+        return "environment-fails", error.message if isinstance(error, TreetuneError) else described(error)
+    return (None, "") if unpaid is None else ("gold-said-otherwise", f"{unpaid[0]!r} earns nothing: {unpaid[1]}")
 
 
 async def _try_answers(task: Task) -> tuple[str | None, str]:
