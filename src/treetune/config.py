@@ -33,6 +33,8 @@ FileName = Annotated[str, "the name of a file"]
 where its content changed; a taskset of your own says what it holds in `source()`."""
 CodeName = Annotated[str, "the name of code"]
 """The type of a key that may name code: `file.py:Name`."""
+ModelName = Annotated[str, "the name of a model"]
+"""The type of a key that names a model: `scripted:file.py:Name` is looked for beside the YAML file first."""
 
 
 def declared_keys(struct: type, kind: Any) -> list[str]:
@@ -45,6 +47,21 @@ def declared_values(config: Any, kind: Any) -> dict[str, list[str]]:
     """The files or code that a config names, by key."""
     values = {key: getattr(config, key) for key in declared_keys(type(config), kind)}
     return {key: [value] if isinstance(value, str) else value for key, value in values.items() if value}
+
+
+def map_declared(value: Any, hint: Any, change: Callable[[Any, str], str]) -> Any:
+    """A value of a config of this type, with the files, code and models that it names changed: `change` is given what
+    such a name is declared as, and the name. Of a type that has several forms, `struct_of` tells which."""
+    if get_origin(hint) is list and isinstance(value, list):
+        return [map_declared(item, get_args(hint)[0], change) for item in value]
+    for option in (hint, *get_args(hint)):
+        if option in (FileName, CodeName, ModelName):
+            return change(option, value) if isinstance(value, str) else value
+        if isinstance(option, type) and issubclass(option, msgspec.Struct) and isinstance(value, Mapping):
+            struct = option.struct_of(value) if hasattr(option, "struct_of") else option
+            hints = get_type_hints(struct, include_extras=True) if struct is not None else {}
+            return {key: map_declared(item, hints.get(key, Any), change) for key, item in value.items()}
+    return value
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:

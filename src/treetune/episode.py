@@ -19,6 +19,7 @@ import msgspec
 
 from treetune.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
 from treetune.errors import EnvironmentFault, InvalidAction, UsageError, described
+from treetune.judgement import Judgement, recording
 from treetune.score import finite, total
 from treetune.task import Task, without_surrogates
 from treetune.taskset import Taskset
@@ -96,6 +97,8 @@ class Result(msgspec.Struct):
     metrics: dict[str, float] = {}
     warnings: list[str] = []
     """What its author should know."""
+    judgements: list[Judgement] = []
+    """The calls of judges that it took."""
 
     def add(self, step: Step) -> None:
         """Takes one more step in; the one place that reads the `info` of steps."""
@@ -113,6 +116,8 @@ class Result(msgspec.Struct):
             self.success = bool(success)
         if (warning := info.get("warning")) is not None:
             self.warnings.append(str(warning))
+        if judgements := info.get("judgements"):  # of a step that was played elsewhere
+            self.judgements += msgspec.convert(judgements, list[Judgement])
         self.pay(step.reward)
 
     def pay(self, reward: float) -> None:
@@ -155,6 +160,8 @@ class Episode:
         """The limit on turns ended it, not its environment."""
         self.timed_out: DeadlinePassed | None = None
         """A step ran over the limit on time, and earned what the limits give for that."""
+        self._told = 0
+        """How many judgements whoever plays from outside was told of."""
         self.start_seconds = self.step_seconds = self.close_seconds = 0.0
         self.close_failure: str | None = None
         """What went wrong when the environment was closed. What the episode earned stands all the same."""
@@ -228,8 +235,9 @@ class Episode:
     async def _play(self, environment: Environment, action: Action) -> Step:
         began = time.perf_counter()
         try:
-            work = call(environment.step, action) if self._toolbox is None else self._answer(environment, action)
-            answer = await in_time(work, self._limits, self._until)
+            with recording(self.result.judgements):
+                work = call(environment.step, action) if self._toolbox is None else self._answer(environment, action)
+                answer = await in_time(work, self._limits, self._until)
             step = check_step(environment, answer) if self._toolbox is None else answer
             self.result.add(step)
         except BaseException as error:
@@ -304,7 +312,11 @@ class Episode:
         return self.with_ending(await self.step(action))
 
     def with_ending(self, step: Step) -> Step:
-        """A step for whoever plays from outside and sees no trace: its `info` says how the episode ended."""
+        """A step for whoever plays from outside and sees no trace: its `info` has the judgements that it took, and says
+        how the episode ended."""
+        if judgements := self.result.judgements[self._told :]:
+            self._told += len(judgements)
+            step.info = {**step.info, "judgements": msgspec.to_builtins(judgements)}
         if not step.done:
             return step
         info = {"success": self.result.passed(), **step.info}

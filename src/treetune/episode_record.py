@@ -87,7 +87,8 @@ class EpisodeRecord:
         self._environment += seconds
         if self._task is not None:
             message = with_calls(_as_message(action), step.calls) if step.calls else _as_message(action)
-            self._add_turn(Turn(self._observed, message, step.reward, step.info, calls=step.calls))
+            info = {key: value for key, value in step.info.items() if key != "judgements"}  # the trace's own
+            self._add_turn(Turn(self._observed, message, step.reward, info, calls=step.calls))
             self._observe(step.observation)
 
     def _add_turn(self, turn: Turn) -> None:
@@ -147,6 +148,7 @@ class EpisodeRecord:
             explanation=result.explanation,
             success=result.success,
             metrics=result.metrics,
+            judgements=result.judgements,
             failure=failure,
             timing=Timing(start=self._start, policy=policy, environment=self._environment, total=total),
         )

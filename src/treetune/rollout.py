@@ -185,7 +185,7 @@ class Rollout:
         """What the episode came to, also where it failed."""
         trace, result, timing = self.trace, episode.result, self.trace.timing
         trace.answer, trace.explanation, trace.success = result.answer, result.explanation, result.success
-        trace.metrics = result.metrics
+        trace.metrics, trace.judgements = result.metrics, result.judgements
         trace.warnings += result.warnings
         timing.start, timing.environment = episode.start_seconds, episode.step_seconds
         timing.close = episode.close_seconds

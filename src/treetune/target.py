@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -20,11 +21,13 @@ from treetune import plugins
 from treetune.config import (
     CodeName,
     FileName,
+    ModelName,
     convert,
     convert_node,
     declared_keys,
     declared_values,
     load_yaml,
+    map_declared,
     missing_values,
     to_plain,
     with_overrides,
@@ -262,9 +265,20 @@ def find_files(node: Any, folders: Sequence[Path], usual: type[Taskset[Any, Any]
         for kind, find in ((FileName, plugins.absolute_path), (CodeName, plugins.absolute_spec)):
             for key in found.keys() & set(declared_keys(cls.config_type, kind)):
                 found[key] = _find_each(found[key], find, folders)
+        hints = get_type_hints(cls.config_type, include_extras=True)
+        if "scorer" in found and "scorer" in hints:
+            found["scorer"] = map_declared(found["scorer"], hints["scorer"], partial(_find_declared, folders))
     if isinstance(profile := found.get("profile"), Mapping) and isinstance(profile.get("path"), str):
         found["profile"] = {**profile, "path": plugins.absolute_path(profile["path"], folders)}
     return found
+
+
+def _find_declared(folders: Sequence[Path], kind: Any, name: str) -> str:
+    """A file, code or a model, where it is looked for in folders."""
+    if kind is ModelName:
+        scripted = name.startswith("scripted:")
+        return f"scripted:{plugins.absolute_spec(name.removeprefix('scripted:'), folders)}" if scripted else name
+    return plugins.absolute_path(name, folders) if kind is FileName else plugins.absolute_spec(name, folders)
 
 
 def _find_each(value: Any, find: Callable[[str, Sequence[Path]], str], folders: Sequence[Path]) -> Any:
@@ -326,6 +340,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
 def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
     parts = [taskset_fingerprint(part) for part in getattr(taskset, "sources", [])]
     config: dict[str, Any] = conceal(to_plain(taskset.config))
+    if taskset.scorer is not None and (whole := taskset.scorer.without_files()) != taskset.scorer:
+        config["scorer"] = conceal(to_plain(whole))  # a file that it names, such as a rubric, by its content
     if parts:
         config.pop("sources", None)  # each is a part, whichever way it was written
     named = taskset.config.profile

@@ -153,7 +153,9 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def score_group(self, task: TaskT, traces: Sequence[Trace]) -> Any:
         """Rewards of several traces of one task, scored together. Optional; may be async."""
-        raise NotImplementedError
+        if self.scorer is None or not self.scorer.scores_groups:
+            raise NotImplementedError
+        return self.scorer.score_group(task, traces)
 
     def environment(self, task: TaskT) -> Environment:
         """The environment that runs this task."""
@@ -203,7 +205,7 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     @property
     def scores_groups(self) -> bool:
-        return self.overrides("score_group")
+        return self.overrides("score_group") or (self.scorer is not None and self.scorer.scores_groups)
 
     def scores_group_of(self, task: TaskT) -> bool:
         """Whether the rollouts of this task are scored together."""

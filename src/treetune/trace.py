@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from treetune.errors import place_of
+from treetune.judgement import Judgement
 from treetune.policy import Usage
 from treetune.task import Message, Task, begins_answer, without_surrogates
 from treetune.tokens import Tokens
@@ -109,6 +110,9 @@ class Trace(msgspec.Struct, kw_only=True):
     success: bool | None = None
     """What the environment says of success, where it says anything."""
     metrics: dict[str, float] = {}
+    judgements: list[Judgement] = []
+    """Each call of a judge that scored it: prompt, answer, verdict, tokens. Those of a comparison are with the first of
+    the two."""
     failure: Failure | None = None
     warnings: list[str] = []
     usage: Usage = msgspec.field(default_factory=Usage)

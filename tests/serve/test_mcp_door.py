@@ -112,7 +112,11 @@ def test_over_standard_input_and_output(shop, workers):
     assert "stopped; the next index is 1" in said
     traces = [json.loads(line) for line in (shop / "kept" / "traces.jsonl").read_text().splitlines()]
     assert [trace["outcome"] for trace in traces] == ["completed", "cancelled"]
-    assert [call["name"] for turn in traces[0]["turns"] for call in turn.get("calls", [])] == ["search", "search", "buy"]
+    assert [call["name"] for turn in traces[0]["turns"] for call in turn.get("calls", [])] == [
+        "search",
+        "search",
+        "buy",
+    ]
 
 
 @contextmanager
@@ -152,7 +156,9 @@ def test_over_http_with_sessions_and_without_once_the_token_was_checked(shop):
             assert (await client.get(health)).status_code == 200
         async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
             figures = await client.get(url.replace("/mcp", "/metrics"))
-            assert re.search(r"(?m)^treetune_episodes 0(\.0)?$", figures.text)  # the one that was left ended with its session
+            assert re.search(
+                r"(?m)^treetune_episodes 0(\.0)?$", figures.text
+            )  # the one that was left ended with its session
 
     with serving(shop, "--http", ":0", "--token", TOKEN, "--json") as found:
         asyncio.run(run(f"{found['http']}/mcp"))

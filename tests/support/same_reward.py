@@ -100,6 +100,18 @@ class Look(Environment):
 """
 
 
+COMPARES = """
+import re
+
+class Compares:
+    def complete(self, request):
+        prompt = request.messages[0]["content"]
+        code = re.search("VERDICT ([0-9a-f]+)", prompt)[1]
+        answer, reference = (
+            re.search(f"<{what} {code}>\\n(.*?)\\n</", prompt, re.S)[1] for what in ("answer", "reference")
+        )
+        return f"VERDICT {code}: {'C' if answer == reference else 'I'}"
+"""
 COLUMNS: dict[str, list[Any]] = {
     "whole": [1, -(2**40), 0],
     "fraction": [1.0, 0.1, -2.5e300],
@@ -121,6 +133,7 @@ COLUMNS: dict[str, list[Any]] = {
 def with_files(folder: Path) -> Path:
     """A folder with the classes and the rows of all kinds."""
     (folder / "seen.py").write_text(SEEN)
+    (folder / "compares.py").write_text(COMPARES)
     rows = [{name: values[number] for name, values in COLUMNS.items()} for number in range(3)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -158,6 +171,12 @@ def dataset(folder: Path, **keys: Any) -> dict[str, Any]:
 
 KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "rule": lambda folder: dataset(folder, id="dataset", ground_truth="truth", ability="math"),
+    "judge": lambda folder: dataset(
+        folder,
+        id="dataset",
+        ground_truth="truth",
+        scorer={"kind": "judge", "model": f"scripted:{folder}/compares.py:Compares"},
+    ),
     "custom_cls": lambda folder: dataset(
         folder, custom_cls={"path": str(folder / "seen.py"), "name": "Plain"}, ground_truth="truth", ability="math"
     ),

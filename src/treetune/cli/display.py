@@ -104,6 +104,10 @@ def summary_table(summary: Summary) -> RenderableType:
     figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
     if summary.completion_tokens:
         figures.append(("tokens", f"{summary.prompt_tokens} in, {summary.completion_tokens} out"))
+    if summary.judge_calls:
+        tokens = f"{summary.judge_prompt_tokens} tokens in, {summary.judge_completion_tokens} out"
+        hits = f"{summary.judge_cache_hits} of them known already"
+        figures.append(("judges", f"{summary.judge_calls} calls, {hits}; {tokens}"))
     table = make_table((Text(name, style="bold"), value) for name, value in figures)
     if len(summary.data_sources) < 2:
         return table

@@ -33,6 +33,10 @@ def eval_command(
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
     max_concurrent: options.MaxConcurrent = None,
     pass_threshold: Annotated[float | None, option("The reward from which a rollout counts as solved (1.0).")] = None,
+    max_judge_tokens: options.MaxJudgeTokens = None,
+    max_tokens_total: Annotated[
+        int | None, option("The same for the tokens of the model and of judges together.", min=1)
+    ] = None,
     split: options.Split = None,
     output: options.Output = None,
     resume: options.Resume = False,
@@ -68,7 +72,8 @@ def eval_command(
         overrides |= evaluating.trust_rows(output, trust)
         target = str(output / "config.yaml")
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
-    given = without_none({"model": model, "pass_threshold": pass_threshold, **sizes})
+    ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": max_tokens_total}
+    given = without_none({"model": model, "pass_threshold": pass_threshold, **sizes, **ceilings})
     data = {"model": "", **read_target(target, overrides, split), **given}
     evaluation = evaluating.read_config(data, evaluating.EvalConfig, overrides, target)
     first: list[Task] = []
@@ -105,9 +110,13 @@ def eval_command(
     )
     summary = tally.summary()
     figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
+    faults = bool(summary.errors) or summary.stopped is not None
     show_warnings(summary, screen)
-    stopped = f"interrupted; go on with: treetune eval --resume -o {shlex.quote(str(path))}" if interrupted else None
-    return finish(lambda: screen.print(summary_table(summary)), figures, bool(summary.errors), stopped, screen, json)
+    go_on = f"go on with: treetune eval --resume -o {shlex.quote(str(path))}"
+    if summary.stopped is not None:
+        screen.say(f"stopped: {summary.stopped}; {go_on} and a higher ceiling", style="yellow")
+    stopped = f"interrupted; {go_on}" if interrupted else None
+    return finish(lambda: screen.print(summary_table(summary)), figures, faults, stopped, screen, json)
 
 
 def choose_model(evaluation: evaluating.Evaluation, models: list[str]) -> None:
@@ -174,6 +183,7 @@ def play(
 def rescore_command(
     run: Annotated[Path, typer.Argument(help="A run folder: of an earlier `treetune eval`, or of `serve --traces`.")],
     output: Annotated[Path | None, option("A new run folder (RUN/rescored).", "-o", "--output")] = None,
+    max_judge_tokens: options.MaxJudgeTokens = None,
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
@@ -183,7 +193,8 @@ def rescore_command(
         raise UsageError(f"{run} holds no run", remedy="name a folder that `eval` or `serve --traces` has written")
     evaluating.refuse_foreign(run, trust=trust)
     data = read_target(str(config), evaluating.trust_rows(run, trust))
-    evaluation = evaluating.read_config(data, evaluating.EvalConfig, source=str(config))
+    ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run
+    evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
     refuse_unservable(evaluation.taskset)
     path = output or evaluating.unused_path(run / "rescored")
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
@@ -202,4 +213,7 @@ def rescore_command(
     show_warnings(summary.after, screen)
     stopped = f"interrupted: only a part is scored again; {run} is as it was" if interrupted else None
     after, figures = summary.after, {**to_plain(summary), "run_dir": str(path)}
-    return finish(lambda: screen.print(summary_table(after)), figures, bool(after.errors), stopped, screen, json)
+    if after.stopped is not None:
+        screen.say(f"stopped: {after.stopped}; only a part is scored again: {evaluating.MORE}", style="yellow")
+    faults = bool(after.errors) or after.stopped is not None
+    return finish(lambda: screen.print(summary_table(after)), figures, faults, stopped, screen, json)

@@ -85,6 +85,8 @@ def refuse_unservable(taskset: Taskset[Any, Any]) -> None:
     for part in parts_of(taskset):
         if (refuse_untrusted := getattr(part, "refuse_untrusted", None)) is not None:
             refuse_untrusted()
+        if part.scorer is not None:
+            part.scorer.check()
         if _runs_code(part):
             from treetune.sandbox import probe
 

@@ -30,6 +30,9 @@ NumTasks = Annotated[
     int | None, option("How many tasks: all unless given; an infinite taskset needs it.", "-n", "--num-tasks", min=1)
 ]
 MaxConcurrent = Annotated[int | None, option("How many at once (64).", "-c", "--max-concurrent")]
+MaxJudgeTokens = Annotated[
+    int | None, option("Begin no rollout once judges have used so many tokens.", "--max-judge-tokens", min=1)
+]
 Split = Annotated[
     str | None,
     option(

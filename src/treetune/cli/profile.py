@@ -80,6 +80,8 @@ def profile_command(
         run = _run_folder(path, evaluation.config.model)
         resume = (run / evaluating.FINGERPRINT).exists()
         tally, interrupted = play(evaluation, run, screen, resume=resume, remote=served is not None)
+        if tally.stopped is not None:
+            raise UsageError(f"the profile is not complete: {tally.stopped}", remedy="raise that ceiling and go on")
         if interrupted:
             if json:
                 print_json({"path": str(path), "models": reports, "interrupted": True})

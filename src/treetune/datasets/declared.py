@@ -162,7 +162,7 @@ def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, so
 def check_environments(lists: Lists, *, known: bool = True, one_turn: bool = False, source: str = "config") -> None:
     """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning.
     With `one_turn` none may have several: verl's reward functions are given one answer."""
-    from treetune.rows.scorer import SEVERAL_TURNS, has_several_turns
+    from treetune.rows.scorer import SEVERAL_TURNS, has_several_turns, only_groups, plain_reward
 
     faults: Faults = []
     for place, taskset in _places(lists):
@@ -170,6 +170,8 @@ def check_environments(lists: Lists, *, known: bool = True, one_turn: bool = Fal
         if one_turn and (config.tools or taskset.tool_methods):
             faults.append((f"{place}.tools", f"a model may call tools, and verl plays one answer: {SEVERAL_TURNS}"))
         if config.env_class is None:
+            if config.scorer is not None and config.scorer.scores_groups and plain_reward(taskset):
+                faults.append((f"{place}.scorer", str(only_groups("it"))))
             continue
         spec = taskset.environment_spec(config.env_class)
         rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows

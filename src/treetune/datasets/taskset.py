@@ -26,7 +26,7 @@ from treetune.plugins import environments, file_of
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash, default_cache_dir, impl_hash
 from treetune.rows.rule import RULE, RuleTaskset
 from treetune.rows.sources import check_loading
-from treetune.scorers import Scorer, encode_scorer, scorer_of_method
+from treetune.scorers import Scorer, scorer_of_method
 from treetune.task import UID_VERSION, Task
 
 if TYPE_CHECKING:
@@ -200,7 +200,9 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
             return describe_taskset(self, self.cache_dir)
         if self.scorer is not None:
-            return encode_scorer(self.scorer)
+            from treetune.rows.scorer import describe_scorer
+
+            return describe_scorer(self.scorer)
         if self.config.ground_truth is not None or self.overrides_rows or self.overrides_build:
             return RULE
         return None

@@ -5,7 +5,7 @@ from treetune import evaluation
 
 from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
 from treetune.evaluation.pass_rates import PassRates
-from treetune.evaluation.rescore import Rescorer, score_again
+from treetune.evaluation.rescore import MORE, Rescorer, score_again
 from treetune.evaluation.run_trust import refuse_foreign, remember, trust_rows
 from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.summary import Summary, Tally

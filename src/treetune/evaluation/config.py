@@ -44,6 +44,10 @@ class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Turns and seconds of one rollout."""
     endpoint: EndpointConfig = EndpointConfig()
     """Where the model is served."""
+    max_judge_tokens: Positive | None = None
+    """No rollout is begun once the judges of this run have used so many tokens; those under way are finished."""
+    max_tokens_total: Positive | None = None
+    """The same for the tokens of the model and of the judges together."""
 
 
 class ValidateConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

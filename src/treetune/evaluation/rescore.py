@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from treetune.errors import ResumeError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.run_trust import is_own, refuse_foreign_code
 from treetune.evaluation.runner import Runner
 from treetune.evaluation.summary import Summary, Tally
+from treetune.judges import JudgeError
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
 from treetune.rollout import run_rollout, score_together
@@ -19,6 +21,8 @@ from treetune.rows.trust import trusts
 from treetune.runs.folder import TRACES, RunFolder, read_traces
 from treetune.task import text_of
 from treetune.trace import POLICY_FIELDS, Trace
+
+MORE = "raise that ceiling; verdicts that were paid for are kept"
 
 
 class RescoreSummary(msgspec.Struct):
@@ -54,7 +58,7 @@ class Rescorer(Runner):
             self._before.add(old)
             if not self._trusted:
                 refuse_foreign_code(self._source, old.task)
-            if old.failure is not None:
+            if not _has_answers(old):
                 self._skipped += 1
                 yield [old]
             elif self._taskset.scores_group_of(old.task):
@@ -65,7 +69,7 @@ class Rescorer(Runner):
             yield group
 
     async def _play(self, old_traces: list[Trace]) -> list[Trace]:
-        if old_traces[0].failure is not None:
+        if not _has_answers(old_traces[0]):
             return old_traces
         new_traces = [await self._replay(old) for old in old_traces]
         task = old_traces[0].task
@@ -97,6 +101,11 @@ class Rescorer(Runner):
         return new
 
 
+def _has_answers(trace: Trace) -> bool:
+    """Whether there is something to score. A rollout for which a judge had no verdict was answered all the same."""
+    return trace.failure is None or trace.failure.type == JudgeError.__name__
+
+
 async def score_again(evaluation: Evaluation, run: RunFolder[Trace], trust: bool = False) -> RescoreSummary:
     """Scores what a run has so far again, in its place; where that is interrupted, all of it stays as it was."""
     folder = run.path / ".rescored"
@@ -104,6 +113,8 @@ async def score_again(evaluation: Evaluation, run: RunFolder[Trace], trust: bool
     with RunFolder.create(folder, TRACES, evaluation) as fresh:
         rescorer = Rescorer(evaluation, run.path, fresh, trust)
         await rescorer.run_all()
+        if (spent := rescorer.tally.stopped) is not None:
+            raise ResumeError(f"{spent}, before all was scored again: {run.path} stays as it was", remedy=MORE)
         run.replace(fresh)
     shutil.rmtree(folder)
     return rescorer.compare()

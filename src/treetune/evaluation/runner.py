@@ -96,7 +96,18 @@ class Runner:
         finally:
             self._run.write_summary(self.tally.summary())
 
+    def _is_spent(self) -> bool:
+        """Whether a ceiling is reached. Rollouts under way are finished all the same: their tokens are paid for."""
+        spent = {"max_judge_tokens": self.tally.judge_tokens, "max_tokens_total": self.tally.tokens_total}
+        for key, tokens in spent.items():
+            most = getattr(self._config, key)
+            if most is not None and tokens >= most:
+                self.tally.stopped = f"{tokens:,} tokens reach {key}: {most:,}"
+        return self.tally.stopped is not None
+
     async def _play_and_save(self, wanted: list[Trace]) -> None:
+        if self._is_spent():
+            return
         for trace in await self._play(wanted):
             self._run.append(trace)
             self.tally.add(trace)
@@ -112,6 +123,8 @@ class Runner:
             traces = [named(rollout=number) for number in range(config.num_rollouts)]
             unseen.difference_update(trace.key for trace in traces)
             missing = [trace for trace in traces if trace.key not in self._done]
+            if missing and self._is_spent():
+                return
             if missing and self._taskset.scores_group_of(task):
                 yield missing
             else:

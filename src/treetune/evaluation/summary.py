@@ -45,6 +45,15 @@ class Summary(msgspec.Struct):
     data_sources: dict[str, SourceSummary]
     prompt_tokens: int
     completion_tokens: int
+    judge_calls: int
+    """What judges were asked, repetitions after an unreadable verdict included."""
+    judge_cache_hits: int
+    """Of these, what had been asked before, or was being asked: nothing was paid."""
+    judge_prompt_tokens: int
+    judge_completion_tokens: int
+    """Of the calls that were paid."""
+    stopped: str | None
+    """The ceiling that ended the run before all its rollouts were begun."""
     seconds_per_rollout: float | None
     warnings: list[str]
     """What makes the figures doubtful, the commonest first."""
@@ -77,6 +86,10 @@ class Tally:
         self._outcomes: Counter[str] = Counter()
         self._seconds = 0.0
         self._prompt_tokens = self._completion_tokens = 0
+        self._judge_calls = self._judge_cache_hits = self._judge_calls_untold = 0
+        self._judge_prompt_tokens = self._judge_completion_tokens = 0
+        self.stopped: str | None = None
+        """Why no more rollouts are begun."""
         self._reward_sum = 0.0
         self._failures: Counter[str] = Counter()
         self._warnings: Counter[str] = Counter()
@@ -94,6 +107,7 @@ class Tally:
         self._prompt_tokens += trace.usage.prompt_tokens
         self._completion_tokens += trace.usage.completion_tokens
         self._warnings.update(trace.warnings)
+        self._add_judgements(trace)
         if trace.failure is not None:
             self._failures[_describe(trace)] += 1
         if trace.reward is None:
@@ -104,6 +118,25 @@ class Tally:
         task.passes.append(trace.passed(self._threshold))
         for name, value in trace.metrics.items():
             self._metrics[name].append(value)
+
+    def _add_judgements(self, trace: Trace) -> None:
+        self._judge_calls += len(trace.judgements)
+        for judgement in trace.judgements:
+            if judgement.cached:
+                self._judge_cache_hits += 1
+                continue
+            usage = judgement.usage
+            self._judge_prompt_tokens += usage.prompt_tokens
+            self._judge_completion_tokens += usage.completion_tokens
+            self._judge_calls_untold += bool(judgement.answer) and not (usage.prompt_tokens + usage.completion_tokens)
+
+    @property
+    def judge_tokens(self) -> int:
+        return self._judge_prompt_tokens + self._judge_completion_tokens
+
+    @property
+    def tokens_total(self) -> int:
+        return self._prompt_tokens + self._completion_tokens + self.judge_tokens
 
     @property
     def mean_reward(self) -> float | None:
@@ -122,6 +155,9 @@ class Tally:
         if self.mean_reward != self.mean_reward_all:
             means = f"{_figure(self.mean_reward)} over the scored, {_figure(self.mean_reward_all)} over all"
             found.append(f"{self.errors} of {self.rollouts} rollouts have no reward: the mean is {means}")
+        if self._judge_calls_untold:
+            calls = f"{self._judge_calls_untold} calls of judges did not say how many tokens they took"
+            found.append(f"{calls}: no ceiling counts them")
         for texts in (self._failures, self._warnings):
             found += [f"{count} x {text}" for text, count in texts.most_common(MOST_WARNINGS)]
         return found
@@ -145,6 +181,11 @@ class Tally:
             data_sources={source: _summarise_source(tasks) for source, tasks in sorted(by_source.items())},
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
+            judge_calls=self._judge_calls,
+            judge_cache_hits=self._judge_cache_hits,
+            judge_prompt_tokens=self._judge_prompt_tokens,
+            judge_completion_tokens=self._judge_completion_tokens,
+            stopped=self.stopped,
             seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
             warnings=self._list_warnings(),
         )

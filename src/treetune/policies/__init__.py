@@ -8,11 +8,13 @@ A new policy is a module here, a line in `SPELLINGS` and a case of `load_policy`
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from treetune.errors import UsageError
+from treetune.plugins import file_of
 from treetune.policy import Policy
 from treetune.taskset import Taskset
 
@@ -54,6 +56,7 @@ SPELLINGS = {
     "scripted:gold": "answers with the taskset's gold answer",
     "scripted:echo": "repeats the last message",
     "scripted:p=P": "right with probability P",
+    "scripted:FILE.py:NAME": "a policy of your own: a class with `async complete(request)`",
     "local:PATH": "a transformers folder or .gguf file on this machine (extra `local`)",
     "NAME": "a model behind an OpenAI-compatible endpoint (`--endpoint.base_url`)",
 }
@@ -63,6 +66,11 @@ SPELLINGS = {
 def is_behind_endpoint(model: str) -> bool:
     """Whether a name is that of a model at an address, not of a script or a local model."""
     return model.partition(":")[0] not in ("scripted", "local")
+
+
+def script_file(model: str) -> Path | None:
+    """The file of `scripted:file.py:Name`; None for any other name."""
+    return file_of(model.removeprefix("scripted:")) if model.startswith("scripted:") else None
 
 
 def load_policy(model: str, taskset: Taskset[Any, Any], endpoint: EndpointConfig | None = None) -> Policy:

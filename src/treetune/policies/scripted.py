@@ -8,9 +8,11 @@ from typing import Any
 
 from treetune.errors import PolicyError, UsageError, did_you_mean
 from treetune.images import name_images
+from treetune.plugins import file_of, load_object
 from treetune.policy import Completion, Policy, Request
 from treetune.task import text_of
 from treetune.taskset import Taskset
+from treetune.threads import call
 from treetune.tools import message_of_action
 
 WRONG = "I do not know."
@@ -27,8 +29,35 @@ def load_script(script: str, taskset: Taskset[Any, Any]) -> Policy:
         if 0 <= probability <= 1:
             return Gold(taskset, probability=probability, name=f"scripted:{script}")
         raise UsageError(f"scripted:{script}: p must be a number from 0 to 1", remedy="write scripted:p=0.5")
+    if file_of(script) is not None:
+        return _load_own(script)
     hint = did_you_mean(script, ["gold", "echo"])
-    raise UsageError(f"unknown script {script!r}{hint}", remedy="use scripted:gold, scripted:echo or scripted:p=0.5")
+    remedy = "use scripted:gold, scripted:echo, scripted:p=0.5 or scripted:file.py:Name"
+    raise UsageError(f"unknown script {script!r}{hint}", remedy=remedy)
+
+
+def _load_own(spec: str) -> Policy:
+    """A policy of the user's own, from a file."""
+    made = load_object(spec)
+    policy: Any = made() if isinstance(made, type) else made
+    if not callable(getattr(policy, "complete", None)):
+        raise UsageError(f"{spec} is no policy", remedy="give the class `async def complete(self, request)`")
+    return _Named(policy, f"scripted:{spec}")
+
+
+class _Named(Policy):
+    """A policy of the user's own; it needs neither a name nor `close`."""
+
+    def __init__(self, own: Any, name: str) -> None:
+        self._own, self.name = own, name
+
+    async def complete(self, request: Request) -> Completion:
+        said = await call(self._own.complete, request)
+        return Completion(text=said) if isinstance(said, str) else said
+
+    async def close(self) -> None:
+        if hasattr(self._own, "close"):
+            await call(self._own.close)
 
 
 class Gold(Policy):

@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from treetune.cache_folder import aside
+from treetune.cache_folder import default_cache_dir as default_cache_dir
+from treetune.cache_folder import write_atomically as write_atomically
 from treetune.errors import StorageError, TreetuneError
 from treetune.task import canonical
 
@@ -38,13 +41,6 @@ QUIET_WAIT = 5.0
 
 TOUCH_EVERY = 60.0
 """Seconds between two notes of when an entry was last used: thousands of workers may share a cache."""
-
-
-def default_cache_dir(argument: str | Path | None = None) -> Path:
-    """The argument, else TREETUNE_TASK_CACHE_DIR, else `~/.cache/treetune/tasks`."""
-    chosen = argument or os.environ.get("TREETUNE_TASK_CACHE_DIR") or "~/.cache/treetune/tasks"
-    # Absolute, because the paths are handed to trainers that may run elsewhere.
-    return Path(chosen).expanduser().absolute()
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +190,7 @@ class Cache:
 
     def _build(self, key: str, build: Callable[[Path], Sidecar]) -> Sidecar:
         self._remove_leftovers(key)
-        temporary = _aside(self.path(key))
+        temporary = aside(self.path(key))
         began = time.perf_counter()
         try:
             sidecar = build(temporary)
@@ -275,20 +271,6 @@ class Cache:
 
 def _encode(sidecar: Sidecar) -> bytes:
     return msgspec.json.format(msgspec.json.encode(sidecar), indent=2) + b"\n"
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The old file or the new one, never half of it; two writers do not disturb each other."""
-    temporary = _aside(path)
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # Keys follow bytes, and not names

@@ -34,7 +34,17 @@ from treetune.plugins import absolute_spec, environments, folders_of, tasksets
 from treetune.plugins import tools as tool_registry
 from treetune.rows.cache import write_atomically
 from treetune.rows.rule import RULE, RuleTaskset
-from treetune.rows.trust import FILE, LOOK, check_module, check_spec, code_folders, is_installed, trusts
+from treetune.rows.trust import (
+    FILE,
+    LOOK,
+    check_module,
+    check_spec,
+    code_folders,
+    is_installed,
+    is_own_scorer,
+    remember_scorer,
+    trusts,
+)
 from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer, rule
 from treetune.target import build_taskset
 from treetune.task import Task, digest, own_fields, own_values
@@ -65,8 +75,16 @@ def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
     if task.env_class is not None:
         return scorer_of_environment(absolute_spec(task.env_class, folders_of(type(taskset))))
     if taskset.scorer is not None:
-        return encode_scorer(taskset.scorer)
+        return describe_scorer(taskset.scorer)
     return RULE if plain and task.ground_truth is not None else None
+
+
+def describe_scorer(scorer: Scorer) -> str:
+    """A scorer of this user's as a row names it: one that calls a model is known by that from now on."""
+    described = encode_scorer(scorer)
+    if scorer.calls_models:
+        remember_scorer(described)
+    return described
 
 
 def scorer_of_environment(env_class: str) -> str:
@@ -91,11 +109,22 @@ def refuse_groups(taskset: Taskset[Any, Any], task: Task) -> str | None:
     if not taskset.scores_group_of(task):
         return None
     if task.env_class is None and not taskset.overrides("reward") and not taskset.overrides("environment"):
-        raise UsageError(
-            f"{taskset.name} only scores groups, and a row is scored alone",
-            remedy="write reward(task, answer) too, or train from `treetune serve`, which scores groups",
-        )
+        raise only_groups(taskset.name, "write reward(task, answer) too, or ")
+    if taskset.scorer is not None and taskset.scorer.scores_groups and plain_reward(taskset):
+        raise only_groups(taskset.name)
     return f"{taskset.name}.score_group() is not called for rows: trainers score each answer alone"
+
+
+def plain_reward(taskset: Taskset[Any, Any]) -> bool:
+    """Whether its scorer, or the rule, is what scores: it has no `reward` of its own."""
+    return type(taskset).reward in (Taskset.reward, RuleTaskset.reward)
+
+
+def only_groups(name: str, before: str = "") -> UsageError:
+    return UsageError(
+        f"{name} only scores groups, and a row is scored alone",
+        remedy=f"{before}train from `treetune serve`, which scores groups",
+    )
 
 
 def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
@@ -141,7 +170,13 @@ def taskset_of(scorer: str, *, trust: bool = False) -> Taskset[Any, Any]:
             remedy='it is rule, env:NAME, a scorer as {"scorer": {"kind": ...}}, or a taskset as JSON',
         ) from None
     if node.keys() == {"scorer"}:
-        return ByScorer(read_scorer(fill_variables(node["scorer"], trust=trusts(trust)), "the scorer of a row"))
+        own = trusts(trust) or is_own_scorer(scorer)
+        read = read_scorer(fill_variables(node["scorer"], trust=own), "the scorer of a row")
+        if read.calls_models and not own:
+            raise UsageError(f"a row has a model called that no build of yours named: {scorer:.200}", remedy=LOOK)
+        if read.scores_groups:
+            raise only_groups("its judge")
+        return ByScorer(read)
     check_spec(str(node.get("id", "")), tasksets, trust)
     check_tools(node, trust)
     path = str((node.get("custom_cls") or {}).get("path", ""))

@@ -26,9 +26,9 @@ from treetune.rows.reading import read_tasks
 from treetune.rows.round_trip import scorer_of
 from treetune.rows.row_store import ParquetRows, RowStore
 from treetune.rows.rule import RULE
-from treetune.rows.scorer import ENVIRONMENT, ByScorer, row_tools, taskset_of, with_type
+from treetune.rows.scorer import ENVIRONMENT, ByScorer, describe_scorer, row_tools, taskset_of, with_type
 from treetune.rows.sources import File, FileKind, HubName, find
-from treetune.scorers import SCORER, Scorer, encode_scorer
+from treetune.scorers import SCORER, Scorer
 from treetune.task import ForeignTask, Task, digest
 from treetune.taskset import Taskset
 from treetune.taskset_config import TasksetConfig
@@ -106,7 +106,7 @@ class RowsTaskset(Taskset[Task, RowsConfig]):
     def scorer_of(self, task: Task) -> str | None:
         """How its row says that it is scored, or the config; None where neither does."""
         if self.config.scorer is not None and task.env_class is None:
-            return encode_scorer(self.config.scorer)
+            return describe_scorer(self.config.scorer)
         return task.extra_info.get("scorer") or scorer_of(task)
 
     def refuse_untrusted(self) -> None:

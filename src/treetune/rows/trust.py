@@ -17,6 +17,7 @@ from pathlib import Path
 from treetune.errors import UsageError
 from treetune.plugins import Registry
 from treetune.rows.cache import default_cache_dir
+from treetune.task import digest
 
 FILE = re.compile(r"(?P<file>.+\.py)(?P<name>:[^:/\\]+)?")
 """How data names a file of Python."""
@@ -37,6 +38,18 @@ def check_module(module: str, trust: bool = False, what: str = "a row") -> None:
     """Refuses a module that is neither installed nor was named by a build of this user's, unless `trust`."""
     if not (trusts(trust) or is_installed(module) or (code_folders()[0] / "modules" / module).is_file()):
         raise UsageError(f"{what} names code that is not installed: {module}", remedy=LOOK)
+
+
+def remember_scorer(scorer: str) -> None:
+    """Marks a scorer that calls a model as one that a build of this user's has named."""
+    for folder in code_folders():
+        with contextlib.suppress(OSError):  # `--trust` is needed then
+            (folder / "scorers").mkdir(parents=True, exist_ok=True)
+            (folder / "scorers" / digest(scorer)).touch()
+
+
+def is_own_scorer(scorer: str) -> bool:
+    return (code_folders()[0] / "scorers" / digest(scorer)).is_file()
 
 
 def trusts(trust: bool = False) -> bool:

@@ -33,7 +33,7 @@ from treetune.trace import Trace, decode_trace, encode_trace
 CONFIG, SUMMARY, FINGERPRINT = "config.yaml", "summary.json", "fingerprint.json"
 SUPERSEDED = "superseded.jsonl"
 """Records that a resumed run replaced: errors that were tried again."""
-HARMLESS = ("max_concurrent:", "endpoint.")
+HARMLESS = ("max_concurrent:", "endpoint.", "max_judge_tokens:", "max_tokens_total:")
 """How differences begin that cannot change a result, and so are no hindrance when a run is resumed."""
 GROWING = ("num_tasks", "num_rollouts")
 """What a resumed run may ask for more of."""

@@ -78,6 +78,14 @@ class Combination(Scorer, frozen=True):
                 return False
         return True
 
+    @property
+    def calls_models(self) -> bool:
+        return any(scorer.calls_models for _, scorer in self.named())
+
+    def check(self) -> None:
+        for _, scorer in self.named():
+            scorer.check()
+
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         problems = (scorer.problem(truth, task) for _, scorer in self.named())
         return next((problem for problem in problems if problem is not None), None)
@@ -98,6 +106,10 @@ class Weighted(Combination, frozen=True, tag="weighted"):
         if not math.isclose(total := math.fsum(weights), 1, abs_tol=1e-6):
             raise ConfigError([("parts", f"the weights sum to {total:g}, not to 1")])
 
+    def without_files(self) -> Weighted:
+        parts = [msgspec.structs.replace(part, scorer=part.scorer.without_files()) for part in self.parts]
+        return msgspec.structs.replace(self, parts=parts)
+
     def combine(self, rewards: Sequence[float]) -> float:
         return math.fsum(part.weight * reward for part, reward in zip(self.parts, rewards, strict=True))
 
@@ -111,6 +123,9 @@ class AllOf(Combination, frozen=True, tag="all_of"):
 
     def __post_init__(self) -> None:
         _check_parts(self.scorers, "scorers", lambda scorer: scorer, self.answer)
+
+    def without_files(self) -> AllOf:
+        return msgspec.structs.replace(self, scorers=[scorer.without_files() for scorer in self.scorers])
 
     def combine(self, rewards: Sequence[float]) -> float:
         return min(rewards)
@@ -126,6 +141,8 @@ def _check_parts(parts: Sequence[Any], key: str, scorer_of: Callable[[Any], Any]
         raise ConfigError([("answer", "is a key of the parts: each may look elsewhere")])
     if not all(isinstance(scorer_of(part), Scorer) for part in parts):
         raise ConfigError([(key, "expected scorers, such as includes()")])
+    if any(scorer_of(part).scores_groups for part in parts):
+        raise ConfigError([(key, "a judge that compares rollouts with each other stands alone, not among parts")])
 
 
 def _named(scorers: Sequence[Scorer], names: Sequence[str | None]) -> list[tuple[str, Scorer]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -77,6 +77,23 @@ class Scorer(
         """What is wrong with a ground truth that is there."""
         return None
 
+    @property
+    def scores_groups(self) -> bool:
+        """Whether it compares the rollouts of a task with each other (`score_group`): one alone has no reward then."""
+        return False
+
+    @property
+    def calls_models(self) -> bool:
+        """Whether it asks a model: rows of somebody else's may not choose which."""
+        return False
+
+    def check(self) -> None:
+        """Raises what is wrong with what it needs beside its config, before the first answer."""
+
+    def without_files(self) -> Self:
+        """The same with the contents of the files that it names: what a row carries to any machine."""
+        return self
+
     def columns(self) -> list[str]:
         """Keys of `extra_info` that it reads: a dataset task carries these columns along."""
         return []
@@ -85,6 +102,12 @@ class Scorer(
         """The answer of a reply."""
         reply = spoken(answer)
         return final_text(reply) if self.answer is None else placed(reply, self.answer)
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Scorer] | None:
+        """The kind that a value of a config is of; None where it is none."""
+        named = value.get("kind") if isinstance(value, Mapping) else value
+        return kind_named(named) if isinstance(named, str) and named in KINDS else None
 
     @classmethod
     def read_config(cls, value: Any, path: str = "", raw: Mapping[str, str] | None = None) -> Scorer:
@@ -126,7 +149,7 @@ def kind_named(name: str) -> type[Scorer]:
 
 def encode_scorer(scorer: Scorer) -> str:
     """A scorer as a row names it: as JSON, or the rule, which needs nothing more, by its name."""
-    plain = mark_variables(msgspec.to_builtins(scorer))
+    plain = mark_variables(msgspec.to_builtins(scorer.without_files()))
     return "rule" if plain == {"kind": "rule"} else msgspec.json.encode({"scorer": plain}).decode()
 
 

@@ -7,6 +7,8 @@ A row that cannot be scored is an error, never a zero.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from treetune.episode import Episode, Result, play_answer
@@ -36,15 +38,24 @@ def refuse_begun_answer(messages: list[Message], where: str) -> None:
 
 
 def play_row(scorer: str, task: Task, answer: str) -> Result:
-    row = f"row {task.extra_info.get('index', '?')} of {task.data_source}"
-    refuse_begun_answer(task.messages, row)
-    try:
-        episode: Episode = run_in_background(_play(scorer, task, answer))
-    except UsageError:
-        raise
-    except Exception as error:
-        why = error.message if isinstance(error, TreetuneError) else described(error)
-        raise TasksetError(f"{row} could not be scored: {why}") from error
+    return play_rows([(scorer, task, answer)])[0]
+
+
+def play_rows(rows: Sequence[tuple[str, Task, str]]) -> list[Result]:
+    """What the answers to several rows earn; all are played at once, for a judge or a test may take its time."""
+    names = [f"row {task.extra_info.get('index', '?')} of {task.data_source}" for _, task, _ in rows]
+    for name, (_, task, _) in zip(names, rows, strict=True):
+        refuse_begun_answer(task.messages, name)
+    played: list[Episode | BaseException] = run_in_background(_play_all(rows))
+    return [_result_of(one, name) for one, name in zip(played, names, strict=True)]
+
+
+def _result_of(episode: Episode | BaseException, row: str) -> Result:
+    if isinstance(episode, UsageError) or not isinstance(episode, Episode | Exception):
+        raise episode
+    if isinstance(episode, Exception):
+        why = episode.message if isinstance(episode, TreetuneError) else described(episode)
+        raise TasksetError(f"{row} could not be scored: {why}") from episode
     if episode.tools:
         raise UsageError(f"{row}: a model may call tools, and the trainer plays one answer", remedy=SEVERAL_TURNS)
     if not episode.finished:
@@ -52,6 +63,10 @@ def play_row(scorer: str, task: Task, answer: str) -> Result:
             f"{row} goes on after the first answer, and the trainer plays only that", remedy=SEVERAL_TURNS
         )
     return episode.result
+
+
+async def _play_all(rows: Sequence[tuple[str, Task, str]]) -> list[Episode | BaseException]:
+    return await asyncio.gather(*(_play(*row) for row in rows), return_exceptions=True)
 
 
 async def _play(scorer: str, task: Task, answer: str) -> Episode:

@@ -34,7 +34,7 @@ from treetune.task import Message, text_of
 from treetune.taskset import Taskset
 from treetune.tokens import ChatTokens, TokenSequence
 from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.one_answer import play_row, refuse_begun_answer, scorer_in
+from treetune.trainers.one_answer import play_rows, refuse_begun_answer, scorer_in
 
 log = logging.getLogger("treetune.trl")
 
@@ -371,10 +371,10 @@ _OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_ext
 def score_rows(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
     """The reward of each completion; a reward function of a `GRPOTrainer`."""
     named = {name: values for name, values in columns.items() if name not in _OF_TRL}
-    rewards = []
+    rows = []
     for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         row = {name: values[number] for name, values in named.items()}
         row["prompt"] = [dict(message) for message in prompt] if isinstance(prompt, list) else prompt
         scorer = scorer_in(row.get("extra_info"), row.get("data_source"))
-        rewards.append(play_row(scorer, FORMATS["trl"].task_of(row, whole=False), _text(completion)).reward)
-    return rewards
+        rows.append((scorer, FORMATS["trl"].task_of(row, whole=False), _text(completion)))
+    return [result.reward for result in play_rows(rows)]

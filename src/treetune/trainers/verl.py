@@ -199,7 +199,7 @@ def compute_score(
     """The reward of one row. The same keys for every row: verl takes those of the first for all."""
     scorer = scorer_in(extra_info, data_source)
     task = _task(str(data_source), ground_truth, extra_info or {})
-    if scorer == RULE or scorer.startswith(SCORER):  # the commonest, and the quickest
+    if scorer == RULE or (scorer.startswith(SCORER) and not taskset_of(scorer).scorer.calls_models):  # the quickest
         result = taskset_of(scorer).reward(task, without_surrogates(solution_str))
         if inspect.isawaitable(result):
             result = run_in_background(_wait(result))

@@ -1,0 +1,28 @@
+"""The user's cache folder, and writing a file in one piece."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def default_cache_dir(argument: str | Path | None = None) -> Path:
+    """The argument, else TREETUNE_TASK_CACHE_DIR, else `~/.cache/treetune/tasks`."""
+    chosen = argument or os.environ.get("TREETUNE_TASK_CACHE_DIR") or "~/.cache/treetune/tasks"
+    # Absolute, because the paths are handed to trainers that may run elsewhere.
+    return Path(chosen).expanduser().absolute()
+
+
+def aside(path: Path) -> Path:
+    """A name beside a file, for what is to become it."""
+    return path.with_name(f".{path.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The old file or the new one, never half of it; two writers do not disturb each other."""
+    temporary = aside(path)
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,83 @@
+"""Answers of one task compared with each other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scripted_judges import named
+
+from treetune import Task
+from treetune.judges import Judge, JudgeError, JudgeModel
+from treetune.judges.methods import compare
+from treetune.trace import Trace, Turn
+
+TASK = Task(prompt="What is the capital of France?")
+
+
+def traces_of(*answers: str) -> list[Trace]:
+    turns = [[Turn(message={"role": "assistant", "content": answer})] for answer in answers]
+    return [Trace(task=TASK, uid=TASK.uid, rollout=number, turns=turn) for number, turn in enumerate(turns)]
+
+
+def rewards(judge: str, *answers: str, **keys) -> list[float]:
+    scorer = Judge(model=named(judge), method="pairwise", **keys)
+    return asyncio.run(scorer.score_group(TASK, traces_of(*answers)))
+
+
+@pytest.mark.parametrize(
+    ("judge", "answers", "earned"),
+    [
+        ("Fair", ["It is Paris.", "It is Rome."], [1, 0]),
+        ("Fair", ["It is Rome.", "Paris", "It is Bonn."], [0.25, 1, 0.25]),
+        ("Fair", ["Paris!", "Paris."], [0.5, 0.5]),
+        # A judge that prefers what stands first prefers nothing: both ways round it is a tie.
+        ("PrefersFirst", ["It is Paris.", "It is Rome."], [0.5, 0.5]),
+        ("Ties", ["It is Paris.", "It is Rome."], [0.5, 0.5]),
+        # Equal answers earn the same, and nobody is asked.
+        ("Refuses", ["Paris", "Paris"], [0.5, 0.5]),
+        ("Fair", ["Paris", "Rome", "Paris"], [1, 0, 1]),
+        # Nothing said earns nothing, whatever the others said.
+        ("Refuses", ["Paris", ""], [0.5, 0]),
+        ("Refuses", ["", "<think>Paris"], [0, 0]),
+    ],
+)
+def test_an_answer_earns_what_it_wins_both_ways_round(judge, answers, earned):
+    assert rewards(judge, *answers) == earned
+
+
+def test_a_preference_for_a_place_is_counted():
+    traces = traces_of("It is Paris.", "It is Rome.")
+    asyncio.run(Judge(model=named("PrefersFirst"), method="pairwise").score_group(TASK, traces))
+    assert [trace.metrics for trace in traces] == [{"judge_split": 1.0}] * 2
+    assert [call.asked for call in traces[0].judgements] == ["rollouts 0 and 1", "rollouts 1 and 0"]
+    assert traces[1].judgements == []  # each call is told once
+
+
+def test_a_comparison_without_a_verdict_fails_and_is_recorded():
+    traces = traces_of("It is Paris.", "It is Rome.")
+    with pytest.raises(JudgeError, match="no verdict"):
+        asyncio.run(Judge(model=named("Refuses"), method="pairwise").score_group(TASK, traces))
+    assert len(traces[0].judgements) == 6  # both ways round, three times each
+
+
+def test_one_rollout_alone_has_nothing_to_be_compared_with():
+    with pytest.raises(Exception, match="-r 2"):
+        asyncio.run(Judge(model=named("Fair"), method="pairwise").score_group(TASK, traces_of("Paris")))
+
+
+@pytest.mark.parametrize(
+    ("count", "opponents", "pairs"), [(2, None, 1), (5, None, 10), (6, None, 15), (8, 2, 8), (8, 4, 16)]
+)
+def test_each_is_compared_with_all_others_or_with_as_many_as_were_asked_for(count, opponents, pairs):
+    answers = {number: f"answer {number}" for number in range(count)}
+    found = [comparison.pair for comparison in compare(answers, None, TASK, None, opponents)]
+    assert len(found) == len(set(found)) == pairs
+    each = [sum(number in pair for pair in found) for number in answers]
+    assert set(each) == {2 * pairs // count}
+
+
+def test_several_judges_compare_by_majority():
+    panel = [JudgeModel(model=named(name)) for name in ("Fair", "Fair", "PrefersFirst")]
+    scorer = Judge(judges=panel, method="pairwise", combine="majority")
+    assert asyncio.run(scorer.score_group(TASK, traces_of("It is Paris.", "It is Rome."))) == [1, 0]
