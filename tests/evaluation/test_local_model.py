@@ -79,6 +79,6 @@ def test_show_renders_and_counts_with_a_tokenizer(python, model):
 
 def test_it_calls_tools_by_its_chat_template_and_is_trained_on_what_it_sampled(python, model, tmp_path):
     side = venvs.ROOT / "tests" / "support" / "local_tools_side.py"
-    found = json.loads(venvs.run(python, side, model, tmp_path).splitlines()[-1])
+    found = json.loads(venvs.run(python, side, model, tmp_path, OMP_NUM_THREADS="1").splitlines()[-1])
     assert found["sequences"] == 1
     assert found["sampled"] > 100

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 
 import tool_shop
@@ -24,9 +25,10 @@ from treetune.target import load_taskset
 def main(model: str, folder: str) -> None:
     target = tool_shop.write(Path(folder))
     policy = local.LocalPolicy(model)
-    # Each letter by itself: tokens that the tokenizer would not make of the text.
-    letters = [letter for said in tool_shop.STORY for letter in [*said.written(), policy.tokenizer.eos_token]]
-    script = [id for letter in letters for id in policy.tokenizer(letter, add_special_tokens=False)["input_ids"]]
+    # Cut into pieces: tokens that the tokenizer would not make of the text.
+    texts = [said.written() for said in tool_shop.STORY]
+    pieces = [[text[at : at + 5] for at in range(0, len(text), 5)] + [policy.tokenizer.eos_token] for text in texts]
+    script = [id for piece in chain(*pieces) for id in policy.tokenizer(piece, add_special_tokens=False)["input_ids"]]
     following = iter(script)
     local._sample = lambda logits, temperature, top_p, rng: next(following)
     taskset = load_taskset(target)
