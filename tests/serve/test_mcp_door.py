@@ -101,22 +101,19 @@ def test_over_standard_input_and_output(shop, workers):
     environment = {"PATH": os.environ["PATH"], "HOME": str(shop)}
     parameters = StdioServerParameters(command=sys.executable, args=arguments, cwd=shop, env=environment)
 
-    async def run() -> None:
-        with open(shop / "errors", "w") as errors:
-            async with stdio_client(parameters, errors) as (reads, writes), ClientSession(reads, writes) as session:
-                await session.initialize()
-                await play(session)
+    async def run(errors: Any) -> None:
+        async with stdio_client(parameters, errors) as (reads, writes), ClientSession(reads, writes) as session:
+            await session.initialize()
+            await play(session)
 
-    asyncio.run(run())
+    with open(shop / "errors", "w") as errors:
+        asyncio.run(run(errors))
     said = (shop / "errors").read_text()
     assert "stopped; the next index is 1" in said
     traces = [json.loads(line) for line in (shop / "kept" / "traces.jsonl").read_text().splitlines()]
     assert [trace["outcome"] for trace in traces] == ["completed", "cancelled"]
-    assert [call["name"] for turn in traces[0]["turns"] for call in turn.get("calls", [])] == [
-        "search",
-        "search",
-        "buy",
-    ]
+    calls = [call["name"] for turn in traces[0]["turns"] for call in turn.get("calls", [])]
+    assert calls == ["search", "search", "buy"]
 
 
 @contextmanager
@@ -129,7 +126,8 @@ def serving(shop: Path, *options: str) -> Iterator[dict[str, Any]]:
         try:
             lines = b""
             while not lines.rstrip().endswith(b"}"):
-                assert (line := server.stdout.readline())
+                line = server.stdout.readline()
+                assert line, "the server has ended"
                 lines += line
             yield json.loads(lines)
             server.send_signal(signal.SIGTERM)
@@ -156,9 +154,8 @@ def test_over_http_with_sessions_and_without_once_the_token_was_checked(shop):
             assert (await client.get(health)).status_code == 200
         async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
             figures = await client.get(url.replace("/mcp", "/metrics"))
-            assert re.search(
-                r"(?m)^treetune_episodes 0(\.0)?$", figures.text
-            )  # the one that was left ended with its session
+            # The one that was left has ended with its session.
+            assert re.search(r"(?m)^treetune_episodes 0(\.0)?$", figures.text)
 
     with serving(shop, "--http", ":0", "--token", TOKEN, "--json") as found:
         asyncio.run(run(f"{found['http']}/mcp"))

@@ -30,7 +30,7 @@ def look() -> dict[str, int]:
 
 
 @server.tool()
-def photo() -> list[str | Image]:
+def photo():
     """A picture of the shelf."""
     return ["the shelf:", Image(data=PNG, format="png")]
 
