@@ -209,6 +209,8 @@ def last_number(text: str) -> Found:
     ahead, behind = line[earlier[-1].end() if earlier else 0 : last.start()], line[last.end() :]
     if (_may_deny(ahead[-NEAR:]) and _DENIED.search(ahead[-NEAR:])) or _REFUSED.match(behind[:NEAR]):
         return Found(None, f"{last[0]} is denied or asked")
+    if _MAGNITUDE.match(behind):
+        return Found(None, f"not a plain number: {last[0]}{behind[:20]!s}")
     if earlier and _links(ahead) and read_number(earlier[-1][0]) != read_number(last[0]):
         return Found(None, SEVERAL if ahead.strip() not in _OPERATORS else "an expression that is not worked out")
     said = f"-{last[0]}" if is_negated(ahead[-NEAR:]) else last[0]
@@ -254,6 +256,8 @@ _MARKS = re.compile("#{4,}")
 _DIGIT = re.compile(r"\d")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
+_MAGNITUDE = re.compile(r"\s?(?:hundred|thousand|million|billion|trillion|dozen|k)\b", re.I)
+"""Words that make another number of the one before them."""
 _PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
 _BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
 _OPERATORS = ("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot")

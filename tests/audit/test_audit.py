@@ -28,6 +28,7 @@ FAULTS = {
     "StartFails": ("start-fails", ERROR),
     "GoldFailed": ("gold-failed", ERROR),
     "GoldNotRewarded": ("gold-not-rewarded", ERROR),
+    "GoldSaidOtherwise": ("gold-said-otherwise", WARNING),
     "GoldUnknown": ("gold-unknown", WARNING),
     "TasksDiffer": ("tasks-differ", ERROR),
     "TasksDifferByHash": ("tasks-differ", ERROR),

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from treetune import Environment, Score, Step, Task, Taskset, invalid
+from treetune.scorers import exact
 
 WORDS = "otter lantern harbour meadow thimble quarry saffron violet copper walnut ember glacier".split()
 _calls = itertools.count()
@@ -76,6 +77,13 @@ class GoldFailed(Sound):
 class GoldNotRewarded(Sound):
     def gold(self, task):
         return "Answer: something-else" if task.idx % 4 == 0 else super().gold(task)
+
+
+class GoldSaidOtherwise(Sound):
+    """`exact` pays the bare word, and not "The answer is ..."."""
+
+    scorer = exact()
+    reward, gold = Taskset.reward, Taskset.gold
 
 
 class GoldUnknown(Sound):

@@ -28,6 +28,7 @@ from treetune.rows.arrow_values import drop_nulls
 from treetune.rows.arrow_values import to_rows as columns_as_rows
 from treetune.rows.formats import FORMATS, task_to_play, task_to_score
 from treetune.rows.writing import write_parquet
+from treetune.sandbox import probe
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.door import HttpDoor
@@ -125,6 +126,38 @@ def test_a_task_has_one_reward_everywhere(folder, kind):
         assert set(rewards_in_eval(taskset, answers)) == {expected}
         found = {place: set(rewards(taskset, answers)) for place, rewards in PLACES.items()}
         assert found == {place: {expected} for place in PLACES}
+
+
+CASES = json.dumps([{"input": "5", "output": "25"}])
+SCORERS: dict[str, tuple[Any, str]] = {
+    "exact": ({"kind": "exact", "answer": {"tag": "answer"}}, "Paris"),
+    "includes": ("includes", "Paris"),
+    "number": ({"kind": "number", "tolerance": 0.5}, "7"),
+    "choice": ({"kind": "choice", "choices": "options"}, "B"),
+    "pattern": ({"kind": "pattern", "pattern": r"####\s*(\w+)"}, "seven"),
+    "f1": ({"kind": "f1", "threshold": 0.9}, "the cat"),
+    "math": ("math", "\\frac{1}{2}"),
+    "json": ({"kind": "json", "fields": ["a"]}, '{"a": 1}'),
+    "all_of": ({"kind": "all_of", "scorers": ["includes", "exact"]}, "Rome"),
+    "code": ("code", CASES),
+}
+
+
+def test_a_scorer_gives_one_reward_everywhere(folder):
+    kinds = {kind: one for kind, one in SCORERS.items() if kind != "code" or probe().available}
+    sources = []
+    for kind, (scorer, truth) in kinds.items():
+        (folder / f"{kind}.jsonl").write_text(json.dumps({"q": kind, "truth": truth, "options": ["x", "y"]}))
+        loading = {"args": ["json"], "kwargs": {"data_files": str(folder / f"{kind}.jsonl"), "split": "train"}}
+        keys = {"prompt_template": "{q}", "ground_truth": "truth", "data_source": kind, "scorer": scorer}
+        sources.append({"id": "dataset", "loading_params": loading, **keys})
+    taskset = build_taskset({"id": "union", "sources": sources})
+    golds = golds_of(taskset)
+    for answers, expected in ((golds, 1.0), (["not it"] * len(golds), 0.0)):
+        assert rewards_in_eval(taskset, answers) == [expected] * len(kinds)
+        assert {place: rewards(taskset, answers) for place, rewards in PLACES.items()} == {
+            place: [expected] * len(kinds) for place in PLACES
+        }
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -32,6 +32,7 @@ from treetune.validate.prefilter import columns_of, prefilter
 from treetune.validate.prompts import Lengths, is_validation, key_of, keys_of
 
 OTHERS = {"prompt-too-long", "template-fails", "environment-fails", "gold-not-rewarded", "gold-unknown"}
+OTHERS |= {"gold-said-otherwise"}
 """Rules that need a tokenizer or an environment: tested apart."""
 
 WHOLE_FILE = {"unreadable", "no-rows", "unknown-ending", "unsupported-type", "type-differs", "late-types"}

@@ -25,8 +25,8 @@ from treetune.scorers import Scorer
 from treetune.scorers.scorer import expected, require_truths
 from treetune.task import Task
 
-LONGEST = 2000
-"""The most characters of an answer that math-verify is given."""
+LONGEST = 300
+"""The most characters of an answer: of a longer reply without `####`, a box or `answer is` its last line counts."""
 _FORMULA = re.compile(r"(?<!\\)\$+([^$]+?)(?<!\\)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 
@@ -46,7 +46,8 @@ class Math(Scorer, frozen=True, tag="math"):
             return placed(reply, self.answer)
         given = pieces_after(reply, "####") or boxed(reply)
         if not given:
-            said = statement(reply)[-LONGEST:].strip()
+            said = statement(reply).strip()
+            said = said if len(said) <= LONGEST else said[-LONGEST - 1 :].rpartition("\n")[2]
             formulas = ["".join(match.groups("")) for match in _FORMULA.finditer(said)]
             given = formulas[-1:] if formulas and names_one(said) else [said]
         return one_of(given, _key, "no answer")
@@ -65,12 +66,8 @@ def _key(said: str) -> object:
 def _means(said: str, truth: str) -> bool:
     if same(said, truth):
         return True
-    if read_number(said) is not None and read_truth(truth) is not None and not _has_symbols(truth):
+    if read_number(said) is not None and read_truth(truth) is not None:
         return False  # two numbers that differ
     if len(said) > LONGEST or not is_single(said, truth):
         return False
     return compare(truth, said)
-
-
-def _has_symbols(text: str) -> bool:
-    return "\\" in text or "^" in text

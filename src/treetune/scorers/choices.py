@@ -89,7 +89,8 @@ class Choice(Scorer, frozen=True, tag="choice"):
             known = ", ".join(options.texts or options.labels)
             problem = f"{where}the ground truth {truth!r:.60} is none of the options: {known:.200}"
             raise TasksetError(
-                problem, remedy="name the column of the options (choices), and what the truth is (truth)"
+                problem,
+                remedy="name the column of the options (choices), and what the truth is: truth: index counts from 0",
             )
         return label
 

@@ -1,0 +1,260 @@
+"""Every kind of scorer, on answers that are right, wrong, hedged, empty and hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from typing import Any
+
+import pytest
+
+from treetune import Score, Task
+from treetune.sandbox import probe
+from treetune.scorers import read_scorer
+
+HUGE = "x " * 50_000
+DIGITS = "7" * 5000
+HALF = "\ud800"
+"""Half of a surrogate pair, which a model can sample."""
+HOSTILE = [
+    "", " \n\t", HUGE, DIGITS, "nan", "inf", "-inf", HALF, "\x00", "(" * 20_000, "[" * 20_000, "$" * 20_000,
+    "*" * 20_000, "\n" * 20_000, "####" * 5000, "\\boxed{" * 5000, "<answer>" * 5000, "answer: " * 5000, "```" * 5000,
+    "{" * 20_000, "A " * 20_000, "answer" + " " * 20_000, "not " * 10_000, "1,000," * 5000, "1e999999999", "`" * 9999,
+]  # fmt: skip
+"""None of these is an answer, and none may raise or take long."""
+
+
+def score(config: Any, answer: str, truth: Any, task: Task | None = None) -> Score:
+    found = read_scorer(config).score(answer, truth, task)
+    return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+
+def rewards(config: Any, truth: Any, table: dict[str, float], task: Task | None = None) -> dict[str, float]:
+    """What differs from the table, with what it earned instead; every score says why."""
+    found = {answer: score(config, answer, truth, task) for answer in table}
+    assert all(one.explanation for one in found.values())
+    return {answer: one.reward for answer, one in found.items() if one.reward != pytest.approx(table[answer])}
+
+
+EXACT = {
+    "Paris": 1, " Paris\n": 1, "Paris.": 1, "**Paris**": 1, '"Paris"': 1, "\\boxed{Paris}": 1, "so\n#### Paris": 1,
+    "<think>London?</think>Paris": 1, "$\\text{Paris}$": 1, "#### Paris\n#### Paris": 1,
+    "paris": 0, "London": 0, "The answer is Paris.": 0, "Paris or London": 0, "not Paris": 0, "Paris, London": 0,
+    "#### Paris\n#### London": 0, "Paris Paris": 0, "<think>Paris</think>": 0, "Pari": 0,
+}  # fmt: skip
+INCLUDES = {
+    "The capital of France is Paris.": 1, "Paris": 1, "paris": 1, "**Paris**": 1, "\\boxed{Paris}": 1,
+    "The answer is Paris, which lies on the Seine.": 1, "In France, Paris is the capital.": 1, "Yes, Paris.": 1,
+    "Is it Paris or London? Paris is the capital, so the answer is Paris.": 1, "The capital is Paris, not London.": 1,
+    "It isn't London, it's Paris.": 1, "#### Paris": 1, "I considered London first.\nIt is Paris.": 1,
+    "Paris or London": 0, "not Paris": 0, "It is not Paris.": 0, "It isn't Paris.": 0, "Paris, London": 0,
+    "London, Paris, Berlin": 0, "Paris and London": 0, "London and Paris": 0, "Paris/London": 0, "Is it Paris?": 0,
+    "- Paris\n- London\n- Rome": 0, "Parisian": 0, "Paris. No, London.": 0, "maybe Paris": 0, "either Paris or Rome": 0,
+    "The answer is London. Paris is nice.": 0, "<think>Paris</think>London": 0, "Paris is not the capital.": 0,
+    "Paris is wrong.": 0, "London": 0, "Pa ris": 0,
+}  # fmt: skip
+NUMBER = {
+    "5": 1, "5.0": 1, "$5": 1, "5%": 1, "5 apples": 1, "The answer is 5.": 1, "x = 5": 1, "**5**": 1, "\\boxed{5}": 1,
+    "so\n#### 5": 1, "5.004": 1, "4.996": 1, "\\frac{10}{2}": 1, "He has 2 + 3 = 5 of them.": 1, "5,00e0": 0,
+    "5.02": 0, "6": 0, "-5": 0, "5 or 6": 0, "not 5": 0, "5?": 0, "4, 5, 6": 0, "5 million": 0, "#### 5\n#### 6": 0,
+    "fifty": 0, "4\n5\n6": 0, "between 5 and 6": 0, "15": 0, "five": 0,
+}  # fmt: skip
+CHOICE = {
+    "B": 1, "b": 1, "(B)": 1, "B.": 1, "B)": 1, "**B**": 1, "\\boxed{B}": 1, "$\\boxed{\\text{B}}$": 1, "Option B": 1,
+    "The answer is B.": 1, "The correct answer is option B: Paris.": 1, "Answer: (B)": 1, "Paris": 1,
+    "The capital is Paris.": 1, "B) Paris": 1, "B because A is in England": 1, "#### B": 1,
+    "A. London\nB. Paris\n\nThe answer is (B).": 1, "B\n\nBecause A is wrong.": 1, "<think>A?</think>B": 1,
+    "A": 0, "C": 0, "London": 0, "A or B": 0, "A, B, C, D": 0, "not B": 0, "The answer is not B.": 0, "B?": 0,
+    "B) London": 0, "A. London\nB. Paris\nC. Rome\nD. Berlin": 0, "Answer: B\nAnswer: C": 0, "Paris or London": 0,
+    "either B or C": 0, "E": 0, "BB": 0, "I think so": 0, "\\boxed{A}\\boxed{B}": 0,
+}  # fmt: skip
+PATTERN = {
+    "#### 42": 1, "so\n####42": 1, "####   42.": 1, "#### 42\n#### 42": 1, "x #### 42 apples": 1, "#### 042": 1,
+    "<think>#### 7</think>#### 42": 1, "**#### 42**": 1,
+    "42": 0, "#### 41": 0, "#### -42": 0, "#### 42\n#### 41": 0, "#### 4 2": 0, "####": 0, "#### forty-two": 0,
+    "### 42": 0, "<think>#### 42</think>": 0, "#### 421": 0,
+}  # fmt: skip
+F1 = {
+    "the cat sat": 1, "The cat sat.": 1, "cat sat": 1, "A CAT SAT!": 1, "#### cat sat": 1, "**cat sat**": 1,
+    "The answer is cat sat": 1, "sat cat": 1,
+    "cat": 2 / 3, "the cat sat down": 0.8, "a cat": 2 / 3, "cat cat": 0.5, "it is the cat": 0.4,
+    "dog": 0, "": 0, "not the cat sat": 0, "cat sat or dog sat": 0, "the": 0, "cat sat?": 0, "ca tsa": 0,
+}  # fmt: skip
+MATH = {
+    "\\frac{1}{2}": 1, "0.5": 1, "1/2": 1, "\\boxed{\\frac12}": 1, "The answer is $\\frac{1}{2}$.": 1, "#### 0.5": 1,
+    "x = 0.5": 1, "$0.50$": 1, "\\dfrac{1}{2}": 1, "\\boxed{\\frac{2}{4}}": 1, "**1/2**": 1,
+    "2": 0, "-\\frac{1}{2}": 0, "0.25": 0, "1/2 or 2": 0, "\\boxed{1}\\boxed{\\frac12}": 0, "0.5, 2": 0,
+    "\\pm\\frac{1}{2}": 0, "not \\frac{1}{2}": 0, "\\frac{1}{2}; 3": 0, "\\frac{1}{2}?": 0, "half": 0,
+}  # fmt: skip
+JSON = {
+    '{"name": "Ann", "age": 7}': 1, '```json\n{"name": "Ann", "age": 7}\n```': 1, '{"age": 7.0, "name": "Ann"}': 1,
+    'Here it is: {"name": "Ann", "age": 7}.': 1, '```\n{"name": "Ann", "age": 7, "more": null}\n```': 1,
+    '<think>{"age": 8}</think>{"name": "Ann", "age": 7}': 1,
+    '```json\n{"name":"Ann","age":7}\n```\n```json\n{"age":7,"name":"Ann"}\n```': 1,
+    '{"name": "Ann"}': 0, '{"name": "Ann", "age": "7"}': 0, '{"name": "ann", "age": 7}': 0, "[]": 0, "Ann, 7": 0,
+    '{"name": "Ann", "age": 8}': 0, '{"name": "Ann", "age": true}': 0, '{"name": "Ann", "age": 7': 0, "null": 0,
+    '```json\n{"name":"Ann","age":7}\n```\n```json\n{"name":"Bob","age":7}\n```': 0, '{"name": "Ann", "age": NaN}': 0,
+    '{"name": ["Ann"], "age": [7]}': 0, '[{"name": "Ann", "age": 7}]': 0,
+}  # fmt: skip
+RULE = {
+    "72": 1, "#### 72": 1, "\\boxed{72}": 1, "so 72.0": 1, "$72": 1, "The answer is 72 apples.": 1, "72%": 1,
+    "x = 72": 1, "**72**": 1,
+    "71": 0, "": 0, "72 or 73": 0, "not 72": 0, "72?": 0, "#### 1,072": 0, "####": 0, "-72": 0, "70, 71, 72": 0,
+}  # fmt: skip
+
+OPTIONS = Task(extra_info={"choices": ["London", "Paris", "Rome", "Berlin"]})
+MARKED = {"kind": "pattern", "pattern": r"####\s*(-?\d+)"}
+FIELDS = {"kind": "json", "fields": ["name", "age"]}
+ANN = '{"name": "Ann", "age": 7, "town": "Bonn"}'
+TABLES: dict[str, tuple[Any, Any, dict[str, float], Task | None]] = {
+    "exact": ("exact", "Paris", EXACT, None),
+    "includes": ("includes", "Paris", INCLUDES, None),
+    "number": ({"kind": "number", "tolerance": 0.01}, "5", NUMBER, None),
+    "choice": ("choice", "B", CHOICE, OPTIONS),
+    "pattern": (MARKED, "42", PATTERN, None),
+    "f1": ("f1", "the cat sat", F1, None),
+    "math": ("math", "\\frac{1}{2}", MATH, None),
+    "json": (FIELDS, ANN, JSON, None),
+    "rule": ("rule", "72", RULE, None),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_kind_scores_its_answers(kind):
+    config, truth, table, task = TABLES[kind]
+    assert len(table) >= 15
+    assert rewards(config, truth, {**table, "": 0}, task) == {}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_nothing_hostile_is_paid_or_raises(kind):
+    config, truth, _, task = TABLES[kind]
+    assert rewards(config, truth, dict.fromkeys(HOSTILE, 0.0), task) == {}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_gold_answer_of_a_kind_is_right(kind):
+    config, truth, _, task = TABLES[kind]
+    scorer = read_scorer(config)
+    assert scorer.problem(truth, task) is None
+    assert score(config, scorer.gold(truth, task), truth, task).reward == 1
+
+
+CASES = json.dumps([{"input": "5", "output": "25"}, {"input": "-3", "output": "9"}])
+CODE = {
+    "```python\nprint(int(input()) ** 2)\n```": 1, "```\nn = int(input())\nprint(n * n)\n```": 1,
+    "So:\n```python\nprint(int(input()) ** 2, flush=True)\n```\nDone.": 1,
+    "```python\nprint(1)\n```\n```python\nprint(int(input()) ** 2)\n```": 1,
+    "```python\nprint(25)\n```": 0, "```python\nprint(int(input()) * 5)\n```": 0, "```python\n1/0\n```": 0,
+    "```python\nprint(\n```": 0, "25": 0, "": 0, "```python\n```": 0, "```python\nimport os; os._exit(0)\n```": 0,
+    "```python\nprint('25\\n9')\n```": 0, "print(int(input()) ** 2)": 0, "```python\nprint('nan')\n```": 0,
+}  # fmt: skip
+
+
+def test_code_is_run_on_its_cases():
+    if not probe().available:
+        pytest.skip(str(probe()))
+    assert len(CODE) >= 15
+    assert rewards("code", CASES, CODE) == {}
+    half = score({"kind": "code", "partial": True}, "```python\nprint(25)\n```", CASES)
+    assert (half.reward, half.metrics) == (0.5, {"cases": 2, "passed": 1})
+
+
+WEIGHTED = {
+    "kind": "weighted",
+    "parts": [
+        {"weight": 0.8, "scorer": "number"},
+        {"weight": 0.2, "scorer": {"kind": "pattern", "pattern": "####", "match_only": True}, "name": "format"},
+    ],
+}
+COMBINED = {
+    "#### 5": (1.0, 1), "5": (0.8, 0), "#### 6": (0.2, 0), "6": (0, 0), "": (0, 0), "5 or 6": (0, 0),
+    "so #### 5": (1.0, 1), "####": (0.2, 0), "#### 5 or 6": (0.2, 0), "#### 5\n#### 6": (0.2, 0), "$5": (0.8, 0),
+    "#### $5.00": (1.0, 1), "not 5": (0, 0), "#### -5": (0.2, 0), DIGITS: (0, 0), HUGE: (0, 0),
+}  # fmt: skip
+
+
+def test_parts_earn_by_their_weights_or_all_together():
+    together = {"kind": "all_of", "scorers": [part["scorer"] for part in WEIGHTED["parts"]]}
+    assert rewards(WEIGHTED, "5", {answer: one for answer, (one, _) in COMBINED.items()}) == {}
+    assert rewards(together, "5", {answer: one for answer, (_, one) in COMBINED.items()}) == {}
+    found = score(WEIGHTED, "#### 6", "5")
+    assert found.metrics == {"number": 0.0, "format": 1.0}
+    assert found.explanation == "number 0: expected 5; format 1: it matches"
+
+
+@pytest.mark.parametrize(
+    ("place", "reply"),
+    [
+        ({"after": "####"}, "London?\n#### Paris"), ({"tag": "answer"}, "London <answer>Paris</answer>"),
+        ({"boxed": True}, "London \\boxed{Paris}"), ({"last_line": True}, "London?\n\nParis\n"),
+        ({"first_line": True}, "Paris\nbecause London is not"), ({"after": "Answer:"}, "Answer:\nParis"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["exact", "includes", "f1", "rule"])
+def test_the_answer_stands_where_the_scorer_says(kind, place, reply):
+    config = {"kind": kind, "answer": place}
+    assert score(config, reply, "Paris").reward == 1
+    assert score(config, reply.replace("Paris", "London"), "Paris").reward == 0
+    assert score(config, "Paris" if "last_line" not in place and "first_line" not in place else "", "Paris").reward == 0
+    assert score(config, read_scorer(config).gold("Paris"), "Paris").reward == 1
+
+
+WHOLE = {"required": ["a"], "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "truth", "answer", "reward"),
+    [
+        ({"kind": "exact", "ignore_case": True}, "Paris", "PARIS.", 1),
+        ({"kind": "exact", "strip": False}, "Paris.", "Paris.", 1),
+        ({"kind": "exact", "strip": False}, "Paris", "Paris.", 0),
+        ({"kind": "includes", "ignore_case": False}, "Paris", "paris", 0),
+        ({"kind": "includes", "hedges": True}, "Paris", "Paris or London", 1),
+        ("includes", ["Kansas City Chiefs", "Chiefs"], "It was the Chiefs.", 1),
+        ("includes", "5", "It is 15, or 5.5, or -5", 0),
+        ({"kind": "number", "relative": 0.1}, "200", "It is 215.", 1),
+        ({"kind": "number", "relative": 0.1}, "200", "It is 225.", 0),
+        ("number", "10 km", "It is 10 kilometers.", 1),
+        ("number", "10 km", "It is 10 m.", 0),
+        ("number", "10 km", "10", 1),
+        ("number", "$5", "5 euros", 0),
+        ("number", ["4", "5"], "5", 1),
+        ({"kind": "f1", "threshold": 0.5}, "the cat sat", "cat", 1),
+        ({"kind": "f1", "threshold": 0.9}, "the cat sat", "cat", 0),
+        ({"kind": "pattern", "pattern": r"(\d+)", "which": "last"}, "7", "5 and 7", 1),
+        ({"kind": "pattern", "pattern": r"(\d+)", "which": "first"}, "7", "5 and 7", 0),
+        ({"kind": "pattern", "pattern": r"(?P<x>\w+)=(?P<y>\w+)", "group": "y"}, "b", "a=b", 1),
+        ({"kind": "pattern", "pattern": "YES", "ignore_case": True}, "yes", "Yes", 1),
+        ({"kind": "json", "fields": ["name", "age"], "partial": True}, ANN, '{"name": "Ann", "age": 8}', 0.5),
+        ({"kind": "json", "fields": ["name"], "ignore_case": True}, ANN, '{"name": "ANN"}', 1),
+        ({"kind": "json", "fields": ["age"], "strip": True}, ANN, '{"age": "7 "}', 1),
+        ("json", ANN, ANN, 1),
+        ("json", ANN, '{"name": "Ann", "age": 7}', 0),
+        ({"kind": "json", "fields": ["a.b"]}, '{"a": {"b": 1}}', '{"a": {"b": 1, "c": 2}}', 1),
+        ({"kind": "json", "schema": WHOLE}, None, '{"a": 1}', 1),
+        ({"kind": "json", "schema": WHOLE}, None, '{"a": "1"}', 0),
+        ({"kind": "json", "schema": {"type": "array", "items": {"enum": [1, 2]}}}, None, "[1, 3]", 0),
+        ({"kind": "choice", "choices": ["no", "yes"]}, "yes", "The answer is B", 1),
+        ({"kind": "choice", "choices": {"1": "no", "2": "yes"}}, "2", "yes", 1),
+        ({"kind": "choice", "choices": ["0", "1", "2"]}, 2, "C", 1),
+        ({"kind": "choice", "choices": ["0", "1", "2"], "truth": "text"}, "0", "A", 1),
+    ],
+)  # fmt: skip
+def test_keys_change_what_is_paid(config, truth, answer, reward):
+    assert score(config, answer, truth).reward == reward
+
+
+def test_other_options_beside_the_right_one_earn_nothing():
+    assert score("includes", "Paris is one, and there is Rome.", "Paris", OPTIONS).reward == 0
+    assert score("includes", "It is Paris.", "Paris", OPTIONS).reward == 1
+
+
+def test_options_come_with_the_task_as_mmlu_and_arc_have_them():
+    mmlu = Task(extra_info={"options": ["3", "4", "5", "6"]})
+    arc = Task(extra_info={"choices": {"label": ["1", "2"], "text": ["ice", "fire"]}})
+    assert score({"kind": "choice", "choices": "options"}, "B", 1, mmlu).reward == 1
+    assert score({"kind": "choice", "choices": "options"}, "The answer is 4.", 1, mmlu).reward == 1
+    assert score("choice", "fire", "2", arc).reward == 1
+    assert "none of the options" in str(read_scorer("choice").problem("Z", OPTIONS))
