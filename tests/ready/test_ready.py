@@ -33,6 +33,10 @@ for name in sys.argv[1:]:
             built[f"{name} {split}"] = {"rows": sidecar.rows, "revision": sidecar.revision, "dropped": sidecar.dropped}
         except Exception as error:
             built[f"{name} {split}"] = str(error)
+try:
+    load_taskset("gpqa", {"taskset.loading_params.args": "[my-org/gated]"}).build()
+except Exception as error:
+    built["gated"] = [str(error), error.remedy]
 print(json.dumps(built))
 """
 
@@ -53,6 +57,7 @@ def build_sets(folder):
     write_sets(folder / "hub")
     with Hub(folder / "hub") as hub:
         hub.commits |= dict.fromkeys(pinned_revisions(), hub.commits[hub.commit])
+        hub.gated = {"my-org/gated"}
         environment = {**os.environ, **hub.environment(folder / "home"), "TREETUNE_TASK_CACHE_DIR": str(folder)}
         done = subprocess.run(
             [sys.executable, "-c", BUILD, *SETS], capture_output=True, text=True, env=environment, timeout=300
@@ -185,18 +190,14 @@ def test_right_answers_earn_1_and_wrong_hedged_and_empty_ones_nothing(built, nam
     assert rewards_of(name, number, nothing) == dict.fromkeys(nothing, 0.0)
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if name != "ifeval"])
-def test_the_gold_answer_of_every_task_earns_1(built, name, treetune, hub):
-    needs_sandbox(name)
-    summary = treetune("eval", name, "-m", "scripted:gold", "--json", TREETUNE_TASK_CACHE_DIR=str(hub[1])).json
-    assert (summary["tasks"], summary["mean_reward"]) == (len(SETS[name]), 1.0)
-
-
 @pytest.mark.parametrize("name", SETS)
-def test_validate_finds_nothing_wrong_with_a_set(built, name, treetune, hub):
+def test_every_task_of_a_set_is_valid_and_pays_its_gold_answer(built, name, treetune, hub):
     needs_sandbox(name)
     done = treetune("validate", name, "--json", TREETUNE_TASK_CACHE_DIR=str(hub[1]))
     assert done.code == 0, done.err + done.out
+    found, rows = done.json, len(SETS[name])
+    assert (found["tasks"], found["invalid"], found["findings"]) == (rows, 0, [])
+    assert found["gold_checked"] == (0 if name == "ifeval" else rows)  # which gives no answers
 
 
 def test_the_right_option_of_gpqa_stands_anywhere_and_always_in_the_same_place(built):
@@ -214,3 +215,9 @@ def test_a_row_for_verl_is_scored_as_eval_scores_its_task(built, name):
     for answer, reward in {right[0]: 1.0, wrong[0]: 0.0}.items():
         scored = compute_score(given[0], answer, given[1], given[2])
         assert scored["score"] == reward, answer
+
+
+def test_a_set_whose_terms_nobody_has_accepted_is_told_with_the_remedy(built):
+    message, remedy = built["gated"]
+    assert "is a gated dataset" in message
+    assert remedy == "accept its terms at https://huggingface.co/datasets/my-org/gated, then set HF_TOKEN"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hub import Hub
-from ready_hub import write_sets
 
 from treetune import ready
 from treetune.target import build_taskset, load_taskset, read_target
@@ -118,6 +116,7 @@ def test_a_file_that_cannot_be_read_does_not_break_the_list(own, treetune):
     assert "cannot be read" in treetune("list", "--json").json["ready"]["broken"]["about"]
 
 
+@pytest.mark.thorough  # the same is tested of any data set
 def test_a_hub_that_is_away_is_told_with_the_remedy(treetune, tmp_path):
     done = treetune(
         "eval", "mmlu", "-m", "scripted:gold",
@@ -126,17 +125,6 @@ def test_a_hub_that_is_away_is_told_with_the_remedy(treetune, tmp_path):
     assert done.code == 3
     assert "'cais/mmlu' could not be loaded: the hub cannot be reached" in done.err
     assert "HF_ENDPOINT" in done.err
-
-
-def test_a_set_whose_terms_nobody_has_accepted_is_told_with_the_remedy(treetune, tmp_path):
-    write_sets(tmp_path / "hub")
-    with Hub(tmp_path / "hub") as hub:
-        hub.gated = {"Idavidrein/gpqa"}
-        environment = {**hub.environment(tmp_path / "home"), "TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache")}
-        done = treetune("show", "gpqa", **environment)
-    assert done.code == 3
-    assert "is a gated dataset" in done.err
-    assert "accept its terms at https://huggingface.co/datasets/Idavidrein/gpqa, then set HF_TOKEN" in done.err
 
 
 def test_a_set_can_be_a_source_of_a_mixture(own):

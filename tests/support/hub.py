@@ -90,10 +90,10 @@ class Hub:
             raise LookupError("EntryNotFound")
         repo, kind, revision, inside = map(unquote, route.groups(default=""))
         commit = self.commit if revision in ("", "main") else revision
-        if not any(name.startswith(f"{repo}/") for files in self.commits.values() for name in files):
-            raise LookupError("RepoNotFound")
         if repo in self.gated:
             raise LookupError("GatedRepo")
+        if not any(name.startswith(f"{repo}/") for files in self.commits.values() for name in files):
+            raise LookupError("RepoNotFound")
         if commit not in self.commits:
             raise LookupError("RevisionNotFound")
         prefix = f"{repo}/"
