@@ -185,15 +185,10 @@ def final_text(text: str) -> Found:
 
 def last_number(text: str) -> Found:
     """The last number of a text in words, unless it is one of a list, an operand, denied or asked."""
-    lines = text.splitlines()
-    line = before = ""
-    for said in reversed(lines):  # the last two that have a number
-        if _DIGIT.search(said):
-            if line:
-                before = said
-                break
-            line = said
-    if not line:
+    # From the last on: a long text need not be searched.
+    lines = (said for said in reversed(text.splitlines()) if _DIGIT.search(said))
+    line = next(lines, None)
+    if line is None:
         return Found(None, "no number")
     line = with_usual_signs(line)
     *earlier, last = find_numbers(line)
@@ -201,8 +196,8 @@ def last_number(text: str) -> Found:
     # One number after words is what the line says, however it is said: that need not be tried.
     if not one_in_prose and (number := read_number(line)) is not None:
         # A line each is a list too, but a line of work is not.
-        if before and is_bare(line):
-            before = with_usual_signs(before)
+        if is_bare(line):
+            before = with_usual_signs(next(lines, ""))
             if is_bare(before) and read_number(before) != number:
                 return Found(None, SEVERAL)
         return Found(plain(line.rpartition("=")[2]), "", number)

@@ -9,6 +9,7 @@ from treetune.cli.listing import TargetKind, TaskKind
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset
+from treetune.scorers import includes
 
 
 class Doubles(Taskset):
@@ -21,6 +22,14 @@ class Doubles(Taskset):
 
     def gold(self, task):
         return task.ground_truth
+
+
+class Named(Taskset):
+    scorer = includes()
+
+    def load_tasks(self):
+        for n, town in enumerate(("Paris", "Rome", "Oslo", "Bern")):
+            yield Task(prompt=f"Name capital {n}.", reward_spec={"ground_truth": town})
 
 
 class Endless(Doubles):
@@ -79,6 +88,7 @@ TARGETS: dict[TargetKind, tuple[str, bool]] = {
 
 KINDS: dict[TaskKind, tuple[str, list[str]]] = {
     TaskKind.RULE: ("truths.jsonl", ["2"]),
+    TaskKind.SCORER: ("kinds_of.py:Named", ["It is Paris."]),
     TaskKind.REWARD: ("kinds_of.py:Doubles", ["0"]),
     TaskKind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
     TaskKind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),

@@ -117,6 +117,7 @@ class TaskKind(StrEnum):
     """How a task is played and scored."""
 
     RULE = "ground truth"
+    SCORER = "scorer"
     REWARD = "own reward"
     ENVIRONMENT = "environment, one turn"
     MULTI_TURN = "environment, several turns"
