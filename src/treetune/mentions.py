@@ -215,7 +215,9 @@ def _patterns(options: Options) -> _Patterns:
         named = rf"[{re.escape(''.join(options.labels))}](?<![\w'’.\-\\].)(?![\w'’\-]){goes_on}"
     else:
         named = rf"(?<![\w'’.\-\\])(?:{labels})(?![\w'’\-])"
-    text = rf"(?<!\w)(?<!\d[.,])(?:{'|'.join(map(re.escape, texts))})(?!\w)(?![.,]\d)" if texts else None
+    # An option that is one letter, such as the number i, is that letter and no word of a sentence.
+    names = [rf"(?-i:{re.escape(text)}){goes_on}" if len(text) == 1 else re.escape(text) for text in texts]
+    text = rf"(?<!\w)(?<!\d[.,])(?:{'|'.join(names)})(?!\w)(?![.,]\d)" if texts else None
     by_name = {text.strip().casefold(): label for label, text in zip(options.labels, options.texts, strict=False)}
     by_name |= {label.casefold(): label for label in options.labels}
     dress = r"[^\w\n?]*"

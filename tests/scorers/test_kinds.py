@@ -239,6 +239,9 @@ WHOLE = {"required": ["a"], "properties": {"a": {"type": "integer"}}}
         ({"kind": "choice", "choices": ["no", "yes"]}, "yes", "The answer is B", 1),
         ({"kind": "choice", "choices": {"1": "no", "2": "yes"}}, "2", "yes", 1),
         ({"kind": "choice", "choices": ["0", "1", "2"]}, 2, "C", 1),
+        ({"kind": "choice", "choices": ["1", "i"]}, "B", "I do not know.", 0),
+        ({"kind": "choice", "choices": ["1", "i"]}, "B", "I think the answer is i.", 1),
+        ({"kind": "choice", "choices": ["the", "a"]}, "B", "It is a guess.", 0),
         ({"kind": "choice", "choices": ["0", "1", "2"], "truth": "text"}, "0", "A", 1),
     ],
 )  # fmt: skip
