@@ -899,7 +899,7 @@ def test_fixed_rows_keep_their_format(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_it_says_that_no_gold_answer_was_tried(tmp_path: Path, capsys: Any) -> None:
-    path = faults.lines(tmp_path / "a", [faults.row(0, reward_spec=..., env_class=..., ground_truth="1")])
+    path = faults.lines(tmp_path / "a", [faults.row(0, env_class="mine:Own")])
     main(["validate", str(path), "--gold"])
     assert "1 row in 1 file, no gold answer tried" in capsys.readouterr().out
 
