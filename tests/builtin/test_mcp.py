@@ -299,12 +299,9 @@ def test_a_row_that_names_a_command_is_refused_unless_a_build_of_ones_own_wrote_
     with pytest.raises(UsageError, match="--trust"):
         taskset_of(json.dumps({**evil, "tools": evil["tools"][0]}))
     assert taskset_of(json.dumps(evil), trust=True).config.tools == evil["tools"]
-    own = riddle({"mcp": {"command": ["true"]}})
-    monkeypatch.setattr("treetune.rows.scorer._keep_class", lambda cls, cache_dir: "pkg://treetune.builtin.arithmetic")
-    written = json.loads(describe_taskset(own))
-    written["custom_cls"]["name"] = "Arithmetic"
-    found = [file for file in (tmp_path / "cache").rglob("*") if file.parent.name == "tools"]
-    assert len(found) == 1
+    own = {"id": "arithmetic", "tools": [{"mcp": {"command": ["true"]}}]}
+    describe_taskset(taskset_of(json.dumps(own), trust=True))  # as a build does
+    assert taskset_of(json.dumps(own)).config.tools == own["tools"]
 
 
 TASKS = """
