@@ -101,3 +101,10 @@ def browser():
     opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     yield opened
     opened.quit()
+
+
+@pytest.fixture
+def verdict_cache(tmp_path, monkeypatch):
+    """Verdicts of judges in one test are not those of another."""
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"

@@ -340,7 +340,13 @@ class Fingerprint(msgspec.Struct, frozen=True):
 def taskset_fingerprint(taskset: Taskset[Any, Any]) -> Fingerprint:
     parts = [taskset_fingerprint(part) for part in getattr(taskset, "sources", [])]
     config: dict[str, Any] = conceal(to_plain(taskset.config))
-    if taskset.scorer is not None and (whole := taskset.scorer.without_files()) != taskset.scorer:
+    scorer = taskset.scorer
+    if scorer is not None and (isinstance(scorer, type) or not hasattr(scorer, "without_files")):
+        problem = f"{taskset.name}.scorer is {scorer!r:.80}, which is no scorer"
+        raise TasksetError(
+            problem, remedy="set it to one of treetune.scorers, such as includes(), or name it otherwise"
+        )
+    if scorer is not None and (whole := scorer.without_files()) != scorer:
         config["scorer"] = conceal(to_plain(whole))  # a file that it names, such as a rubric, by its content
     if parts:
         config.pop("sources", None)  # each is a part, whichever way it was written

@@ -70,7 +70,6 @@ def test_the_calculator_computes(expression: str, value: str) -> None:
         "True + 1",
         "x",
         "sqrt(x=4)",
-        "round(1.5, 10 ** 400)",
         "(" * 500 + "1" + ")" * 400,
         "1" * 2000,
         "\ud800",

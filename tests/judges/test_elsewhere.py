@@ -24,6 +24,8 @@ from treetune.runs.rolling import RollingRun
 from treetune.scorers import judge
 from treetune.serve.zmq.client import EnvClient
 
+pytestmark = pytest.mark.usefixtures("verdict_cache")
+
 
 class Towns(Taskset):
     scorer = judge(model=named("Fair"), method="equal")

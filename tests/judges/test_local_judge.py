@@ -8,7 +8,7 @@ import pytest
 import venvs
 from test_runs import traces_in, write_tasks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("verdict_cache")]
 WHATEVER_THE_CODE = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'treetune', *sys.argv[1:]])"
 """A run whose rollouts fail ends with 1."""
 

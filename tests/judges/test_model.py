@@ -19,6 +19,8 @@ from treetune.judges.question import Question
 from treetune.policies import EndpointConfig
 from treetune.policy import Sampling
 
+pytestmark = pytest.mark.usefixtures("verdict_cache")
+
 
 def question(answer: str = "Paris") -> Question:
     return Question.of("grade", "Right?", {"answer": answer}, {"grade": ("I", "C")})
@@ -132,16 +134,16 @@ def test_a_question_that_nobody_waits_for_any_more_is_not_begun(tmp_path):
         assert ["one" in prompt for prompt in served.prompts()] == [True]
 
 
-def test_an_unreadable_verdict_is_not_kept(cache: Path):
+def test_an_unreadable_verdict_is_not_kept(verdict_cache: Path):
     asked = asyncio.run(ask(JudgeModel(model=named("Refuses")), question()))
     assert asked.verdict is None
-    assert not list(cache.rglob("*.json"))
+    assert not list(verdict_cache.rglob("*.json"))
 
 
-def test_a_damaged_verdict_on_disk_is_asked_for_again(cache: Path):
+def test_a_damaged_verdict_on_disk_is_asked_for_again(verdict_cache: Path):
     judge = JudgeModel(model=named("Fair"))
     asyncio.run(ask(judge, question()))
-    (kept,) = cache.rglob("verdicts/*/*.json")
+    (kept,) = verdict_cache.rglob("verdicts/*/*.json")
     kept.write_bytes(b"{")
     assert asyncio.run(ask(judge, question())).judgements[0].cached is False
 

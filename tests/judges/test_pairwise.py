@@ -12,6 +12,8 @@ from treetune.judges import Judge, JudgeError, JudgeModel
 from treetune.judges.methods import compare
 from treetune.trace import Trace, Turn
 
+pytestmark = pytest.mark.usefixtures("verdict_cache")
+
 TASK = Task(prompt="What is the capital of France?")
 
 

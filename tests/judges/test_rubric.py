@@ -13,6 +13,8 @@ from treetune.judgement import recording
 from treetune.judges import Judge
 from treetune.judges.rubric import read_rubric
 
+pytestmark = pytest.mark.usefixtures("verdict_cache")
+
 TASK = Task(prompt="What is the capital of France?")
 YAML = """\
 instruction: The reader is a child.

@@ -15,6 +15,8 @@ import pytest
 from judge_endpoint import serving
 from scripted_judges import named
 
+pytestmark = pytest.mark.usefixtures("verdict_cache")
+
 TOWNS = ["Paris", "Rome", "Paris again", "Bonn"]
 RUBRIC = """\
 criteria:
@@ -141,14 +143,14 @@ def test_a_dead_judge_is_a_failure_with_its_cause_and_costs_no_second_answer(tre
     assert (after["scored"], after["rollouts"]) == (5, 5)
 
 
-def test_a_run_that_is_killed_pays_for_no_verdict_twice(tmp_path, treetune, cache):
+def test_a_run_that_is_killed_pays_for_no_verdict_twice(tmp_path, treetune, verdict_cache):
     with serving("Fair", tmp_path / "judge", most=2) as endpoint:
         write_tasks(tmp_path, at(endpoint), max_concurrent=4)
         command = [sys.executable, "-m", "treetune", "eval", "tasks.yaml", "-m", "scripted:gold", "-o", "run"]
         process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ}, stderr=subprocess.DEVNULL)
         try:
             until = time.monotonic() + 60
-            while len(list(cache.rglob("verdicts/*/*.json"))) < 2:
+            while len(list(verdict_cache.rglob("verdicts/*/*.json"))) < 2:
                 assert process.poll() is None
                 assert time.monotonic() < until
                 time.sleep(0.02)

@@ -15,6 +15,8 @@ from treetune.judgement import Judgement, recording
 from treetune.judges import Judge, JudgeError, JudgeModel
 from treetune.judges.question import Question, Unreadable
 
+pytestmark = pytest.mark.usefixtures("verdict_cache")
+
 TASK = Task(prompt="What is the capital of France?", reward_spec={"ground_truth": "Paris"})
 CRITERIA = [{"name": "true", "text": "It is true.", "choices": ["no", "partly", "yes"]}]
 FAILS = None

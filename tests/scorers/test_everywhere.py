@@ -13,14 +13,14 @@ import pytest
 
 from treetune import Task, Taskset
 from treetune.config import to_plain
-from treetune.errors import ConfigError, UsageError
+from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.rows.scorer import scorer_for, taskset_of
 from treetune.score import judge
 from treetune.scorers import KINDS, choice, includes, number, pattern, read_scorer, weighted
 from treetune.scorers.backtracking import bound_of
 from treetune.scorers.combined import Part
 from treetune.scorers.said import find_unpaid
-from treetune.target import build_taskset
+from treetune.target import build_taskset, taskset_fingerprint
 from treetune.trainers.verl import compute_score
 
 
@@ -222,3 +222,15 @@ def test_validate_warns_of_rows_whose_scorer_does_not_pay_what_models_say(treetu
 def test_every_kind_is_in_the_docs():
     page = (Path(__file__).parents[2] / "docs" / "scoring.md").read_text()
     assert [kind for kind in KINDS if f"| `{kind}` |" not in page] == []
+
+
+@pytest.mark.parametrize("given", [includes, len, "includes"])
+def test_what_is_no_scorer_is_told_by_name(given):
+    class Named(Taskset):
+        scorer = given
+
+        def load_tasks(self):
+            return [Task(prompt="?")]
+
+    with pytest.raises(TasksetError, match=r"(?s)Named.scorer is .*no scorer.*includes\(\)"):
+        taskset_fingerprint(Named())

@@ -124,7 +124,7 @@ class ObservationsDiffer(Sound):
 class NotPortable(Sound):
     def __init__(self, config=None):
         super().__init__(config)
-        self.scorer = lambda answer: answer
+        self.compare = lambda answer: answer
 
 
 # Not free
