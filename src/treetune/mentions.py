@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
+
 NEAR = 80
 """How many characters before and after a name may deny it or leave it open."""
 LINE = 200
@@ -151,7 +153,7 @@ class Options(NamedTuple):
     """What each label stands for; none where only the labels are known."""
 
 
-class Choice(NamedTuple):
+class Choice(msgspec.Struct, frozen=True):
     label: str | None
     why: str = ""
 
