@@ -176,8 +176,8 @@ def _is_unit(text: str) -> bool:
     return all(len(word) > 1 or word in letters for word in words)
 
 
-_SIMPLE = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]+)?)\.?\s*", re.ASCII)
-_GROUPS = re.compile(r"[$€£¥]?([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?)\.?", re.ASCII)
+_SIMPLE = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*", re.ASCII)
+_GROUPS = re.compile(r"[$€£¥]?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)\.?", re.ASCII)
 _COMMAND = re.compile(r"\\[a-z]+", re.I)
 _DIGIT = re.compile(r"\d")
 _BRACE = re.compile(r"[{}]")
