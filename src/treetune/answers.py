@@ -187,20 +187,20 @@ def final_text(text: str) -> Found:
 
 def last_number(text: str) -> Found:
     """The last number of a text in words, unless it is one of a list, an operand, denied or asked."""
-    # From the last on: a long text need not be searched.
-    lines = _lines_with_digits(text)
-    line = next(lines, None)
-    if line is None:
+    # The last line first: a long text need not be split.
+    line, numbers = _last_numbers(text[text.rfind("\n") + 1 :])
+    if not numbers:
+        line, numbers = _last_numbers(text)
+    if not numbers:
         return Found(None, "no number")
-    line = with_usual_signs(line)
-    *earlier, last = find_numbers(line)
+    *earlier, last = numbers
     prose = _PROSE_OF_SEVERAL if earlier else _PROSE
     in_prose = prose.match(line) and "=" not in line and "\\" not in line
     # One number after words is what the line says, however it is said, and several are no number: neither is tried.
     if not in_prose and (number := read_number(line)) is not None:
         # A line each is a list too, but a line of work is not.
         if is_bare(line):
-            before = with_usual_signs(next(lines, ""))
+            before, _ = _last_numbers(text, skip=1)
             if is_bare(before) and read_number(before) != number:
                 return Found(None, SEVERAL)
         return Found(plain(line.rpartition("=")[2]), "", number)
@@ -252,7 +252,6 @@ def names_one(text: str) -> bool:
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _BOX = "\\boxed{"
 _MARKS = re.compile("#{4,}")
-_DIGIT = re.compile(r"\d")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
 _MAGNITUDE = re.compile(r"\s?(?:hundred|thousand|million|billion|trillion|dozen|k)\b", re.I)
@@ -273,15 +272,15 @@ _REFUSED = re.compile(
 )
 
 
-def _lines_with_digits(text: str) -> Iterator[str]:
-    """The lines of a text that have digits, from the last on."""
-    end = len(text)
-    while end >= 0:
-        begin = text.rfind("\n", 0, end)
-        for line in reversed(text[begin + 1 : end].splitlines()):
-            if _DIGIT.search(line):
-                yield line
-        end = begin
+def _last_numbers(text: str, skip: int = 0) -> tuple[str, list[re.Match[str]]]:
+    """The last line that names numbers, and they; `skip` is how many such lines to leave out."""
+    for line in reversed(text.splitlines()):
+        usual = with_usual_signs(line)
+        if numbers := find_numbers(usual):
+            if not skip:
+                return usual, numbers
+            skip -= 1
+    return "", []
 
 
 def _may_deny(text: str) -> bool:
