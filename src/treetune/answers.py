@@ -262,7 +262,7 @@ _PROSE_OF_SEVERAL = re.compile(
 )
 """Words that no number can follow which has several in it, such as 1 1/2."""
 _BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
-_OPERATORS = ("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot")
+_OPERATORS = frozenset(("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot"))
 _OFFERS = frozenset("or nor vs versus maybe perhaps possibly alternatively otherwise".split())
 _DENIED = re.compile(r"(?:\bnot|n't|\bnever|≠|\\neq?|!=)\W*(?:\w+\W+)?$", re.I)
 _REFUSED = re.compile(
@@ -296,4 +296,6 @@ def _links(between: str) -> bool:
         return not between.strip(" \t,;/|&~-–—.+*×·^÷\\")
     if between.strip() in _OPERATORS:
         return True
-    return words in (["and"], ["to"]) or (len(words) <= 4 and not _OFFERS.isdisjoint(words))
+    if len(words) == 1 and words[0] in ("and", "to"):
+        return True
+    return len(words) <= 4 and not _OFFERS.isdisjoint(words)

@@ -266,9 +266,11 @@ def _find_options(said: str, patterns: _Patterns) -> list[re.Match[str]]:
     named = list(patterns.label.finditer(said, min(begins))) if begins else []
     if patterns.text is not None:
         low = said.lower()
-        if any([text in low for text in patterns.texts]):
-            named += patterns.text.finditer(said)
-            named.sort(key=lambda place: place.start())
+        for text in patterns.texts:
+            if text in low:
+                named += patterns.text.finditer(said)
+                named.sort(key=lambda place: place.start())
+                break
     return named
 
 
