@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -42,7 +42,7 @@ NEAR = 60
 SEVERAL = "several different answers"
 
 
-class Found(NamedTuple):
+class Found(msgspec.Struct, frozen=True):
     text: str | None
     """The answer as it was given; None where there is none, or no single one."""
     why: str = ""
@@ -101,7 +101,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def spoken(text: str) -> str:
     """A reply without its thinking: what follows the last `</think>`, up to a `<think>` that is never closed."""
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+    return text.rpartition("</think>")[2].partition("<think>")[0] if "<" in text else text
 
 
 def tagged(text: str, tag: str) -> Iterator[str]:
@@ -162,6 +162,8 @@ def number_after(text: str, mark: str) -> Found:
     """The number after the last mark. Every other mark that a number follows must say the same; `#### Step 1` and
     `#### 1. Add` are headings."""
     given = after(text, mark)
+    if len(given) == 1:
+        return one_of(given, read_number, "")
     numbers = [said for said in given[:-1] if _BEGINS.match(said) and not _HEADING.match(said)]
     return one_of([*numbers, *given[-1:]], read_number, f"no `{mark}`")
 
@@ -170,7 +172,7 @@ def final_number(text: str) -> Found:
     r"""The number after `####`, else in `\boxed{}`, else the last of the text."""
     if "####" in text:
         return number_after(text, "####")
-    if boxes := boxed(text):
+    if "\\" in text and (boxes := boxed(text)):
         return one_of(boxes, read_number, "")
     return last_number(text)
 
@@ -185,30 +187,32 @@ def final_text(text: str) -> Found:
 
 def last_number(text: str) -> Found:
     """The last number of a text in words, unless it is one of a list, an operand, denied or asked."""
-    # From the last on: a long text need not be searched.
-    lines = (said for said in reversed(text.splitlines()) if _DIGIT.search(said))
-    line = next(lines, None)
-    if line is None:
+    # The last line first: a long text need not be split.
+    line, numbers = _last_numbers(text[text.rfind("\n") + 1 :])
+    if not numbers:
+        line, numbers = _last_numbers(text)
+    if not numbers:
         return Found(None, "no number")
-    line = with_usual_signs(line)
-    *earlier, last = find_numbers(line)
-    one_in_prose = not earlier and _PROSE.match(line) and "=" not in line and "\\" not in line
-    # One number after words is what the line says, however it is said: that need not be tried.
-    if not one_in_prose and (number := read_number(line)) is not None:
+    *earlier, last = numbers
+    prose = _PROSE_OF_SEVERAL if earlier else _PROSE
+    in_prose = prose.match(line) and "=" not in line and "\\" not in line
+    # One number after words is what the line says, however it is said, and several are no number: neither is tried.
+    if not in_prose and (number := read_number(line)) is not None:
         # A line each is a list too, but a line of work is not.
         if is_bare(line):
-            before = with_usual_signs(next(lines, ""))
+            before, _ = _last_numbers(text, skip=1)
             if is_bare(before) and read_number(before) != number:
                 return Found(None, SEVERAL)
         return Found(plain(line.rpartition("=")[2]), "", number)
     ahead, behind = line[earlier[-1].end() if earlier else 0 : last.start()], line[last.end() :]
-    if (_may_deny(ahead[-NEAR:]) and _DENIED.search(ahead[-NEAR:])) or _REFUSED.match(behind[:NEAR]):
-        return Found(None, f"{last[0]} is denied or asked")
-    if _MAGNITUDE.match(behind):
-        return Found(None, f"not a plain number: {last[0]}{behind[:20]!s}")
-    if earlier and _links(ahead) and read_number(earlier[-1][0]) != read_number(last[0]):
+    near, said = ahead[-NEAR:], last[0]
+    if (_may_deny(near) and _DENIED.search(near)) or (behind and _REFUSED.match(behind[:NEAR])):
+        return Found(None, f"{said} is denied or asked")
+    if behind and _MAGNITUDE.match(behind):
+        return Found(None, f"not a plain number: {said}{behind[:20]!s}")
+    if earlier and _links(ahead) and read_number(earlier[-1][0]) != read_number(said):
         return Found(None, SEVERAL if ahead.strip() not in _OPERATORS else "an expression that is not worked out")
-    said = f"-{last[0]}" if is_negated(ahead[-NEAR:]) else last[0]
+    said = f"-{said}" if is_negated(near) else said
     value = read_number(said)
     return Found(said, "", value) if value is not None else Found(None, f"no number: {said[:60]!r}")
 
@@ -248,21 +252,35 @@ def names_one(text: str) -> bool:
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _BOX = "\\boxed{"
 _MARKS = re.compile("#{4,}")
-_DIGIT = re.compile(r"\d")
 _BEGINS = re.compile(r"[*_`$\\({\s]*(?:boxed\{)?[-+−]?[$€£¥]?\.?\d")
 _HEADING = re.compile(r"\d+[.):]\s+\S")
 _MAGNITUDE = re.compile(r"\s?(?:hundred|thousand|million|billion|trillion|dozen|k)\b", re.I)
 """Words that make another number of the one before them."""
 _PROSE = re.compile(r"[*_\s]*[^\W\d_]+[ *]")
+_PROSE_OF_SEVERAL = re.compile(
+    r"[*_\s]*(?!so|thus|therefore|hence|the|final|answer|result|total|sum|minus|negative)[^\W\d_]+[ *]", re.I
+)
+"""Words that no number can follow which has several in it, such as 1 1/2."""
 _BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
-_OPERATORS = ("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot")
+_OPERATORS = frozenset(("+", "*", "×", "·", "^", "÷", "x", "-", "/", "**", "\\times", "\\cdot"))
 _OFFERS = frozenset("or nor vs versus maybe perhaps possibly alternatively otherwise".split())
 _DENIED = re.compile(r"(?:\bnot|n't|\bnever|≠|\\neq?|!=)\W*(?:\w+\W+)?$", re.I)
 _REFUSED = re.compile(
-    r"\s*\?|\W*(?:is|was)n't\b"
-    r"|\W*(?:is|was|would be|seems|looks)\s(?:wrong|incorrect|false|not (?:right|correct|true|it|the))\b",
+    r"\s*\?|\W*(?:(?:is|was)n't\b"
+    r"|(?:is|was|would be|seems|looks)\s(?:wrong|incorrect|false|not (?:right|correct|true|it|the))\b)",
     re.I,
 )
+
+
+def _last_numbers(text: str, skip: int = 0) -> tuple[str, list[re.Match[str]]]:
+    """The last line that names numbers, and they; `skip` is how many such lines to leave out."""
+    for line in reversed(text.splitlines()):
+        usual = with_usual_signs(line)
+        if numbers := find_numbers(usual):
+            if not skip:
+                return usual, numbers
+            skip -= 1
+    return "", []
 
 
 def _may_deny(text: str) -> bool:
@@ -278,4 +296,6 @@ def _links(between: str) -> bool:
         return not between.strip(" \t,;/|&~-–—.+*×·^÷\\")
     if between.strip() in _OPERATORS:
         return True
-    return words in (["and"], ["to"]) or (len(words) <= 4 and any(word in _OFFERS for word in words))
+    if len(words) == 1 and words[0] in ("and", "to"):
+        return True
+    return len(words) <= 4 and not _OFFERS.isdisjoint(words)

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
+
 NEAR = 80
 """How many characters before and after a name may deny it or leave it open."""
 LINE = 200
@@ -50,7 +52,8 @@ def why_unnamed(text: str, wanted: str, others: Iterable[str] = (), written: str
 def why_doubtful(text: str, begin: int, end: int) -> str:
     """Why what stands there is not the answer that the text gives; "" where it is."""
     ahead, behind = text[max(0, begin - NEAR) : begin], text[end : end + NEAR]
-    cut = max(ahead.rfind("\n"), ahead.rfind(". "), ahead.rfind("! "), ahead.rfind("? "), ahead.rfind("; "))
+    ahead = ahead[ahead.rfind("\n") + 1 :]
+    cut = max(ahead.rfind(". "), ahead.rfind("! "), ahead.rfind("? "), ahead.rfind("; "))
     ahead = ahead[cut + 1 :]
     if ahead and _may_doubt(ahead):
         if _DENIES.search(ahead):
@@ -59,12 +62,16 @@ def why_doubtful(text: str, begin: int, end: int) -> str:
             return "left open"
     if not behind:
         return "one of several" if ahead and _is_listed(ahead, "", text[begin:end]) else ""
-    stop = _ENDS.search(behind)
-    said = behind[: stop.start() + 1] if stop else behind
-    if _REFUSES.match(said):
+    said = behind
+    if len(behind) > 1:  # a full stop at the end needs none of this
+        stop = _ENDS.search(behind)
+        said = behind[: stop.start() + 1] if stop else behind
+        if _REFUSES.match(said):
+            return "denied or asked"
+        if len(said) > 1 and _may_doubt(said) and _OPENS.search(said):
+            return "left open"
+    elif behind == "?":
         return "denied or asked"
-    if len(said) > 1 and _may_doubt(said) and _OPENS.search(said):
-        return "left open"
     if _is_listed(ahead, said, text[begin:end]) or _is_line_of_list(text, begin, end):
         return "one of several"
     return "taken back" if end + 2 < len(text) and _TAKES_BACK.search(text, end) else ""
@@ -110,7 +117,7 @@ def _joins(text: str, outside: int, inside: int) -> bool:
 def _is_listed(ahead: str, behind: str, wanted: str) -> bool:
     """Whether other names of the same kind stand directly beside one: `Paris, London`, `Paris and London`."""
     capital = wanted[:1].isupper()
-    if (after := _NEXT.match(behind)) and (not capital or not after["name"][0].islower()):
+    if len(behind) > 1 and (after := _NEXT.match(behind)) and (not capital or not after["name"][0].islower()):
         return True
     link = ahead.rstrip(_DRESS)
     if not link.endswith(_LINKS) or not _ENDS_LIST.match(behind) or (before := _PREVIOUS.search(ahead)) is None:
@@ -151,7 +158,7 @@ class Options(NamedTuple):
     """What each label stands for; none where only the labels are known."""
 
 
-class Choice(NamedTuple):
+class Choice(msgspec.Struct, frozen=True):
     label: str | None
     why: str = ""
 
@@ -174,9 +181,8 @@ def choose(text: str, options: Options) -> Choice:
     if "\n" in text:
         lines = [line for line in text.split("\n") if len(line) <= LINE]
         for pattern in (patterns.bare, patterns.leading):
-            led = [(match, line) for line in lines if (match := pattern.match(line))]
-            if led:
-                return _agree([_read(line, patterns) for _, line in led])
+            if led := [line for line in lines if pattern.match(line)]:
+                return _agree([_read(line, patterns) for line in led])
     choice = _read(text, patterns)
     return choice if choice.label or choice.why else Choice(None, "no option is named")
 
@@ -197,6 +203,7 @@ class _Patterns(NamedTuple):
     """A line that begins with a label, as `B)` or `B.`"""
     label: re.Pattern[str]
     """Every place where a label is named."""
+    labels: tuple[str, ...]
     text: re.Pattern[str] | None
     """Every place where the text of an option is named."""
     texts: tuple[str, ...]
@@ -228,6 +235,7 @@ def _patterns(options: Options) -> _Patterns:
         re.compile(bare, re.I),
         re.compile(leading),
         re.compile(named),
+        options.labels,
         None if text is None else re.compile(text, re.I),
         tuple(text.lower() for text in texts),
         by_name,
@@ -253,16 +261,22 @@ def _read(said: str, patterns: _Patterns) -> Choice:
 
 def _find_options(said: str, patterns: _Patterns) -> list[re.Match[str]]:
     """Every place where an option is named, by its label or its text."""
-    named = list(patterns.label.finditer(said))
+    # To begin where the letters of a label are is quicker.
+    begins = [begin for label in patterns.labels if (begin := said.find(label)) >= 0]
+    named = list(patterns.label.finditer(said, min(begins))) if begins else []
     if patterns.text is not None:
         low = said.lower()
-        if any([text in low for text in patterns.texts]):
-            named += patterns.text.finditer(said)
-            named.sort(key=lambda place: place.start())
+        for text in patterns.texts:
+            if text in low:
+                named += patterns.text.finditer(said)
+                named.sort(key=lambda place: place.start())
+                break
     return named
 
 
 def _agree(choices: Sequence[Choice]) -> Choice:
+    if len(choices) == 1:
+        return choices[0]
     labels = {choice.label for choice in choices}
     if len(labels) == 1:
         return choices[-1]

@@ -49,9 +49,7 @@ def read_number(text: str) -> Number | None:
     """The value of a text that is one number, with or without its unit: `$1,000`, `5 apples`, `-2.50`, `1/2`, `5e9`,
     `x = 5`. None for anything else: `5 or 6`, `5?`, `5 million`, `not 5`."""
     if simple := _SIMPLE.fullmatch(text):  # most are, and this is the quickest
-        return Decimal(simple[1])
-    if grouped := _GROUPS.fullmatch(text):
-        return Decimal(grouped[1].replace(",", ""))
+        return Decimal((simple[1] or simple[2]).replace(",", ""))
     text = plain(with_usual_signs(text))
     if text.count("=") > SIDES:
         return None
@@ -78,7 +76,12 @@ def find_numbers(text: str) -> list[re.Match[str]]:
     """Every number that a text names, with its sign and currency."""
     digit = _DIGIT.search(text)
     # A sign, a space, a currency and a point may come first; to begin there is quicker.
-    return [] if digit is None else list(_TOKEN.finditer(text, max(0, digit.start() - 4)))
+    found = None if digit is None else _TOKEN.search(text, max(0, digit.start() - 4))
+    numbers = []
+    while found is not None:
+        numbers.append(found)
+        found = _TOKEN.search(text, found.end())
+    return numbers
 
 
 def is_bare(text: str) -> bool:
@@ -98,7 +101,8 @@ def leaves_open(text: str) -> bool:
 
 def is_negated(ahead: str) -> bool:
     """Whether the number after this is called negative in words."""
-    return _NEGATIVE.search(ahead) is not None
+    low = ahead.lower()
+    return ("minus" in low or "negative" in low) and _NEGATIVE.search(ahead) is not None
 
 
 def words_of(text: str) -> list[str]:
@@ -170,8 +174,9 @@ def _is_unit(text: str) -> bool:
     return all(len(word) > 1 or word in letters for word in words)
 
 
-_SIMPLE = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*", re.ASCII)
-_GROUPS = re.compile(r"[$€£¥]?([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?)", re.ASCII)
+_SIMPLE = re.compile(
+    r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*|[$€£¥]?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)\.?", re.ASCII
+)
 _COMMAND = re.compile(r"\\[a-z]+", re.I)
 _DIGIT = re.compile(r"\d")
 _BRACE = re.compile(r"[{}]")
@@ -192,7 +197,11 @@ _SIGNED = re.compile(
     rf"|(?P<number>{_PLAIN}{_EXPONENT})(?:\s?/\s?(?P<divisor>{_PLAIN}))?)(?P<unit>.*)",
     re.DOTALL,
 )
-_TOKEN = re.compile(rf"(?:(?<![\w.)])[-+]\s?)?[$€£¥]?{_PLAIN}{_EXPONENT}(?:/\d+)?%?")
+# Most characters begin no number, and most numbers are digits alone: to ask that first is quicker.
+_TOKEN = re.compile(
+    r"(?=[-+$€£¥.\d])(?:(?<![\w.)])[-+]\s?)?[$€£¥]?"
+    rf"(?:\d+(?![\d,{{\\eE/%]|\s\d|\.[\deE/%])\.?|{_PLAIN}{_EXPONENT}(?:/\d+)?%?)"
+)
 _LEAD = re.compile(
     r"\s*(?:so |thus |therefore |hence )?,?\s*(?:the )?(?:final )?(?:answer|result|total|sum)\s?(?:is|:)*\s", re.I
 )

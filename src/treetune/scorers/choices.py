@@ -40,7 +40,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
             if found.text is None:
                 return Score(0.0, explanation=found.why)
             reply = found.text
-        elif "####" in reply or "\\boxed" in reply:
+        elif "#" in reply or "\\" in reply:
             reply = "\n".join(pieces_after(reply, "####") or boxed(reply)) or reply
         chosen = choose(reply, options)
         if chosen.label is None:
@@ -72,7 +72,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
                 raise TasksetError(f"there is no extra_info.{self.choices} with the options")
         if given is None:
             return _LETTERS_ALONE
-        if isinstance(given, Mapping):
+        if not isinstance(given, list) and isinstance(given, Mapping):  # the latter is slow to ask
             if "label" in given and "text" in given:  # as ARC has them
                 return _make_options(tuple(map(str, given["label"])), tuple(map(str, given["text"])))
             return _make_options(tuple(map(str, given)), tuple(map(str, given.values())))

@@ -42,7 +42,7 @@ class Number(Scorer, frozen=True, tag="number"):
             return Score(0.0, answer=found.text, explanation=found.why or "no number")
         for one in truths:
             wanted = _read_quantity(str(one))
-            if wanted is not None and self._is_same(value, wanted.value):
+            if wanted is not None and (value == wanted.value or self._is_near(value, wanted.value)):
                 if wanted.unit is not None and (other := _unit_beside(answer, str(found.text))) not in (
                     None,
                     wanted.unit,
@@ -59,9 +59,7 @@ class Number(Scorer, frozen=True, tag="number"):
         found = placed(reply, self.answer)
         return found if found.text is None else final_number(found.text)
 
-    def _is_same(self, value: Value, wanted: Value) -> bool:
-        if value == wanted:
-            return True
+    def _is_near(self, value: Value, wanted: Value) -> bool:
         if self.tolerance is None and self.relative is None:
             return False
         said, right = float(value), float(wanted)

@@ -9,7 +9,7 @@ Kinds are looked up by name when they are first used: each may live in a module 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Self, cast
 
@@ -178,5 +178,7 @@ def require_truths(truth: Any, task: Task | None) -> list[Any]:
     return truths
 
 
-def expected(truths: Iterable[Any]) -> str:
+def expected(truths: Sequence[Any]) -> str:
+    if len(truths) == 1:
+        return f"expected {truths[0]!s:.80}"
     return f"expected {' or '.join(f'{truth!s:.80}' for truth in truths)}"
