@@ -112,3 +112,22 @@ def test_a_task_shows_the_options_and_leaves_out_rows_without_a_right_one(tmp_pa
     assert taskset.count() == 1
     assert taskset[0].messages[0]["content"] == "Sure?\nA) yes\nB) no"
     assert (taskset[0].ground_truth, taskset[0].extra_info["choices"]) == ("B", PAIR)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"choices": {"column": "choices", "answer": "is"}, "ground_truth": "letter", "scorer": "choice"},
+        {"ground_truth": "is", "scorer": {"kind": "choice", "choices": "choices", "truth": "index"}},
+    ],
+    ids=["made by the key", "a column of that name"],
+)
+def test_options_reach_the_scorer_without_being_named_twice(tmp_path, monkeypatch, keys):
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"q": "Which is a mammal?", "choices": ["trout", "whale"], "is": 1}) + "\n")
+    loading = {"args": ["json"], "kwargs": {"data_files": str(file), "split": "train"}}
+    taskset = build_taskset({"id": "dataset", "loading_params": loading, "prompt_template": "{q}", **keys})
+    task = taskset[0]
+    paid = {"B": 1.0, "It is the whale.": 1.0, "A": 0.0, "It is the trout.": 0.0, "The trout or the whale": 0.0}
+    assert {said: taskset.reward(task, said).reward for said in paid} == paid

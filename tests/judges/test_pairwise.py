@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from scripted_judges import named
 
-from treetune import Task
+from treetune import Limits, Task, Taskset, run_rollout, tool
+from treetune.answers import Place
 from treetune.judges import Judge, JudgeError, JudgeModel
 from treetune.judges.methods import compare
+from treetune.policy import Completion, Policy
 from treetune.trace import Trace, Turn
 
 pytestmark = pytest.mark.usefixtures("verdict_cache")
@@ -46,6 +49,53 @@ def rewards(judge: str, *answers: str, **keys) -> list[float]:
 )
 def test_an_answer_earns_what_it_wins_both_ways_round(judge, answers, earned):
     assert rewards(judge, *answers) == earned
+
+
+def test_only_what_was_given_as_the_answer_is_compared():
+    placed = ["Not Rome. <answer>Paris</answer>", "Not Paris. <answer>Rome</answer>", "Paris"]
+    assert rewards("Fair", *placed, answer=Place(tag="answer")) == [1, 0, 0]
+
+
+class Says(Policy):
+    name = "says"
+
+    def __init__(self, message):
+        self.message = message
+
+    async def complete(self, request):
+        return Completion(message=self.message)
+
+
+class Capitals(Taskset):
+    scorer = Judge(model=named("Fair"), method="pairwise")
+
+    def load_tasks(self):
+        return [TASK]
+
+    @tool(final=True)
+    def submit(self, town: str) -> str:
+        """Hand in the answer."""
+        return town
+
+    @tool
+    def think(self, of: str) -> str:
+        """Think of a town."""
+        return of
+
+
+def test_an_answer_that_a_final_tool_hands_in_is_compared_and_text_beside_calls_is_not():
+    taskset, limits = Capitals(), Limits(max_turns=1)
+
+    async def play(name: str, **arguments: str) -> Trace:
+        calls = [{"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}]
+        answer = {"role": "assistant", "content": "It is Paris.", "tool_calls": calls}
+        return await run_rollout(taskset, taskset[0], Says(answer), limits=limits)
+
+    async def play_all() -> list[float]:
+        calls = [play("submit", town="It is Paris."), play("submit", town="It is Rome."), play("think", of="Paris")]
+        return await taskset.score_group(TASK, [await call for call in calls])
+
+    assert asyncio.run(play_all()) == [1, 0, 0]
 
 
 def test_a_preference_for_a_place_is_counted():

@@ -9,6 +9,7 @@ from scripted_judges import named
 
 from treetune import Task
 from treetune.errors import ConfigError
+from treetune.images import image_part
 from treetune.judgement import recording
 from treetune.judges import Judge
 from treetune.judges.rubric import read_rubric
@@ -141,3 +142,18 @@ def test_a_config_that_contradicts_itself_is_refused(keys, says):
 
     with pytest.raises(ConfigError, match=says):
         convert({"model": "m", **keys}, Judge)
+
+
+def test_a_judge_reads_the_question_beside_an_image_and_tells_images_apart():
+    kept = []
+    judge = Judge(model=named("Fair"), instruction="Is it right?")
+
+    async def ask(url):
+        content = [image_part(url), {"type": "text", "text": "Which colour is this?"}]
+        with recording(kept):
+            await judge.score("red", "red", Task(prompt=[{"role": "user", "content": content}]))
+
+    for place in ("one", "two", "one"):
+        asyncio.run(ask(f"https://example.org/{place}.png"))
+    assert all("Which colour is this?" in call.prompt for call in kept)
+    assert [call.cached for call in kept] == [False, False, True]

@@ -135,3 +135,9 @@ def test_a_set_can_be_a_source_of_a_mixture(own):
 def test_a_set_is_a_taskset_of_a_config(own, tmp_path):
     (tmp_path / "run.yaml").write_text("taskset: {id: sums, prompt_template: 'Q: {question}'}")
     assert load_taskset(str(tmp_path / "run.yaml"))[0].messages[0]["content"] == "Q: 1 + 1?"
+
+
+@pytest.mark.parametrize("verb", ["eval", "serve", "show"])
+def test_the_help_of_a_verb_says_that_it_takes_a_ready_set(treetune, verb):
+    said = " ".join(treetune(verb, "--help").out.replace("│", " ").split())
+    assert "a ready set (gsm8k)" in said

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from treetune import Task, Taskset
+from treetune.answers import Place
 from treetune.config import to_plain
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.rows.scorer import scorer_for, taskset_of
@@ -234,3 +235,12 @@ def test_what_is_no_scorer_is_told_by_name(given):
 
     with pytest.raises(TasksetError, match=r"(?s)Named.scorer is .*no scorer.*includes\(\)"):
         taskset_fingerprint(Named())
+
+
+def test_python_takes_keys_as_yaml_has_them():
+    assert includes(answer={"after": "####"}) == read_scorer({"kind": "includes", "answer": {"after": "####"}})
+    assert includes(answer=Place(after="####")).score("Not Rome.\n#### Paris", "Paris").reward == 1
+    both = weighted(parts=[{"weight": 0.5, "scorer": "includes"}, {"weight": 0.5, "scorer": number(tolerance=1)}])
+    assert both.score("It is 5", "5").reward == 1
+    with pytest.raises(ConfigError, match=r"fault in choice\(\)[\s\S]*truth: .*did you mean 'index'"):
+        choice(truth="indx")

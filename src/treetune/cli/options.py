@@ -23,7 +23,10 @@ TARGET = (
 )
 Target = Annotated[str, typer.Argument(help=TARGET)]
 TasksTarget = Annotated[
-    str, typer.Argument(help="An id, config.yaml, file.py:Name, module:Name, or rows: a file, a folder or a hub name.")
+    str,
+    typer.Argument(
+        help="An id, a ready set (gsm8k), config.yaml, file.py:Name, module:Name, or rows (a file, folder or hub name)."
+    ),
 ]
 """Of verbs that need the tasks themselves, which a server keeps."""
 NumTasks = Annotated[

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import msgspec
 
 from treetune.config import CodeName, FileName, convert_node, declared_values, to_plain
+from treetune.datasets.choices import TEXTS
 from treetune.datasets.config import DatasetConfig, plain_values
 from treetune.datasets.images import describe_files
 from treetune.errors import ConfigError, StorageError, TasksetError, TreetuneError, user_code
@@ -48,7 +49,10 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
 
     def __init__(self, config: Mapping[str, Any] | DatasetConfig, cache_dir: str | Path | None = None) -> None:
         typed = config if isinstance(config, DatasetConfig) else convert_node(plain_values(config), type(self))
-        if typed.scorer is not None and (more := set(typed.scorer.columns()).difference(typed.extra_fields)):
+        read = set() if typed.scorer is None else set(typed.scorer.columns())
+        if typed.choices is not None:
+            read.add(TEXTS)  # so that an option is known by its text too, and a second one beside it is noticed
+        if more := read.difference(typed.extra_fields):
             typed = msgspec.structs.replace(typed, extra_fields=[*typed.extra_fields, *sorted(more)])
         super().__init__(typed)
         if self.config.data_source != "unknown":

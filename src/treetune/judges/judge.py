@@ -145,7 +145,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
             raise TasksetError(
                 "a judge that compares needs several scored rollouts of a task", remedy="pass -r 2 or more"
             )
-        answers = [_answer_of(trace) for trace in traces]
+        answers = [self._answer_of(trace) for trace in traces]
         firsts = {answer: number for number, answer in reversed(list(enumerate(answers))) if answer}
         different = {number: answers[number] for number in sorted(firsts.values())}  # equal ones earn the same
         comparisons = methods.compare(different, task.ground_truth, task, self.instruction, self.opponents)
@@ -193,6 +193,16 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
             told = " | ".join(f"{judge.model}: {score.explanation}" for judge, score in pairs)
         return Score(self._combined(rewards), answer=answer, explanation=told, metrics=metrics)
 
+    def _answer_of(self, trace: Trace) -> str:
+        """What is compared, the same that a score of its own would look at; nothing where it gave no answer."""
+        turn = next((turn for turn in reversed(trace.turns) if turn.message is not None), None)
+        if turn is None or turn.message is None:
+            return ""
+        if turn.calls:  # a final tool handed the answer in; text beside calls is none
+            return trace.answer or ""
+        said = text_of(turn.message.get("content")) or ""
+        return _spoken(said) if self.answer is None else self.find(said).text or ""
+
     def _combined(self, rewards: list[float]) -> float:
         if self.combine == "mean":
             return _mean(rewards)
@@ -205,11 +215,6 @@ _read_once = lru_cache(maxsize=64)(lambda path, stamp: read_rubric(path))
 def _spoken(answer: str) -> str:
     text: str = without_surrogates(spoken(answer))
     return text.strip()
-
-
-def _answer_of(trace: Trace) -> str:
-    said = [turn.message for turn in trace.turns if turn.message is not None]
-    return _spoken(text_of(said[-1].get("content")) or "") if said else ""
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from treetune.errors import TasksetError
+from treetune.images import name_images
 from treetune.judges.question import Question
 from treetune.judges.rubric import Rubric
 from treetune.score import Score
@@ -174,7 +175,8 @@ def _show_question(task: Task) -> str | None:
     messages = task.messages
     if not messages:
         return None
-    texts = [text_of(message.get("content")) for message in messages]
+    # An image is named by its hash, so that a verdict on one picture is not taken for that on another.
+    texts = [text_of(name_images(message.get("content"))) for message in messages]
     shown = ["(not text)" if text is None else text for text in texts]
     if len(messages) == 1:
         return shown[0]

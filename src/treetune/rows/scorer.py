@@ -45,7 +45,8 @@ from treetune.rows.trust import (
     remember_scorer,
     trusts,
 )
-from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer, rule
+from treetune.scorers import SCORER, Scorer, encode_scorer, read_scorer
+from treetune.scorers.by_rule import Rule
 from treetune.target import build_taskset
 from treetune.task import Task, digest, own_fields, own_values
 from treetune.taskset import Taskset
@@ -234,12 +235,12 @@ def kind_of(taskset: Taskset[Any, Any], task: Task) -> tuple[Scorer, Task] | Non
         named = own(task)
         if named is None or (named != RULE and not named.startswith(SCORER)):
             return None
-        return taskset_of(named).scorer or rule(), task
+        return taskset_of(named).scorer or Rule(), task
     if task.env_class is not None or type(taskset).reward not in (Taskset.reward, RuleTaskset.reward, ByScorer.reward):
         return None
     if taskset.scorer is not None:
         return taskset.scorer, task
-    return (rule(), task) if isinstance(taskset, RuleTaskset) and task.ground_truth is not None else None
+    return (Rule(), task) if isinstance(taskset, RuleTaskset) and task.ground_truth is not None else None
 
 
 class ScoredEnvironment(Environment):

@@ -10,9 +10,10 @@ In YAML: `scorer: includes`, or `scorer: {kind: number, tolerance: 0.01}`. docs/
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from treetune.scorers.scorer import KINDS, kind_named
+from treetune.scorers.scorer import KINDS, make_scorer
 from treetune.scorers.scorer import SCORER as SCORER
 from treetune.scorers.scorer import Scorer as Scorer
 from treetune.scorers.scorer import encode_scorer as encode_scorer
@@ -21,10 +22,10 @@ from treetune.scorers.scorer import scorer_of_method as scorer_of_method
 
 
 def __getattr__(name: str) -> Any:
-    """A kind by its name; `includes(ignore_case=False)` makes the scorer."""
+    """What makes a scorer of a kind, by its name: `includes(answer={"after": "####"})`, keys and values as in YAML."""
     if name not in KINDS:
         raise AttributeError(f"module 'treetune.scorers' has no attribute {name!r}")
-    return kind_named(name)
+    return partial(make_scorer, name)
 
 
 def __dir__() -> list[str]:

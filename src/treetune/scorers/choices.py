@@ -19,15 +19,16 @@ LETTERS = tuple(ascii_uppercase[:10])
 
 
 class Choice(Scorer, frozen=True, tag="choice"):
-    choices: str | list[str] | dict[str, str] = "choices"
+    choices: str | list[str] | dict[str, str] | None = None
     """The options: their texts, which have the labels A, B, ...; texts by label (`{"1": yes, "2": no}`); or the column
-    (the key of `extra_info`) that holds them for each task."""
+    (the key of `extra_info`) that holds them for each task. Without it they are `extra_info.choices`, where a task has
+    that, else the letters alone."""
     truth: Literal["label", "index", "text"] | None = None
     """What the ground truth is: a label, the place of the right option counted from 0, or its text. Without it a whole
     number is a place, and a text is a label or else a text."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.choices, str) and len(self.choices) < 2:
+        if isinstance(self.choices, list | dict) and len(self.choices) < 2:
             raise ConfigError([("choices", "there must be two options at least")])
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
@@ -62,13 +63,13 @@ class Choice(Scorer, frozen=True, tag="choice"):
         return None
 
     def columns(self) -> list[str]:
-        return [self.choices] if isinstance(self.choices, str) and self.choices != "choices" else []
+        return [self.choices] if isinstance(self.choices, str) else []
 
     def _options(self, task: Task | None) -> Options:
         given: Any = self.choices
-        if isinstance(given, str):
-            given = None if task is None else task.extra_info.get(given)
-            if given is None and self.choices != "choices":
+        if given is None or isinstance(given, str):
+            given = None if task is None else task.extra_info.get(given or "choices")
+            if given is None and self.choices is not None:
                 raise TasksetError(f"there is no extra_info.{self.choices} with the options")
         if given is None:
             return _LETTERS_ALONE

@@ -141,6 +141,12 @@ def read_scorer(value: Any, source: str = "the scorer") -> Scorer:
         raise ConfigError(error.faults, source=source) from None
 
 
+def make_scorer(kind: str, /, *values: Any, **keys: Any) -> Scorer:
+    """The scorer of a kind, from values as a config has them or as objects."""
+    keys |= zip(kind_named(kind).__struct_fields__, values, strict=False)
+    return read_scorer({"kind": kind, **msgspec.to_builtins(keys, enc_hook=str)}, f"{kind}()")
+
+
 @lru_cache(maxsize=64)
 def kind_named(name: str) -> type[Scorer]:
     module, _, cls = KINDS[name].partition(":")
