@@ -17,7 +17,7 @@ from treetune.cli.output import Screen, print_json
 from treetune.config import load_yaml
 from treetune.errors import UsageError
 from treetune.rows.formats import format_named
-from treetune.rows.scorer import pop_kept_files
+from treetune.rows.kept_code import pop_kept_files
 from treetune.rows.sources import names_taskset
 from treetune.target import load_taskset, locate, refuse_server
 

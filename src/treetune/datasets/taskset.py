@@ -214,7 +214,7 @@ class DatasetTaskset(RuleTaskset[Task, DatasetConfig]):
     def scorer_of_environment(self, env_class: str) -> str:
         """The scorer of rows that name an environment."""
         if env_class not in self._env_scorers:
-            from treetune.rows.scorer import keep_files
+            from treetune.rows.kept_code import keep_files
 
             spec = keep_files(self.environment_spec(env_class), self.cache_dir)
             self._env_scorers[env_class] = f"env:{spec}"
