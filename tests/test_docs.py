@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ LINK = re.compile(r"\]\((?!http)([^)#]+)")
 def test_its_examples_run(page, treetune, tmp_path, monkeypatch):
     """What a reader copies: the whole block, as it stands, into the file that is named."""
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as in an active environment
     for caption, kind, body in BLOCK.findall(page.read_text()):
         named = re.match(r"# file: (\S+)\n", body)
         if name := named[1] if named else caption:
