@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any, Literal
@@ -34,7 +34,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the reply settles on the right option, by its label or its text."""
         options = self._options(task)
-        right = [self._label_of(one, options, task) for one in require_truths(truth, task)]
+        right = self._labels_of(truth, options, task)
         reply = spoken(answer)
         if self.answer is not None:
             found = placed(reply, self.answer)
@@ -81,6 +81,11 @@ class Choice(Scorer, frozen=True, tag="choice"):
             raise TasksetError(f"the options are no list of 1 to 26: {given!r:.80}")
         texts = tuple(given)
         return _make_options(None, texts if isinstance(texts[0], str) else tuple(map(str, texts)))
+
+    def _labels_of(self, truth: Any, options: Options, task: Task | None) -> Sequence[str]:
+        if isinstance(truth, str) and (label := _find_label(truth, False, self.truth, options)) is not None:
+            return (label,)
+        return [self._label_of(one, options, task) for one in require_truths(truth, task)]
 
     def _label_of(self, truth: Any, options: Options, task: Task | None) -> str:
         """The label of the right option."""

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from treetune.answers import Found, final_number, number_after, placed, read_number, spoken
+from treetune.answers import Found, Place, final_number, number_after, placed, read_number, spoken
 from treetune.errors import ConfigError
 from treetune.numerals import Number as Value
 from treetune.numerals import find_numbers
@@ -33,8 +33,9 @@ class Number(Scorer, frozen=True, tag="number"):
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the answer is the number of the ground truth: `5`, `$5`, `5%`, `5 apples` and `x = 5` are 5."""
-        truths = require_truths(truth, task)
-        found = self._find(spoken(answer))
+        truths = (truth,) if isinstance(truth, str) else require_truths(truth, task)
+        reply = spoken(answer)
+        found = final_number(reply) if self.answer is None else self._find(reply, self.answer)
         value = found.value
         if value is None and found.text is not None:
             value = read_number(found.text)
@@ -51,12 +52,10 @@ class Number(Scorer, frozen=True, tag="number"):
                 return Score(1.0, answer=found.text, explanation="right")
         return Score(0.0, answer=found.text, explanation=expected(truths))
 
-    def _find(self, reply: str) -> Found:
-        if self.answer is None:
-            return final_number(reply)
-        if self.answer.after is not None:
-            return number_after(reply, self.answer.after)
-        found = placed(reply, self.answer)
+    def _find(self, reply: str, place: Place) -> Found:
+        if place.after is not None:
+            return number_after(reply, place.after)
+        found = placed(reply, place)
         return found if found.text is None else final_number(found.text)
 
     def _is_near(self, value: Value, wanted: Value) -> bool:
