@@ -103,7 +103,7 @@ async def by_http(workers=0):
 
 
 async def by_trl():
-    from treetune.trainers.trl import LocalEpisodes
+    from treetune.trainers.local_episodes import LocalEpisodes
 
     (episode,) = await LocalEpisodes(await streams.load(Watched())).start_many([0])
     step = await episode.step("end")

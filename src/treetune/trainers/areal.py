@@ -20,8 +20,9 @@ from typing import Any
 from treetune.errors import MissingExtraError
 from treetune.score import total
 from treetune.serve import ServeError, TaskServerClient
-from treetune.tokens import ChatTokens, Rewrites, TokenSequence
+from treetune.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
 from treetune.trainers.game import FailureLog, Game, Hooks
+from treetune.trainers.play import Sampled, play
 
 try:
     import numpy as np
@@ -78,6 +79,8 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             async with await client.start(None if index is None else int(index)) as episode:
                 game = Game(self._chat, self, episode)
                 await self._play(engine, game)
+            if game.failure is not None:
+                raise game.failure
         except ServeError as error:
             failures.add(error)
             stats.scalar(task_server_failure=1.0)
@@ -104,14 +107,14 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
 
     async def _play(self, engine: Any, game: Game) -> None:
         request = uuid.uuid4().hex  # one for all turns, so that they find the same inference server and its cache
-        while game.ready(self.gconfig.max_tokens - 1, self.max_turns):
-            config, prompt = self.gconfig.new(), game.prompt
-            response = await engine.agenerate(
-                ModelRequest(rid=request, input_ids=list(prompt.ids), gconfig=config, tokenizer=self.tokenizer)
-            )
-            game.prompt = prompt._replace(ids=list(response.input_tokens) or prompt.ids)
-            sampled, logprobs = list(response.output_tokens), list(response.output_logprobs)
-            game.see(await game.episode.step(game.take(sampled, logprobs, list(response.output_versions))))
+
+        async def sample(prompt: Prompt) -> Sampled:
+            asked = {"rid": request, "input_ids": list(prompt.ids), "gconfig": self.gconfig.new()}
+            said = await engine.agenerate(ModelRequest(**asked, tokenizer=self.tokenizer))
+            versions, given = list(said.output_versions), list(said.input_tokens)
+            return Sampled(list(said.output_tokens), list(said.output_logprobs), versions, given)
+
+        await play(game, sample, longest_prompt=self.gconfig.max_tokens - 1, max_turns=self.max_turns)
 
 
 def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torch.Tensor]:

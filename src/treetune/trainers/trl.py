@@ -17,28 +17,25 @@ import re
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from treetune import call_formats, streams, threads
-from treetune.environment import Step
-from treetune.episode import DeadlinePassed, Episode, Limits
-from treetune.errors import UsageError, described
+from treetune.errors import UsageError
 from treetune.images import decode_url, has_images
 from treetune.rows.formats import FORMATS
 from treetune.rows.image_columns import COLUMN as IMAGES
 from treetune.rows.image_columns import to_parts
 from treetune.serve import ServeError, TaskServerClient
-from treetune.streams import Streams
 from treetune.target import load_taskset
 from treetune.task import Message, text_of
 from treetune.taskset import Taskset
 from treetune.tokens import ChatTokens, TokenSequence
 from treetune.trainers.game import FailureLog, Game, Hooks
+from treetune.trainers.local_episodes import LocalEpisodes
 from treetune.trainers.one_answer import play_rows, refuse_begun_answer, scorer_in
 
 log = logging.getLogger("treetune.trl")
 
-T = TypeVar("T")
 Generate = Callable[[list[list[int]], Any], tuple[list[list[int]], list[list[float]] | None]]
 """Samples one answer to each prompt: (prompts in tokens, the trainer) -> (tokens sampled, their logprobs if known)."""
 
@@ -306,60 +303,6 @@ def longest_prompt(trainer: Any) -> int | None:
             remedy="lower max_completion_length in GRPOConfig: it is that of one turn",
         )
     return min(limits) - answer
-
-
-# Episodes of a taskset in this process, with the face of `TaskServerClient`: what fails is a `ServeError` here too
-
-
-class LocalEpisode(Episode):
-    info: dict[str, Any] = {}
-
-    async def step(self, action: Any) -> Step:
-        return self.with_ending(await super().step(action))
-
-    async def cancel(self) -> None:
-        await self.close()
-
-
-class LocalEpisodes:
-    def __init__(self, streams: Streams, timeout: float = 600.0) -> None:
-        """`timeout` is for one start or step, in seconds."""
-        self._streams, self._limits = streams, Limits(timeout=timeout)
-
-    async def info(self) -> dict[str, Any]:
-        return {"num_tasks": self._streams.count}
-
-    async def start(self, task_index: int) -> LocalEpisode:
-        task = await self._streams.fetch(self._streams.draw_at(task_index))
-        episode = await LocalEpisode.start(self._streams.taskset, task, self._limits)
-        episode.info = {"task_index": task_index, "data_source": task.data_source}
-        return episode
-
-    async def start_many(self, task_indices: Sequence[int]) -> list[LocalEpisode | ServeError]:
-        starting = [asyncio.ensure_future(_or_error(self.start(index))) for index in task_indices]
-        try:
-            return list(await asyncio.gather(*starting))
-        except asyncio.CancelledError:  # nobody gets those that have started
-            for begun in await asyncio.gather(*starting, return_exceptions=True):
-                if isinstance(begun, LocalEpisode):
-                    await begun.cancel()
-            raise
-
-    async def step_many(self, moves: Sequence[tuple[LocalEpisode, Any]]) -> list[Step | ServeError]:
-        return list(await asyncio.gather(*(_or_error(episode.step(action)) for episode, action in moves)))
-
-    async def close(self) -> None:
-        """Nothing outlives its episode here."""
-
-
-async def _or_error(work: Awaitable[T]) -> T | ServeError:
-    """A failure of the environment is one of the machinery, not of the model."""
-    try:
-        return await work
-    except DeadlinePassed as error:
-        return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
-    except Exception as error:
-        return ServeError(getattr(error, "message", described(error)), remedy=getattr(error, "remedy", None))
 
 
 # Rows that `treetune build --format trl` made

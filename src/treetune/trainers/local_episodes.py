@@ -1,0 +1,73 @@
+"""Episodes of a taskset in this process, with the face of `TaskServerClient`: what fails is a `ServeError` here too.
+
+episodes = LocalEpisodes(streams)
+episode = await episodes.start(task_index)
+step = await episode.step("an answer")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from treetune.environment import Step
+from treetune.episode import DeadlinePassed, Episode, Limits
+from treetune.errors import described
+from treetune.serve import ServeError
+from treetune.streams import Streams
+
+T = TypeVar("T")
+
+
+class LocalEpisode(Episode):
+    info: dict[str, Any] = {}
+
+    async def step(self, action: Any) -> Step:
+        return self.with_ending(await super().step(action))
+
+    async def cancel(self) -> None:
+        await self.close()
+
+
+class LocalEpisodes:
+    def __init__(self, streams: Streams, timeout: float = 600.0) -> None:
+        """`timeout` is for one start or step, in seconds."""
+        self._streams, self._limits = streams, Limits(timeout=timeout)
+
+    async def info(self) -> dict[str, Any]:
+        return {"num_tasks": self._streams.count}
+
+    async def start(self, task_index: int) -> LocalEpisode:
+        task = await self._streams.fetch(self._streams.draw_at(task_index))
+        episode = await LocalEpisode.start(self._streams.taskset, task, self._limits)
+        episode.info = {"task_index": task_index, "data_source": task.data_source}
+        return episode
+
+    async def start_many(self, task_indices: Sequence[int]) -> list[LocalEpisode | ServeError]:
+        starting = [asyncio.ensure_future(or_error(self.start(index))) for index in task_indices]
+        try:
+            return list(await asyncio.gather(*starting))
+        except asyncio.CancelledError:  # nobody gets those that have started
+            for begun in await asyncio.gather(*starting, return_exceptions=True):
+                if isinstance(begun, LocalEpisode):
+                    await begun.cancel()
+            raise
+
+    async def step_many(self, moves: Sequence[tuple[LocalEpisode, Any]]) -> list[Step | ServeError]:
+        return list(await asyncio.gather(*(or_error(episode.step(action)) for episode, action in moves)))
+
+    async def close(self) -> None:
+        """Nothing outlives its episode here."""
+
+
+async def or_error(work: Awaitable[T]) -> T | ServeError:
+    """A failure of the environment is one of the machinery, not of the model."""
+    try:
+        return await work
+    except ServeError as error:
+        return error
+    except DeadlinePassed as error:
+        return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
+    except Exception as error:
+        return ServeError(getattr(error, "message", described(error)), remedy=getattr(error, "remedy", None))
