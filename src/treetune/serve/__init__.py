@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treetune.serve.access import Access
-    from treetune.serve.errors import ServeError
+    from treetune.serve.errors import Denied, Misused, ServeError
     from treetune.serve.host import ModelsConfig
     from treetune.serve.http import HttpConfig
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "access": "Access",
-    "errors": "ServeError",
+    "errors": "Denied Misused ServeError",
     "host": "ModelsConfig",
     "http": "HttpConfig",
     "http.client": "RemoteEpisode TaskServerClient",
