@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.probe import probe
     from treetune.serve.mcp.door import McpDoor, keep_standard_streams
+    from treetune.serve.openenv.door import OpenEnvDoor
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.engines import load_engine
     from treetune.serve.pool.workers import PoolConfig
@@ -47,6 +48,7 @@ _HOMES = {
     "http.client": "RemoteEpisode TaskServerClient",
     "http.door": "HttpDoor MetricsDoor",
     "http.probe": "probe",
+    "openenv.door": "OpenEnvDoor",
     "mcp.door": "McpDoor keep_standard_streams",
     "pool.broker": "EnvServerPool",
     "pool.engines": "load_engine",
