@@ -13,9 +13,11 @@ import task_servers
 import venvs
 import vllm_stand_in
 from chat_templates import Letters, forgets_thoughts, plain
+from kinds import KINDS, write_targets, written
 from trl_speaker import RolloutSample
 
 from treetune import Environment, Step, Task, Taskset, threads
+from treetune.cli.listing import cells
 from treetune.errors import UsageError
 from treetune.trainers.trl import TrlTasks
 
@@ -326,6 +328,25 @@ def test_a_hook_that_fails_ends_the_rollouts_and_the_trainer_is_told(tmp_path):
         worker.start()
         assert "no such thing" in str(health(worker, 30))
         worker.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_task_is_played_as_the_matrix_says(tmp_path, kind):
+    write_targets(tmp_path)
+    target, actions = KINDS[kind]
+    told = cells()["task"][kind]["TRL async"]
+    with vllm_stand_in.running(tmp_path, answers_of(*(f"{written(action)}<end>" for action in actions))) as vllm:
+        args = config(vllm.url, num_generations=1, max_completion_length=512)
+        with TrlTasks(f"{tmp_path}/{target}", call_format="hermes") as tasks:
+            if told is not True:
+                with pytest.raises(UsageError, match=told):
+                    worker_of(tasks, args)
+                return
+            worker = worker_of(tasks, args)
+            worker.start()
+            (sample,) = take(worker, 1)
+            worker.stop()
+    assert sample.metrics["reward"] == 1.0
 
 
 @pytest.mark.slow

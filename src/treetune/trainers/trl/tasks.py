@@ -14,10 +14,11 @@ from typing import Any, Self
 
 from treetune import call_formats, streams, threads
 from treetune.errors import UsageError
+from treetune.images import has_images
 from treetune.serve import ServeError, TaskServerClient
 from treetune.target import load_taskset
 from treetune.taskset import Taskset
-from treetune.tokens import ChatTokens
+from treetune.tokens import NO_IMAGES, ChatTokens
 from treetune.trainers.game import FailureLog, Game, Hooks
 from treetune.trainers.local_episodes import LocalEpisodes
 from treetune.trainers.one_answer import refuse_begun_answer
@@ -121,7 +122,10 @@ class TrlTasks(Hooks):
             from transformers import AutoTokenizer
 
             processing_class = AutoTokenizer.from_pretrained(model, trust_remote_code=args.trust_remote_code)
-        rows = self.dataset(num_tasks, first)
+        openings = self._look_at(self._range(num_tasks, first))
+        if any(has_images(opening.messages) for opening in openings):
+            raise UsageError(NO_IMAGES, remedy="train these tasks with a GRPOTrainer: trainer_arguments()")
+        rows = self._dataset_of(openings)
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         worker = RolloutWorker(
             self,
