@@ -78,9 +78,13 @@ class Game:
                 return True
             if not self.turns:
                 log.warning("left out: the first prompt has %d tokens, %d fit", len(self.prompt.ids), longest_prompt)
+        self.cut_off()
+        return False
+
+    def cut_off(self) -> None:
+        """A limit of the trainer's ends it; what it has earned so far stands."""
         self.info = {**self.info, "truncated": True}
         self._over = True
-        return False
 
     def _show(self) -> Prompt:
         history = self._history

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from treetune.environment import Environment, Observation, SingleTurn, Step
 from treetune.episode import DeadlinePassed, Episode, Limits
@@ -37,6 +37,12 @@ class LocalEpisode(Episode):
         return observation
 
     async def cancel(self) -> None:
+        await self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
 
