@@ -36,8 +36,11 @@ SKYRL = (
 TRL = (
     "trl",
     ["torch==2.13.0"],
-    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2", "pillow==13.0.0"],
-)
+    [
+        "trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2", "pillow==13.0.0",
+        "requests==2.32.5",  # its asynchronous trainer asks the server of the model by it
+    ],
+)  # fmt: skip
 VERL = (
     "verl",
     ["torch==2.13.0"],
