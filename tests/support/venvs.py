@@ -50,6 +50,10 @@ VERL = (
         "fastapi==0.162.4", "torchdata==0.11.0", "peft==0.21.2",
     ],
 )  # fmt: skip
+VERIFIERS = ("verifiers", ["verifiers==0.4.0"])
+"""verifiers' v1: `vf-eval`, its environment server and client."""
+VERIFIERS_V0 = ("verifiers-v0", ["verifiers==0.1.14"])
+"""The last with environments of v0, `load_environment`."""
 MODELS = (
     "models",
     ["torch==2.13.0"],

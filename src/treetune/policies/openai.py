@@ -45,7 +45,7 @@ class OpenAIPolicy:
                 f"nothing says that {self._endpoint.base_url} goes on with one",
                 "set endpoint.continue_final_message: true where the server knows it (vLLM, SGLang)",
             )
-        answer = await self._post(self._body(request))
+        answer = await self._post(self._body(request), self._call_headers(request))
         try:
             return _completion(answer, request, self._call_format)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -83,7 +83,11 @@ class OpenAIPolicy:
             body["tools"] = request.tools
         return {**body, **sampling.extra}
 
-    async def _post(self, body: dict[str, Any]) -> Any:
+    def _call_headers(self, request: Request) -> dict[str, str]:
+        """Further headers of one call, the same however often it is tried."""
+        return {}
+
+    async def _post(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
         url = f"{self._endpoint.base_url.rstrip('/')}/chat/completions"
         payload = msgspec.json.encode(body)
         if self._session is None:
@@ -95,7 +99,7 @@ class OpenAIPolicy:
         for attempt in range(self._endpoint.max_retries + 1):
             wait = min(_LONGEST_WAIT, 0.5 * 2**attempt) * random.uniform(0.5, 1.0)
             try:
-                async with self._session.post(url, data=payload) as response:
+                async with self._session.post(url, data=payload, headers=headers) as response:
                     content = await response.read()
                     if response.status == 200:
                         return _decode(content)
