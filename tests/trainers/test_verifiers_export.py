@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from kinds import write_targets
 from scripted_chat import scripted_chat
 
 from treetune.errors import UsageError
+from treetune.target import load_taskset
 from treetune.trainers.verifiers import export_package
 
 
@@ -120,3 +122,100 @@ def test_vf_eval_gives_the_rewards_of_eval(folder, treetune, model, target, numb
     assert found == eval_rewards(treetune, target, model, number)
     assert expected in (None, found)
     assert len(set(found)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("verifiers")
+@pytest.mark.skipif("TREETUNE_PRIME_RL" not in os.environ, reason="TREETUNE_PRIME_RL is a checkout of prime-rl")
+def test_prime_rls_own_env_plays_it(folder, treetune, model):
+    """Tried by hand: prime-rl is on no package index."""
+    script = Path(venvs.__file__).with_name("prime_rl_side.py")
+    python = venvs.venv(*venvs.VERIFIERS)
+    for target, number, length in (("arithmetic", 6, None), ("kinds_of.py:Countdowns", 2, 2)):
+        package = export_package(target, folder / f"prime-{number}").folder
+        checkout = os.environ["TREETUNE_PRIME_RL"]
+        printed = venvs.run(python, script, checkout, package.name, model, str(number), PYTHONPATH=str(package))
+        found = json.loads(printed.splitlines()[-1])
+        assert found == {"num_tasks": length, "rewards": eval_rewards(treetune, target, model, number)}
+
+
+MARKED = '''
+from pathlib import Path
+from treetune import Environment, Step, Task, Taskset
+
+MARKS = Path({marks!r})
+
+
+class Marked(Environment):
+    """Count down from 2; a file says that it is open. Task 3 breaks."""
+
+    def start(self):
+        self.left, self.mark = 2, MARKS / f"{{id(self)}}"
+        self.mark.touch()
+        return super().start()
+
+    def step(self, action):
+        if self.task.ground_truth == "3":
+            raise RuntimeError("broken")
+        right = action.text.strip() == str(self.left)
+        self.left -= 1
+        metrics = {{"left": float(self.left)}}
+        return Step("Go on.", reward=0.5 * right, done=self.left == 0, info={{"metrics": metrics}})
+
+    def close(self):
+        self.mark.unlink()
+
+
+class Marks(Taskset):
+    def load_tasks(self):
+        for n in range(4):
+            yield Task(prompt=f"Count down from 2, {{n}}.", reward_spec={{"ground_truth": str(n)}})
+
+    def environment(self, task):
+        return Marked(task)
+'''
+
+
+@pytest.fixture
+def marked(folder):
+    """A target whose environments leave a file while they are open, and the folder of those files."""
+    marks = folder / "marks"
+    marks.mkdir()
+    (folder / "marked.py").write_text(MARKED.format(marks=str(marks)))
+    return "marked.py:Marks", marks
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("verifiers")
+def test_verifiers_own_server_and_client_play_it_and_no_fault_is_a_zero(folder, marked, model):
+    target, marks = marked
+    package = export_package(target, folder / "my-env").folder
+    script = Path(venvs.__file__).with_name("verifiers_side.py")
+    python = venvs.venv(*venvs.VERIFIERS)
+    printed = venvs.run(python, script, "my-env", model, marks, PYTHONPATH=str(package), cwd=folder)
+    cases = json.loads(printed.splitlines()[-1])
+    played = cases["played"]
+    assert [case["rewards"] for case in played[:3]] == [{"episode_reward": reward} for reward in (1.0, 0.5, 1.0)]
+    assert [(case["turns"], case["branches"], case["metrics"]["left"]) for case in played[:3]] == [(2, 1, 0.0)] * 3
+    assert cases["after a cancel"]["rewards"] == cases["prompt changed"]["rewards"] == {"episode_reward": 1.0}
+    failures = {
+        "model fails": "ProviderError: upstream 500",
+        "model fails later": "ProviderError: upstream 500",
+        "environment fails": "TaskError: environment: RuntimeError: broken",
+        "changed": "TaskError: task 1 of Marks is not the one that was asked for",
+        "another taskset": "TaskError: this process has not loaded the taskset",
+        "out of time": "the episode was not played to an end (agent_timeout)",
+    }
+    for name, error in failures.items():
+        case = cases[name]
+        assert not case["ok"], name
+        assert not any(value is not None for value in case["rewards"].values()), (name, case)
+        assert error in case["errors"][-1], case
+    assert cases["out of time, with a reward"]["rewards"] == {"episode_reward": -1.0}
+    for limit in ("verifiers' limit", "our limit"):
+        assert (cases[limit]["ok"], cases[limit]["rewards"]) == (True, {"episode_reward": 0.5}), cases[limit]
+    assert cases["verifiers' limit"]["stop"] == "max_turns"
+    order = [task.prompt for task in load_taskset(target, {"taskset.shuffle.seed": "3"}).select_tasks()]
+    assert cases["shuffled"] == order
+    assert all(case["open"] == [] for name, case in cases.items() if isinstance(case, dict) and name != "played")
+    assert list(marks.iterdir()) == []

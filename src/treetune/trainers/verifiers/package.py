@@ -117,7 +117,7 @@ def _dependencies(found: list[str]) -> list[str]:
     extras = [each for each in found if each.startswith("treetune[")]
     names = ",".join(each.removeprefix("treetune[").removesuffix("]") for each in extras)
     ours = f"treetune[{names}]" if names else "treetune"
-    return [ours, "verifiers>=0.4", *(each for each in found if each not in extras)]
+    return [ours, "verifiers>=0.3", *(each for each in found if each not in extras)]
 
 
 def _fill(name: str, values: Mapping[str, str]) -> bytes:

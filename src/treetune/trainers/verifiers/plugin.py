@@ -25,7 +25,7 @@ from verifiers.v1.runtimes import ProgramResult, SubprocessConfig
 from treetune import streams
 from treetune.config import load_yaml, with_overrides
 from treetune.episode import Limits
-from treetune.errors import UsageError
+from treetune.errors import TreetuneError, UsageError, described
 from treetune.pending import Draw
 from treetune.rollout import Rollout
 from treetune.streams import Streams
@@ -90,11 +90,12 @@ def open_taskset(config: Path, overrides: dict[str, str]) -> Taskset[Any, Any]:
 class TreetuneData(vf.TaskData):  # type: ignore[misc]
     taskset: str = ""
     """Which of the loaded tasksets it is a task of."""
+    index: int = -1
+    """Its place in the order of that taskset."""
+    uid: str = ""
 
 
 class TreetuneTask(vf.Task[TreetuneData]):  # type: ignore[misc]
-    """One task; `data.idx` is its place in the order, `data.id` its uid."""
-
     @vf.reward(weight=1.0)  # type: ignore[untyped-decorator]
     async def episode_reward(self, trace: vf.Trace) -> float:
         return float(_played(trace)["reward"])
@@ -152,9 +153,10 @@ class TreetuneTaskset(vf.Taskset[TreetuneTask, TreetuneTasksetConfig]):  # type:
         _served[self._key] = _Served(self.taskset, self.CONFIG, overrides, config)
 
     def load(self) -> Iterable[TreetuneTask]:
-        for task in _in_order(self.taskset):
+        for index, task in enumerate(_in_order(self.taskset)):
             check_task(self.taskset, task)
-            data = TreetuneData(id=task.uid, name=task.data_source or None, prompt=_prompt(task), taskset=self._key)
+            named = {"id": task.uid, "name": task.data_source or None, "prompt": _prompt(task)}
+            data = TreetuneData(**named, taskset=self._key, index=index, uid=task.uid)
             yield TreetuneTask(data, self.config.task)
 
 
@@ -197,7 +199,10 @@ class TreetuneHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         served = _served.get(getattr(data, "taskset", ""))
         if served is None:
             raise TaskError("this process has not loaded the taskset of this task: use the same package and arguments")
-        task = await served.task(data.idx, data.id)
+        try:
+            task = await served.task(data.index, data.uid)
+        except Exception as error:
+            raise TaskError(str(error) if isinstance(error, TreetuneError) else described(error)) from error
         policy = InterceptedModel(ctx.model, endpoint, secret, trace, data.system_prompt, served.config)
         ours = Trace(task=task, uid=task.uid, model=ctx.model)
         try:
