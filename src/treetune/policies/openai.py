@@ -32,7 +32,7 @@ class OpenAIPolicy:
                 f"nothing says that {self._endpoint.base_url} goes on with one",
                 "set endpoint.continue_final_message: true where the server knows it (vLLM, SGLang)",
             )
-        answer = await self._server.post("/chat/completions", self._body(request))
+        answer = await self._server.post("/chat/completions", self._body(request), self._call_headers(request))
         try:
             return _completion(answer, request, self._call_format)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -68,6 +68,10 @@ class OpenAIPolicy:
                 )
             body["tools"] = request.tools
         return {**body, **sampling.extra}
+
+    def _call_headers(self, request: Request) -> dict[str, str]:
+        """Further headers of one call, the same however often it is tried."""
+        return {}
 
 
 def _completion(answer: Any, request: Request, call_format: str | None = None) -> Completion:
