@@ -18,9 +18,11 @@ import msgspec
 from treetune.call_formats import call_id, check_name, function_of, parse
 from treetune.errors import ContextFullError, PolicyError
 from treetune.policies import EndpointConfig
+from treetune.policies.resuming import can_go_on, continued, join
 from treetune.policy import Completion, Request, Usage, cannot_continue
 from treetune.task import Message, text_of
 from treetune.tools_in_text import as_text, with_tools
+from treetune.weights import read_version
 
 _RETRIED = {408, 409, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 30.0
@@ -45,7 +47,19 @@ class OpenAIPolicy:
                 f"nothing says that {self._endpoint.base_url} goes on with one",
                 "set endpoint.continue_final_message: true where the server knows it (vLLM, SGLang)",
             )
-        answer = await self._post(self._body(request))
+        if (partial := request.partial) is not None and can_go_on(partial, request, self._call_format):
+            try:
+                rest = await self._post(continued(self._body(request), partial), "completions")
+                answer = join(partial, rest, request)
+            except PolicyError:
+                answer = None
+            if answer is not None:
+                completion = self._read(answer, request)
+                completion.resumed = len(partial.completion_ids or ())
+                return completion
+        return self._read(await self._post(self._body(request)), request)
+
+    def _read(self, answer: Any, request: Request) -> Completion:
         try:
             return _completion(answer, request, self._call_format)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -83,8 +97,8 @@ class OpenAIPolicy:
             body["tools"] = request.tools
         return {**body, **sampling.extra}
 
-    async def _post(self, body: dict[str, Any]) -> Any:
-        url = f"{self._endpoint.base_url.rstrip('/')}/chat/completions"
+    async def _post(self, body: dict[str, Any], what: str = "chat/completions") -> Any:
+        url = f"{self._endpoint.base_url.rstrip('/')}/{what}"
         payload = msgspec.json.encode(body)
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -98,7 +112,10 @@ class OpenAIPolicy:
                 async with self._session.post(url, data=payload) as response:
                     content = await response.read()
                     if response.status == 200:
-                        return _decode(content)
+                        answer = _decode(content)
+                        if (header := self._endpoint.version_header) is not None and isinstance(answer, dict):
+                            answer["weight_version"] = response.headers.get(header)
+                        return answer
                     problem = f"{url} answered {response.status}: {content[:300].decode(errors='replace')}"
                     if response.status not in _RETRIED:
                         raise (ContextFullError if _FULL.search(content) else PolicyError)(problem)
@@ -153,7 +170,17 @@ def _completion(answer: Any, request: Request, call_format: str | None = None) -
         prompt_ids=answer.get("prompt_token_ids") or choice.get("prompt_token_ids"),
         completion_ids=choice.get("token_ids"),
         logprobs=[float(entry["logprob"]) for entry in logprobs] if logprobs else None,
+        version=_version(answer),
     )
+
+
+def _version(answer: Any) -> int | None:
+    """Of the weights, where the server tells: SGLang does in `metadata`, and in `meta_info` of its own replies."""
+    told = answer.get("weight_version")
+    for place in ("metadata", "meta_info"):
+        if told is None and isinstance(found := answer.get(place), dict):
+            told = found.get("weight_version")
+    return None if told is None else read_version(told)
 
 
 def _read_calls(message: Message, turn: int) -> list[Message]:
