@@ -61,7 +61,10 @@ class Endpoint:
                 async with self._session.request(method, url, data=payload, headers=headers) as response:
                     content = await response.read()
                     if response.status == 200:
-                        return _decode(content)
+                        answer = _decode(content)
+                        if (header := config.version_header) is not None and isinstance(answer, dict):
+                            answer["weight_version"] = response.headers.get(header)
+                        return answer
                     problem = f"{url} answered {response.status}: {content[:300].decode(errors='replace')}"
                     if response.status not in _RETRIED:
                         raise (ContextFullError if _FULL.search(content) else EndpointRefusal)(problem)
