@@ -3,14 +3,16 @@ tried in tests/trainers/test_cpu_training.py and in the tests of each."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+from itertools import pairwise
 
 import pyarrow.parquet as pq
 import pytest
 from kinds import write_targets
 
 from treetune.trainers import launch
-from treetune.trainers.launch import TRAINERS, Launch, as_text, merge
+from treetune.trainers.launch import TRAINERS, Launch, TrainRequest, as_text, merge, plan
 
 
 @pytest.fixture
@@ -56,6 +58,47 @@ def test_a_dry_run_builds_the_data_and_starts_nothing(folder, treetune):
     assert f"tasks={file}" in told["command"]
 
 
+def test_trl_plays_the_tasks_themselves(folder, treetune):
+    result = treetune(
+        "train", "trl", "kinds_of.py:Countdowns", "--taskset.shuffle.seed", "1", "--steps", "2", "-m", "M", "-n", "2",
+        "learning_rate=1e-3", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:5] == ["-m", "treetune.trainers.trl", "kinds_of.py:Countdowns", "--taskset.shuffle.seed=1"]
+    assert {"model=M", "num_tasks=2", "max_steps=2", "learning_rate=1e-3"} <= set(words)
+    assert result.json["data"] == {"tasks": "kinds_of.py:Countdowns", "num_tasks": 2}
+
+
+def test_slime_draws_the_tasks_itself(folder, treetune):
+    result = treetune(
+        "train", "slime", "kinds_of.py:Countdowns", "--steps", "3", "-m", "M", "lr=1e-6", "rollout_batch_size=4",
+        "colocate=false", "use-wandb=true", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:4] == ["train.py", "--prompt-data", "kinds_of.py:Countdowns"]
+    options = dict(pairwise(words))
+    assert options["--custom-generate-function-path"] == "treetune.trainers.slime.generate"
+    assert options["--rollout-batch-size"] == "4"
+    assert options["--num-rollout"] == "3"
+    assert "--colocate" not in words
+    assert words[-1] == "--use-wandb"
+
+
+def test_what_slime_is_told_to_load_is_there():
+    """The names are text until slime loads them."""
+    config = plan("slime", TrainRequest(target="kinds_of.py:Countdowns", build=dict)).config
+    for place in (value for value in config.values() if value.startswith("treetune.")):
+        module, _, name = place.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_trl_may_play_on_a_task_server(treetune):
+    result = treetune("train", "trl", "http://127.0.0.1:1", "--dry-run", "--json")
+    assert result.json["data"]["tasks"] == "http://127.0.0.1:1"
+
+
 def test_people_are_shown_the_same(folder, treetune):
     result = treetune("train", "skyrl", "kinds_of.py:Doubles", "--dry-run")
     assert "not installed here" in result.out
@@ -89,6 +132,7 @@ def test_keys_of_the_target_are_the_targets(folder, treetune):
         (["skyrl", "kinds_of.py:Doubles", "wandb"], "KEY=VALUE"),
         (["skyrl", "http://127.0.0.1:1"], "server"),
         (["skyrl", "kinds_of.py:Endless"], "-n"),
+        (["slime", "kinds_of.py:Endless", "-n", "3"], "config.yaml"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(folder, treetune, arguments, said):

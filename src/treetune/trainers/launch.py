@@ -22,6 +22,8 @@ from treetune.errors import UnknownNameError, UsageError
 
 TRAINERS = {
     "skyrl": "treetune.trainers.skyrl.launch:plan",
+    "slime": "treetune.trainers.slime.launch:plan",
+    "trl": "treetune.trainers.trl.launch:plan",
 }
 """Each trainer with the function that plans its training. Documented in docs/trainers.md."""
 
