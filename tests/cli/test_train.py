@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import importlib
 import sys
+import urllib.request
 from itertools import pairwise
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from kinds import write_targets
 
+from treetune.errors import UsageError
 from treetune.trainers import launch
+from treetune.trainers.areal.run import make_rows, serve
 from treetune.trainers.launch import TRAINERS, Launch, TrainRequest, as_text, merge, plan
 
 
@@ -92,6 +96,33 @@ def test_what_slime_is_told_to_load_is_there():
     for place in (value for value in config.values() if value.startswith("treetune.")):
         module, _, name = place.rpartition(".")
         assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_areal_is_given_a_server_or_has_one_started(folder, treetune):
+    result = treetune(
+        "train", "areal", "arithmetic", "-n", "8", "--taskset.shuffle.seed", "1", "--steps", "5", "-m", "M",
+        "gconfig.n_samples=2", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:6] == ["-m", "treetune.trainers.areal", "arithmetic", "--num-tasks=8", "--taskset.shuffle.seed=1"]
+    assert {"actor.path=M", "total_train_steps=5", "gconfig.n_samples=2"} <= set(words)
+    assert Path(words[words.index("--config") + 1]).exists()
+    result = treetune("train", "areal", "http://127.0.0.1:1", "--dry-run", "--json")
+    assert result.json["data"]["task server"] == "http://127.0.0.1:1"
+
+
+def test_tasks_are_served_to_areal_until_its_training_ends(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with serve("kinds_of.py:Doubles", []) as url:
+        assert len(make_rows(url, None)) == 4
+        assert list(make_rows(url, 2)) == [{"task_index": 0}, {"task_index": 1}]
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{url}/api/health", timeout=5)
+    with pytest.raises(UsageError, match="no such file"), serve("no_such.py:Tasks", []):
+        pass
+    with serve("kinds_of.py:Endless", []) as url, pytest.raises(UsageError, match="never end"):
+        make_rows(url, None)
 
 
 def test_trl_may_play_on_a_task_server(treetune):

@@ -21,6 +21,7 @@ import msgspec
 from treetune.errors import UnknownNameError, UsageError
 
 TRAINERS = {
+    "areal": "treetune.trainers.areal.launch:plan",
     "skyrl": "treetune.trainers.skyrl.launch:plan",
     "slime": "treetune.trainers.slime.launch:plan",
     "trl": "treetune.trainers.trl.launch:plan",
