@@ -181,8 +181,7 @@ class TrlTasks(Hooks):
             for episode in episodes:
                 if isinstance(episode, ServeError):
                     raise episode
-                shown = {"type": episode.observation.type, "content": episode.observation.content}
-                yield self.format_observation_to_messages(shown, [])
+                yield self.show(episode.observation, [])
 
     def _score_answers(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
         """What one answer to each task is worth."""
