@@ -239,8 +239,7 @@ class TrlTasks(Hooks):
             for index, episode in zip(indices[first : first + _AT_A_TIME], episodes, strict=True):
                 if isinstance(episode, ServeError):
                     raise episode
-                shown = {"type": episode.observation.type, "content": episode.observation.content}
-                messages = self.format_observation_to_messages(shown, [])
+                messages = self.show(episode.observation, [])
                 openings.append(Opening(index, messages, episode.tools, getattr(episode, "one_answer", False)))
         return openings
 
