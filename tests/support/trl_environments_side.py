@@ -6,6 +6,8 @@ What the model says is written here, token by letter and so not as the tokenizer
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from itertools import chain
 from pathlib import Path
 
@@ -110,6 +112,21 @@ def test_an_environment_alone_gives_its_reward(tmp_path, tokenizer):
         *_, trainer = train(tmp_path, tokenizer, tasks, given, story)
         log = trainer.state.log_history[0]
         assert log["reward"] == log["rewards/TreetuneEnvironment/mean"] == 1.0
+
+
+def test_the_example_of_the_docs_trains_as_it_stands(tmp_path, tokenizer, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    (code,) = re.findall(r"```python\n(# file: train_trl\.py\n.*?)```", page, re.S)
+    tiny(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    # A model that is here, one step instead of a hundred, and no GPU.
+    here = "max_steps=1, use_cpu=True, bf16=False, report_to=[], max_completion_length=8, save_strategy='no'"
+    code = code.replace('"MODEL"', '"model"').replace("max_steps=100", here).replace("(512)", "(8)")
+    (tmp_path / "train_trl.py").write_text(code)
+    names = runpy.run_path("train_trl.py")
+    names["tasks"].close()
+    assert names["trainer"].state.global_step == 1
 
 
 class Adder(Environment):

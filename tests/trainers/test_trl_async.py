@@ -274,6 +274,10 @@ def test_the_trainer_stops_in_the_middle_and_nothing_stays_behind(tmp_path):
         worker.stop()
         assert not Echo.open
         worker.stop()  # again: nothing happens
+        worker.start()  # and once more: it goes on
+        take(worker, 2)
+        tasks.close()  # which ends what is under way too
+        assert not Echo.open
         unused = worker_of(tasks, config(vllm.url))
         unused.stop()
 

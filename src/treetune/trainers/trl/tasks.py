@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from treetune import call_formats, streams, threads
+from treetune.episode import CLOSE_SECONDS
 from treetune.errors import UsageError
 from treetune.images import has_images
 from treetune.serve import ServeError, TaskServerClient
@@ -77,7 +78,8 @@ class TrlTasks(Hooks):
         self._toolsets: dict[str, list[dict[str, Any]]] = {}
         """What can be called in the tasks that were looked at, by the name of the environment that has it."""
         self._environments: dict[str, type[TrlEnvironment]] = {}
-        self._ended = weakref.finalize(self, _close_episodes, self._episodes, self._live)
+        self._workers: weakref.WeakSet[RolloutWorker] = weakref.WeakSet()
+        self._ended = weakref.finalize(self, _close_episodes, self._episodes, self._live, self._workers)
 
     def close(self) -> None:
         """Ends what is under way and closes connections; so does the end of the program."""
@@ -137,6 +139,7 @@ class TrlTasks(Hooks):
             call_format=self._call_format,
             patience=self._patience,
         )
+        self._workers.add(worker)
         return {"train_dataset": rows, "processing_class": processing_class, "rollout_worker": worker}
 
     def dataset(self, num_tasks: int | None = None, first: int = 0) -> Any:
@@ -298,7 +301,10 @@ class TrlTasks(Hooks):
         return self.shape_reward(step.reward, 1, step.info)
 
 
-def _close_episodes(episodes: Any, live: LiveEpisodes) -> None:
+def _close_episodes(episodes: Any, live: LiveEpisodes, workers: Iterable[RolloutWorker]) -> None:
+    for worker in list(workers):
+        worker.stop()
+
     async def close() -> None:
         await live.end_all()
         await episodes.close()
@@ -306,7 +312,7 @@ def _close_episodes(episodes: Any, live: LiveEpisodes) -> None:
     closing = threads.submit_in_background(close())
     if threading.current_thread().name != threads.BACKGROUND:  # which must not wait for itself
         with contextlib.suppress(Exception):
-            closing.result(5)
+            closing.result(CLOSE_SECONDS)
 
 
 async def _gather(work: Iterable[Awaitable[Any]]) -> None:
