@@ -249,7 +249,7 @@ def test_without_the_token_only_health_answers():
 
     answers, good, cursor = run(ask())
     assert answers.pop("health") == {None}
-    assert len(answers) == 14
+    assert len(answers) == 17
     assert set(map(frozenset, answers.values())) == {frozenset({"denied"})}
     assert (good, cursor) == (1.0, 1)
 

@@ -32,36 +32,39 @@ class Endpoint:
     def __init__(self, config: EndpointConfig) -> None:
         self._config = config
         self.url = config.base_url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"}
+        self.headers = {"Content-Type": "application/json"}
         if key := config.api_key():
-            self._headers["Authorization"] = f"Bearer {key}"
+            self.headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str) -> Any:
         return await self._ask("GET", self.url + path, None)
 
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        return await self._ask("POST", self.url + path, msgspec.json.encode(body))
+    async def post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+        return await self._ask("POST", self.url + path, msgspec.json.encode(body), headers)
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, method: str, url: str, payload: bytes | None) -> Any:
+    async def _ask(self, method: str, url: str, payload: bytes | None, headers: dict[str, str] | None = None) -> Any:
         config = self._config
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                headers=self._headers,
+                headers=self.headers,
                 timeout=aiohttp.ClientTimeout(total=config.timeout),
                 connector=aiohttp.TCPConnector(limit=config.max_connections),
             )
         for attempt in range(config.max_retries + 1):
             wait = min(_LONGEST_WAIT, 0.5 * 2**attempt) * random.uniform(0.5, 1.0)
             try:
-                async with self._session.request(method, url, data=payload) as response:
+                async with self._session.request(method, url, data=payload, headers=headers) as response:
                     content = await response.read()
                     if response.status == 200:
-                        return _decode(content)
+                        answer = _decode(content)
+                        if (header := config.version_header) is not None and isinstance(answer, dict):
+                            answer["weight_version"] = response.headers.get(header)
+                        return answer
                     problem = f"{url} answered {response.status}: {content[:300].decode(errors='replace')}"
                     if response.status not in _RETRIED:
                         raise (ContextFullError if _FULL.search(content) else EndpointRefusal)(problem)

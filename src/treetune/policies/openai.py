@@ -14,9 +14,11 @@ from treetune.call_formats import call_id, check_name, function_of, parse
 from treetune.errors import PolicyError
 from treetune.policies import EndpointConfig
 from treetune.policies.endpoint import Endpoint
+from treetune.policies.resuming import can_go_on, continued, join
 from treetune.policy import Completion, Request, Usage, cannot_continue
 from treetune.task import Message, text_of
 from treetune.tools_in_text import as_text, with_tools
+from treetune.weights import read_version
 
 
 class OpenAIPolicy:
@@ -32,7 +34,20 @@ class OpenAIPolicy:
                 f"nothing says that {self._endpoint.base_url} goes on with one",
                 "set endpoint.continue_final_message: true where the server knows it (vLLM, SGLang)",
             )
-        answer = await self._server.post("/chat/completions", self._body(request))
+        if (partial := request.partial) is not None and can_go_on(partial, request, self._call_format):
+            try:
+                rest = await self._server.post("/completions", continued(self._body(request), partial))
+                answer = join(partial, rest, request)
+            except PolicyError:
+                answer = None
+            if answer is not None:
+                completion = self._read(answer, request)
+                completion.resumed = len(partial.completion_ids or ())
+                return completion
+        answer = await self._server.post("/chat/completions", self._body(request), self._call_headers(request))
+        return self._read(answer, request)
+
+    def _read(self, answer: Any, request: Request) -> Completion:
         try:
             return _completion(answer, request, self._call_format)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -69,6 +84,10 @@ class OpenAIPolicy:
             body["tools"] = request.tools
         return {**body, **sampling.extra}
 
+    def _call_headers(self, request: Request) -> dict[str, str]:
+        """Further headers of one call, the same however often it is tried."""
+        return {}
+
 
 def _completion(answer: Any, request: Request, call_format: str | None = None) -> Completion:
     choice = answer["choices"][0]
@@ -94,7 +113,17 @@ def _completion(answer: Any, request: Request, call_format: str | None = None) -
         prompt_ids=answer.get("prompt_token_ids") or choice.get("prompt_token_ids"),
         completion_ids=choice.get("token_ids"),
         logprobs=[float(entry["logprob"]) for entry in logprobs] if logprobs else None,
+        version=_version(answer),
     )
+
+
+def _version(answer: Any) -> int | None:
+    """Of the weights, where the server tells: SGLang does in `metadata`, and in `meta_info` of its own replies."""
+    told = answer.get("weight_version")
+    for place in ("metadata", "meta_info"):
+        if told is None and isinstance(found := answer.get(place), dict):
+            told = found.get("weight_version")
+    return None if told is None else read_version(told)
 
 
 def _read_calls(message: Message, turn: int) -> list[Message]:

@@ -188,7 +188,7 @@ class EnvServer:
             log.info("%s", line)
 
     def _make_host(self, spec: HostSpec) -> ServerHost:
-        return ServerHost(self.streams, spec, self.take_scored)
+        return ServerHost(self.streams, spec, self.take_scored, self.metrics.counts.update)
 
     def _open_store(self, streams: Streams) -> bytes:
         """The key of the seals; and where cursors were kept, goes on there."""

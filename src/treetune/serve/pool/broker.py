@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,17 +39,23 @@ class PoolHost(ServerHost):
     """The host of a pool: its streams and episodes are kept here, all else is done by the workers."""
 
     def __init__(
-        self, streams: Streams, spec: HostSpec, workers: Workers, on_scored: Callable[[list[Scored]], None]
+        self,
+        streams: Streams,
+        spec: HostSpec,
+        workers: Workers,
+        on_scored: Callable[[list[Scored]], None],
+        on_counted: Callable[[Mapping[str, int]], None] = lambda counts: None,
     ) -> None:
-        super().__init__(streams, spec, on_scored)
+        super().__init__(streams, spec, on_scored, on_counted)
         self.workers = workers
         workers.on_episode_lost = self.episodes.lose
+        workers.greetings = self._pack_weights
 
     async def prepare(self) -> None:
         await self.workers.start()
 
     def stats(self) -> dict[str, Any]:
-        return self.workers.stats()
+        return {**self.workers.stats(), **self.weights.figures()}
 
     async def fetch(self, draw: Draw) -> Task:
         # A generator has one owner, and it is here.
@@ -74,11 +80,35 @@ class PoolHost(ServerHost):
     async def run_group(self, task: Task, n: int, **options: Any) -> list[Trace]:
         name = options.pop("request", None)
         request = messages.RunGroupRequest(task=self._sign(task), n=n, **without_none(options))
-        data = await self._run_named(name, self.run_request("run_group", pack(request), n))
+        data = await self._run_named(name, self.run_request("run_group", pack(request), request.of or n))
         return [unpack_trace(trace, task) for trace in unpack(data, messages.RunGroupResponse).traces]
 
     def _sign(self, task: Task) -> msgspec.Raw:
         return msgspec.Raw(pack_task(task, self._spec.signer.sign(task)))
+
+    async def change_weights(self, method: str, request: messages.WeightsRequest) -> bool:
+        """Here, for the workers to come and the figures, and in every worker."""
+        await super().change_weights(method, request)
+        self.report_counts()
+        answers = await self.workers.ask_all(pack((method, request)))
+        return all(unpack(answer, bool) for answer in answers)
+
+    def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
+        if self.weights_of(model, endpoint).reach(version):
+            request = messages.WeightsRequest(model=model, endpoint=endpoint, version=version)
+            self.workers.tell(pack(("set_version", request)))
+
+    def _pack_weights(self) -> list[bytes]:
+        """What a new worker must know of the weights."""
+        told: list[bytes] = []
+        for model, endpoint, weights in self.weights.known():
+            request = messages.WeightsRequest(model=model, endpoint=endpoint, version=weights.version)
+            if weights.version is not None:
+                told.append(pack(("set_version", request)))
+            if weights.paused:
+                paused = msgspec.structs.replace(request, calls="leave", seconds=weights.pause_left)
+                told.append(pack(("pause", paused)))
+        return told
 
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation, list[dict[str, Any]]]:
         about = functools.partial(_name, task)
@@ -154,5 +184,6 @@ class EnvServerPool(EnvServer):
             if not part.overrides("count"):
                 part.count()  # kept, so that no worker loads the tasks to know it
         worker = WorkerSpec(host=spec, parent=None if engine.encrypted else os.getpid())
-        workers = self.WORKERS(worker, self.taskset, self.pool_config, engine, self.take_scored)
-        return PoolHost(self.streams, spec, workers, self.take_scored)
+        counted = self.metrics.counts.update
+        workers = self.WORKERS(worker, self.taskset, self.pool_config, engine, self.take_scored, counted)
+        return PoolHost(self.streams, spec, workers, self.take_scored, counted)

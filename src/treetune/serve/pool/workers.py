@@ -71,10 +71,13 @@ class Workers:
         config: PoolConfig,
         engine: Engine,
         on_scored: Callable[[list[Scored]], None],
+        on_counted: Callable[[dict[str, int]], None] = lambda counts: None,
     ) -> None:
         self._spec, self._taskset, self._config, self._engine = spec, taskset, config, engine
-        self._on_scored = on_scored
+        self._on_scored, self._on_counted = on_scored, on_counted
         self.on_episode_lost: Callable[[str], None] = lambda episode: None
+        self.greetings: Callable[[], list[bytes]] = list
+        """What a worker is told of the weights before its first call."""
         self._most = config.max_workers or config.workers
         self._silent = config.silent_seconds or engine.silent_seconds
         self._members: dict[bytes, Member] = {}
@@ -217,6 +220,21 @@ class Workers:
             member.episodes.add(opens)
             member.load += 1
         return data
+
+    def tell(self, payload: bytes) -> None:
+        """Tells every worker of the weights, and waits for none."""
+        for member in self._members.values():
+            if member.ready:
+                member.messages.put(b"do", b"", b"weights", payload)
+
+    async def ask_all(self, payload: bytes) -> list[bytes]:
+        """Tells every worker of the weights; what each answers, but for those that die meanwhile."""
+        ready = [member for member in self._members.values() if member.ready]
+        answers = await asyncio.gather(*(self.ask(one, "weights", payload) for one in ready), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, WorkerEnded):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, bytes)]
 
     async def _wait_for_member(self, company: int | None) -> Member:
         """The least busy worker that may take the call, as soon as there is one."""
@@ -371,9 +389,13 @@ class Workers:
         match message:
             case [b"ready"]:
                 member.ready, self._failures = True, 0
+                for greeting in self.greetings():
+                    member.messages.put(b"do", b"", b"weights", greeting)
                 self._wake_waiting()
             case [b"scored", data]:
                 self._on_scored(msgspec.msgpack.decode(data, type=list[Scored]))
+            case [b"counted", data]:
+                self._on_counted(msgspec.msgpack.decode(data, type=dict[str, int]))
             case [kind, id, data]:
                 call = member.calls.get(id)
                 if call is None or call.future.done():

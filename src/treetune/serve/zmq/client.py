@@ -28,18 +28,21 @@ import zmq
 from treetune.environment import Step
 from treetune.episode import Started
 from treetune.errors import UsageError
-from treetune.host import PROTOCOL, Health, Info, PlayOptions, draw_by_index
+from treetune.host import PROTOCOL, Health, Info
 from treetune.mixture import parts_of
+from treetune.play_options import GroupOptions, PlayOptions
 from treetune.serve import messages
 from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
 from treetune.serve.messages import pack, unpack, without_none
 from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
+from treetune.serve.zmq.drawing import draw_by_index
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 from treetune.streams import State
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.threads import run_in_background
 from treetune.trace import Trace
+from treetune.weights import PAUSE_SECONDS, Calls, check_pause, check_version
 
 _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
 _REMEMBERED = 200_000
@@ -168,7 +171,7 @@ class EnvClient:
         return unpack_trace(response.trace, task)
 
     async def run_group(
-        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[GroupOptions]
     ) -> list[Trace]:
         name, sampled = options.pop("request", None), self._find(task)
         options.setdefault("attempt", sampled.attempt)
@@ -178,6 +181,29 @@ class EnvClient:
         for warning in response.warnings:
             log.warning("%s", warning)
         return [unpack_trace(trace, task) for trace in response.traces]
+
+    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
+        request = messages.WeightsRequest(model=model, endpoint=endpoint, version=check_version(version))
+        await self._ask("set_version", request, messages.Response)
+
+    async def pause(
+        self,
+        *,
+        calls: Calls = "finish",
+        seconds: float = PAUSE_SECONDS,
+        model: str | None = None,
+        endpoint: str | None = None,
+    ) -> bool:
+        check_pause(calls, seconds)
+        request = messages.WeightsRequest(model=model, endpoint=endpoint, calls=calls, seconds=seconds)
+        frames = self._make_frames("pause", request)
+        return (await self._call(frames, messages.PauseResponse, seconds + self._deadline)).quiet
+
+    async def resume(
+        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
+    ) -> None:
+        request = messages.WeightsRequest(model=model, endpoint=endpoint, version=version)
+        await self._ask("resume", request, messages.Response)
 
     async def start(self, task: Task, *, step: int | None = None) -> Started:
         return await self._run("start", messages.StartRequest(task=self._with_seal(task), step=step), Started)
@@ -352,6 +378,9 @@ class BlockingEnvClient:
     finish = _wait_for(EnvClient.finish)
     run_rollout = _wait_for(EnvClient.run_rollout)
     run_group = _wait_for(EnvClient.run_group)
+    set_version = _wait_for(EnvClient.set_version)
+    pause = _wait_for(EnvClient.pause)
+    resume = _wait_for(EnvClient.resume)
     start = _wait_for(EnvClient.start)
     step = _wait_for(EnvClient.step)
     cancel = _wait_for(EnvClient.cancel)

@@ -21,7 +21,7 @@ import zmq
 
 from treetune.episode_book import EpisodeEnded, Terms
 from treetune.errors import TreetuneError, UsageError
-from treetune.host import MOST_IN_GROUP
+from treetune.group import MOST_IN_GROUP
 from treetune.pending import Draw, check_lease
 from treetune.serve import messages
 from treetune.serve.access import check_address, load_curve_key
@@ -71,8 +71,11 @@ class ZmqDoor(Door):
             b"health": (None, self._health),  # answered whoever asks
             b"info": (Request, self._info),
             b"sample": (messages.SampleRequest, self._sample),
-            b"run_rollout": (Request, self._run),
+            b"run_rollout": (messages.RunHead, self._run),
             b"run_group": (messages.RunGroupRequest, self._run),
+            b"set_version": (messages.WeightsRequest, self._change_weights),
+            b"pause": (messages.WeightsRequest, self._change_weights),
+            b"resume": (messages.WeightsRequest, self._change_weights),
             b"start": (messages.StartRequest, self._start),
             b"step": (messages.StepRequest, self._step),
             b"cancel": (messages.CancelRequest, self._cancel),
@@ -358,15 +361,34 @@ class ZmqDoor(Door):
 
     # Rollouts and episodes
 
-    def _run(self, call: Call, request: Request) -> None:
-        size = request.n if isinstance(request, messages.RunGroupRequest) else 1
+    def _run(self, call: Call, request: messages.RunHead | messages.RunGroupRequest) -> None:
+        size = (request.of or request.n) if isinstance(request, messages.RunGroupRequest) else 1
         if not 1 <= size <= MOST_IN_GROUP:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
-        pending = self.server.streams.pending
+        host, pending = self.server.host, self.server.streams.pending
+        if request.version is not None:
+            host.reach_version(request.model, request.endpoint, request.version)
         lease = pending.find(messages.read_idx(call.payload), call.client) if pending.leased else None
-        begun = self._begin(call, lambda: self.server.host.run_request(call.method, call.payload, size), size)
-        if begun and lease is not None:
+        if lease is None:
+            self._begin(call, lambda: host.run_request(call.method, call.payload, size), size)
+        elif self._begin(call, lambda: self._run_leased(call, size, request.finish), size):
             pending.begin_work(lease, call.key)
+
+    async def _run_leased(self, call: Call, size: int, finish: bool) -> bytes:
+        data = await self.server.host.run_request(call.method, call.payload, size)
+        pending = self.server.streams.pending
+        if unpack(data, messages.RunResponse).cut_off:
+            pending.end_work(call.key, finish=False)
+        elif not finish:
+            pending.end_work(call.key, finish=None)
+        return data
+
+    def _change_weights(self, call: Call, request: messages.WeightsRequest) -> None:
+        if not self._is_known(call):
+            self._spawn(call, self._do_change_weights(call.method, request))
+
+    async def _do_change_weights(self, method: str, request: messages.WeightsRequest) -> bytes:
+        return messages.pack_reply(quiet=await self.server.host.change_weights(method, request))
 
     def _start(self, call: Call, request: messages.StartRequest) -> None:
         self._begin(call, lambda: self._start_episode(call, request), 1)
