@@ -63,7 +63,7 @@ class TrlTasks(Hooks):
         self._call_format = call_formats.check_name(call_format)
         self._chat: tuple[Any, ChatTokens] | None = None
         """The tokenizer of the last trainer, and the chat in it."""
-        if isinstance(tasks, str) and "://" not in tasks:
+        if isinstance(tasks, str) and not re.match(r"\w+://", tasks):
             if re.fullmatch(r"[^/]*:\d+/?", tasks):
                 raise UsageError(f"{tasks!r} is no taskset", remedy=f"a task server is written http://{tasks}")
             tasks = load_taskset(tasks, split="train")
@@ -123,7 +123,9 @@ class TrlTasks(Hooks):
         if processing_class is None:
             from transformers import AutoTokenizer
 
-            processing_class = AutoTokenizer.from_pretrained(model, trust_remote_code=args.trust_remote_code)
+            revision = (args.model_init_kwargs or {}).get("revision") or "main"
+            trust = args.trust_remote_code
+            processing_class = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust)
         openings = self._look_at(self._range(num_tasks, first))
         if any(has_images(opening.messages) for opening in openings):
             raise UsageError(NO_IMAGES, remedy="train these tasks with a GRPOTrainer: trainer_arguments()")
