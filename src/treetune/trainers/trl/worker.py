@@ -30,6 +30,8 @@ from treetune.trainers.trl.vllm import VllmServer
 
 log = logging.getLogger("treetune.trl")
 _BEAT = 0.5
+_LONGEST_BEAT = 30.0
+"""A busy machine may take its time."""
 _STOP_SECONDS = 30.0
 
 
@@ -84,8 +86,8 @@ class RolloutWorker:
         now = time.monotonic()
         if self._problem is not None and now - self._produced > stale_after_s:
             raise RuntimeError(f"no episode gave a reward for {stale_after_s:g} seconds: {self._problem}")
-        if self._thread is not None and now - self._beat > stale_after_s:
-            raise RuntimeError(f"the rollouts hang for {stale_after_s:g} seconds: does a hook block?")
+        if self._thread is not None and now - self._beat > max(stale_after_s, _LONGEST_BEAT):
+            raise RuntimeError(f"the rollouts hang for {now - self._beat:.0f} seconds: does a hook block?")
 
     def stop(self) -> None:
         """Ends all episodes, and waits for that."""
