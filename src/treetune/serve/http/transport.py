@@ -10,6 +10,7 @@ It follows no redirect (a token belongs to the address it was given for) and rea
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -40,9 +41,11 @@ class Refusal(ServeError):
 class _ErrorBody(msgspec.Struct):
     """The body of an error of Treetune's own server; others send what they like."""
 
-    error: str
+    error: str = ""
     kind: str = ""
     remedy: str | None = None
+    detail: Any = ""
+    """What FastAPI's errors say, which OpenEnv and ORS use."""
 
 
 class HttpReply(NamedTuple):
@@ -68,8 +71,9 @@ class HttpReply(NamedTuple):
         """A reply that is not good, as an error."""
         body = _ErrorBody(self.body[:300].decode(errors="replace"))
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            body = msgspec.json.decode(self.body, type=_ErrorBody)
-        message, remedy = f"{self.url} answered {self.status}: {body.error}", body.remedy
+            told = msgspec.json.decode(self.body, type=_ErrorBody)
+            body = told if told.error or told.detail else body
+        message, remedy = f"{self.url} answered {self.status}: {body.error or body.detail}", body.remedy
         if self.status in (401, 403):
             return Denied(message, remedy=remedy or "give the server's token")
         if 300 <= self.status < 400:
@@ -99,7 +103,9 @@ class HttpTransport:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, method: str, path: str, body: Any, timeout: float) -> HttpReply:
+    async def ask(
+        self, method: str, path: str, body: Any, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> HttpReply:
         import aiohttp
 
         url = self.url + path
@@ -112,7 +118,7 @@ class HttpTransport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
             )
-        asking = self._session.request(method, url, data=data, timeout=seconds, allow_redirects=False)
+        asking = self._session.request(method, url, data=data, timeout=seconds, headers=headers, allow_redirects=False)
         try:
             async with asking as response:
                 content = await _read_content(response)
