@@ -56,11 +56,16 @@ class ForeignTasks(Served):
         return made(msgspec.structs.replace(config, address=address.rstrip("/")), **options)  # type: ignore[no-any-return]
 
     async def _learn_apart(self) -> None:
-        client = self._connect()
+        client = self.connect()
         try:
             await self._ask(client)
         finally:
             await client.close()
+
+    def connect(self) -> Any:
+        """A client of the server. Each episode has its own, which is closed with it: whoever plays need not close the
+        taskset."""
+        raise NotImplementedError
 
     async def _ask(self, client: Any) -> None:
         """Asks the server for its name, its splits and its tasks."""

@@ -27,6 +27,7 @@ MOST_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 _LONGEST_WAIT = 60.0
 _MOST_CONNECTIONS = 1024
+_START_ONE = "is a task server running there? `treetune serve TARGET --http :PORT` starts one"
 R = TypeVar("R")
 
 
@@ -82,11 +83,12 @@ class HttpReply(NamedTuple):
 
 
 class HttpTransport:
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, remedy: str = _START_ONE) -> None:
+        """`remedy` says what to do where nobody answers."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a task server", remedy="write http://127.0.0.1:5000")
-        self.url = url.rstrip("/")
+        self.url, self._remedy = url.rstrip("/"), remedy
         json = "application/json"
         self._headers = {"Accept": json, "Content-Type": json, "Accept-Encoding": "identity"}
         if token:
@@ -131,8 +133,7 @@ class HttpTransport:
         except (aiohttp.InvalidURL, UnicodeError):  # UnicodeError: a host name that breaks the rules of names
             raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
-            remedy = "is a task server running there? `treetune serve TARGET --http :PORT` starts one"
-            raise Unreachable(f"{url}: {described(error)}", remedy=remedy) from error
+            raise Unreachable(f"{url}: {described(error)}", remedy=self._remedy) from error
 
 
 async def _read_content(response: aiohttp.ClientResponse) -> bytes:

@@ -22,6 +22,7 @@ from treetune.errors import described
 from treetune.serve.errors import Busy, Denied, ServeError, Unreachable
 from treetune.serve.http.transport import CONNECT_SECONDS, MOST_BYTES, HttpTransport
 
+_REMEDY = "is an OpenEnv server running there?"
 FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0
 _ALIVE_SECONDS = 20.0
 """How often a silent server is asked whether it is there."""
@@ -40,7 +41,7 @@ class Refused(ServeError):
 class OpenEnvClient:
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 300.0, patience: float = 600.0) -> None:
         """An answer may take `timeout` seconds; `patience` is how long a free session is waited for."""
-        self.transport = HttpTransport(url, token)
+        self.transport = HttpTransport(url, token, _REMEDY)
         self._token, self._timeout, self._patience = token, timeout, patience
         self._session: aiohttp.ClientSession | None = None
 
@@ -94,7 +95,7 @@ class OpenEnvClient:
                 raise Denied(f"{url} answered {error.status}", remedy="set TREETUNE_TOKEN to the server's") from None
             raise ServeError(f"{url} answered {error.status}", remedy="is it an OpenEnv server?") from None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"{url}: {described(error)}", remedy="is an OpenEnv server running there?") from error
+            raise Unreachable(f"{url}: {described(error)}", remedy=_REMEDY) from error
         return OpenEnvSession(socket, url, self._timeout)
 
 

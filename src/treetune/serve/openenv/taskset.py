@@ -56,7 +56,7 @@ class OpenEnvTasks(ForeignTasks):
     config: OpenEnvConfig
     actions: Actions
 
-    def _connect(self) -> OpenEnvClient:
+    def connect(self) -> OpenEnvClient:
         config = self.config
         return OpenEnvClient(config.address, self.token, timeout=config.timeout, patience=config.patience)
 
@@ -111,10 +111,12 @@ class OpenEnvEnvironment(Environment):
     def __init__(self, task: Task, taskset: OpenEnvTasks) -> None:
         super().__init__(task)
         self._taskset, self._actions = taskset, taskset.actions
+        self._client: OpenEnvClient | None = None
         self._session: OpenEnvSession | None = None
 
     async def start(self) -> Observation:
-        self._session, data = await self._taskset.client.start(self._taskset.reset_of(self.task))
+        self._client = self._taskset.connect()
+        self._session, data = await self._client.start(self._taskset.reset_of(self.task))
         metadata = data.get("metadata") or {}
         if self._actions.takes_calls and isinstance(metadata.get("tools"), list):
             self.raw_tools = metadata["tools"]
@@ -210,6 +212,8 @@ class OpenEnvEnvironment(Environment):
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+        if self._client is not None:
+            await self._client.close()
 
 
 def _read_json(text: str) -> dict[str, Any]:

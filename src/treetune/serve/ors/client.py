@@ -29,7 +29,7 @@ class CallRefused(ServeError):
 
 class OrsClient:
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 300.0) -> None:
-        self._transport = HttpTransport(url, token)
+        self._transport = HttpTransport(url, token, "is an ORS server running there?")
         self._headers = {"X-API-Key": token} if token else {}
         self._timeout = timeout
 

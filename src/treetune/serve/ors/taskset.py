@@ -37,7 +37,7 @@ class OrsTasks(ForeignTasks):
     config: OrsConfig
     environment_name = ""
 
-    def _connect(self) -> OrsClient:
+    def connect(self) -> OrsClient:
         token = self.token or os.environ.get("ORS_API_KEY") or None
         return OrsClient(self.config.address, token, timeout=self.config.timeout)
 
@@ -75,6 +75,7 @@ class OrsEnvironment(Environment):
     def __init__(self, task: Task, taskset: OrsTasks) -> None:
         super().__init__(task)
         self._taskset = taskset
+        self._client: OrsClient | None = None
         self._session: OrsSession | None = None
         self._answer: tuple[str, str] | None = None
         """The tool that takes what is said, and how it calls it."""
@@ -82,7 +83,8 @@ class OrsEnvironment(Environment):
     async def start(self) -> Observation:
         taskset = self._taskset
         task = {"split": taskset.split, "index": self.task.reward_spec["index"]}
-        self._session = await taskset.client.create(taskset.environment_name, task)
+        self._client = taskset.connect()
+        self._session = await self._client.create(taskset.environment_name, task)
         prompt = await self._session.prompt()
         tools = await self._session.tools()
         self._answer = _find_answer(tools, taskset.config.answer_tool)
@@ -128,6 +130,8 @@ class OrsEnvironment(Environment):
         session, self._session = self._session, None
         if session is not None:
             await session.delete()
+        if self._client is not None:
+            await self._client.close()
 
 
 def _find_answer(tools: list[Any], named: str | None) -> tuple[str, str] | None:
