@@ -132,14 +132,14 @@ async def counted(client, before):
 # Groups one after the other
 
 
-def answers(model, name, drops):
+def answers(trained, name, drops):
     """Of the groups of two that one client after the other asks for: those whose rewards are the same, in turn."""
-    model.control(name, answers=[one for drop in drops for one in (["1"] * 6 if drop else ["0.5"] + ["1"] * 5)])
+    trained.control(name, answers=[one for drop in drops for one in (["1"] * 6 if drop else ["0.5"] + ["1"] * 5)])
 
 
-def test_only_groups_that_differ_are_given_and_each_draw_is_done_once(play, pulled, model):
+def test_only_groups_that_differ_are_given_and_each_draw_is_done_once(play, pulled, trained):
     async def test(client, watch):
-        answers(model, watch.name, [True, False, True, True, False, False])
+        answers(trained, watch.name, [True, False, True, True, False, False])
         first = (await client.info()).cursor
         given = [group async for group in client.sample_groups(2, count=3, **watch.ask)]
         stats = await client.stats()
@@ -151,10 +151,10 @@ def test_only_groups_that_differ_are_given_and_each_draw_is_done_once(play, pull
     assert (cursor - first, leases) == (6, 0)
 
 
-def test_a_checkpoint_has_what_is_under_way_or_waits_to_be_given(play, model):
+def test_a_checkpoint_has_what_is_under_way_or_waits_to_be_given(play, trained):
     async def test(client, watch):
         stream = f"stream-{watch.name}"
-        answers(model, watch.name, [False] * 20)
+        answers(trained, watch.name, [False] * 20)
         groups = client.sample_groups(2, ahead=4, stream=stream, no_variance="keep", **watch.ask)
         given = [(await anext(groups)).task.idx for _ in range(2)]
         await watch.wait(open=0)  # the others wait to be given
@@ -212,10 +212,10 @@ def test_what_was_cut_off_is_drawn_again(play):
     assert play(test) == [0, 1]
 
 
-def test_the_blocking_client_gives_groups_too(pulled, model):
+def test_the_blocking_client_gives_groups_too(pulled, trained):
     name = next(names)
-    answers(model, name, [False, True, False])
-    of = {"model": name, "endpoint": model.url, "stream": name}
+    answers(trained, name, [False, True, False])
+    of = {"model": name, "endpoint": trained.url, "stream": name}
     with BlockingEnvClient(pulled.address) as client:
         assert [group.task.idx for group in client.sample_groups(2, count=2, **of)] == [0, 2]
         for group in client.sample_groups(2, no_variance="keep", **of):

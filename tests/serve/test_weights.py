@@ -117,11 +117,11 @@ def test_a_trace_of_a_policy_without_tokens_has_its_version_too(play):
     assert [(trace.version, trace.tokens) for trace in play(test)] == [(2, None)] * 2
 
 
-def test_a_version_in_a_header_is_read_where_the_endpoint_is_said_to_have_one(model, tmp_path):
+def test_a_version_in_a_header_is_read_where_the_endpoint_is_said_to_have_one(trained, tmp_path):
     (tmp_path / "tasks.py").write_text(TASKS)
     name = next(names)
-    model.control(name, version=12, tells="header")
-    models = ("-m", name, "--endpoint.base_url", model.url, "--endpoint.version_header", "X-Weights")
+    trained.control(name, version=12, tells="header")
+    models = ("-m", name, "--endpoint.base_url", trained.url, "--endpoint.version_header", "X-Weights")
     marks = {"TREETUNE_TEST_MARKS": str(tmp_path / "marks")}
     with (
         serve(tmp_path, "tasks.py:Single", "--zmq", "tcp://127.0.0.1:0", *models, **marks) as server,
@@ -276,7 +276,7 @@ def test_what_the_server_of_the_model_aborts_goes_on_from_its_tokens(play):
         round(-0.5 - 0.001 * id, 3) if mine else 0.0 for id, mine in zip(sequence.ids, sequence.mask, strict=True)
     ]
     assert [turn.message["content"] for turn in trace.turns] == ["answer"] * 3
-    assert trace.usage.completion_tokens == 7 + 0 * 2  # the scripted model counts none of its own
+    assert trace.usage.completion_tokens == 7  # of the call that was aborted: the scripted model counts none of its own
 
 
 def test_without_tokens_an_aborted_call_is_asked_again(play):
@@ -309,7 +309,7 @@ def test_a_pause_takes_no_time_from_a_rollout(play):
     assert (trace.outcome, trace.reward) == (Outcome.COMPLETED, 3.0)
 
 
-def test_a_pause_whose_client_is_gone_ends_by_itself(play, pulled, model):
+def test_a_pause_whose_client_is_gone_ends_by_itself(play, pulled, trained):
     async def test(client, watch):
         before = (await client.stats())["counts"].get("expired_pauses", 0)
         async with EnvClient(pulled.address) as other:
@@ -337,7 +337,7 @@ def test_rollouts_that_wait_can_be_cancelled_and_leave_nothing(play, pulled):
     assert (found, seen["bodies"], in_flight, all_closed(pulled)) == (True, [], 0, True)
 
 
-def test_a_pause_holds_only_the_model_that_it_names(play, model):
+def test_a_pause_holds_only_the_model_that_it_names(play, trained):
     async def test(client, watch):
         await client.pause(**watch.of)
         other = {**watch.ask, "model": f"{watch.name}-other"}
@@ -367,11 +367,11 @@ def test_what_makes_no_sense_is_refused_with_the_reason(play):
     play(test)
 
 
-def test_a_worker_that_dies_in_a_pause_is_replaced_by_one_that_waits_too(model, tmp_path):
-    with pull_server(tmp_path, model, "Talks", "-w", 2) as server:
+def test_a_worker_that_dies_in_a_pause_is_replaced_by_one_that_waits_too(trained, tmp_path):
+    with pull_server(tmp_path, trained, "Talks", "-w", 2) as server:
 
         async def test():
-            async with watching(server, model) as (client, watch):
+            async with watching(server, trained) as (client, watch):
                 await client.set_version(1, **watch.of)
                 _, running = await begin(client, watch)
                 await watch.control(permits=1)
@@ -392,9 +392,9 @@ def test_a_worker_that_dies_in_a_pause_is_replaced_by_one_that_waits_too(model, 
     assert (trace.version, trace.last_version, trace.reward) == (2, 2, 3.0)
 
 
-def test_the_blocking_client_pauses_and_resumes_too(pulled, model):
+def test_the_blocking_client_pauses_and_resumes_too(pulled, trained):
     name = next(names)
-    of = {"model": name, "endpoint": model.url}
+    of = {"model": name, "endpoint": trained.url}
     with BlockingEnvClient(pulled.address) as client:
         client.set_version(1, **of)
         assert client.pause(**of)
@@ -408,11 +408,11 @@ def children_of(pid):
     return [int(one) for one in found]
 
 
-def test_what_happened_is_shown_by_top_and_to_prometheus(model, tmp_path, treetune):
-    with pull_server(tmp_path, model, "Single", "--metrics", "127.0.0.1:0") as server:
+def test_what_happened_is_shown_by_top_and_to_prometheus(trained, tmp_path, treetune):
+    with pull_server(tmp_path, trained, "Single", "--metrics", "127.0.0.1:0") as server:
 
         async def test():
-            async with watching(server, model) as (client, watch):
+            async with watching(server, trained) as (client, watch):
                 await client.set_version(5, **watch.of)
                 await client.pause(**watch.of)
                 await client.resume(6, **watch.of)
