@@ -115,3 +115,37 @@ def verdict_cache(tmp_path, monkeypatch):
     """Verdicts of judges in one test are not those of another."""
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A model that is being trained, behind an endpoint."""
+    from trained_model import trained_model
+
+    with trained_model() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["lone", "pool"])
+def pulled(request, tmp_path_factory, trained):
+    """A server that pulls its answers."""
+    from trained_serving import pull_server
+
+    with pull_server(tmp_path_factory.mktemp("pulled"), trained, "Talks", "-w", request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def play(pulled, trained):
+    """Runs a test's coroutine with a client, and options that name a model of its own."""
+    from serving import run
+    from trained_serving import watching
+
+    def start(test):
+        async def work():
+            async with watching(pulled, trained) as (client, watch):
+                return await test(client, watch)
+
+        return run(work())
+
+    return start

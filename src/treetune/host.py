@@ -34,7 +34,7 @@ from treetune.streams import DRAW_TRIES, State, Streams
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trace import Outcome, Trace
-from treetune.weights import PAUSE_SECONDS, Calls, Staleness, Weights, WeightsBook, check_version
+from treetune.weights import PAUSE_SECONDS, Calls, Staleness, TrainedModels, WeightsBook, check_version
 
 PROTOCOL = 3
 """The version of what hosts and clients say to each other. 2: a failed rollout has no reward. 3: a request has a frame
@@ -90,6 +90,10 @@ class Host(Protocol):
         """The task need not be given out again; says whether it had a lease."""
         ...
 
+    async def give_back(self, task: Task) -> bool:
+        """The task is given out again at once; says whether it had a lease."""
+        ...
+
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
         """The first tasks of the order, each once, with its occurrence; no cursor moves."""
         ...
@@ -133,11 +137,16 @@ class Host(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalHost:
+class LocalHost(TrainedModels):
     """The host in this process."""
 
     def __init__(
-        self, streams: Streams, policy_of: PolicyOf, limits: Limits | None = None, capacity: int | None = None
+        self,
+        streams: Streams,
+        policy_of: PolicyOf,
+        limits: Limits | None = None,
+        capacity: int | None = None,
+        counts: Counter[str] | None = None,
     ) -> None:
         """`capacity` is the most rollouts that are under way at once; others wait."""
         self.streams = streams
@@ -147,7 +156,7 @@ class LocalHost:
         self._capacity = capacity
         self._free = asyncio.Semaphore(capacity) if capacity is not None else nullcontext()
         self._requests: dict[str, asyncio.Task[Any]] = {}
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter() if counts is None else counts
         """Pauses, aborted calls, stragglers, groups without variance."""
         self.weights = WeightsBook(self.counts)
         self.episodes = EpisodeBook(self._end_episode)
@@ -182,6 +191,9 @@ class LocalHost:
 
     async def finish(self, task: Task) -> bool:
         return self.streams.pending.finish_task(task.idx, HERE)
+
+    async def give_back(self, task: Task) -> bool:
+        return self.streams.pending.give_back_task(task.idx, HERE)
 
     async def fetch(self, draw: Draw) -> Task:
         """Makes the task of a draw."""
@@ -234,7 +246,7 @@ class LocalHost:
             pending.end_work(name, finish=None)
             raise
         if was_cut_off(played):
-            pending.end_work(name, finish=False)
+            pending.end_work(name, finish=False, expired=False)
         else:
             pending.end_work(name, finish=True if options.get("finish", True) else None)
 
@@ -266,28 +278,6 @@ class LocalHost:
             return trace
 
         return play
-
-    def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
-        """Those of the model that a request names."""
-        return self.weights.of(model, endpoint)
-
-    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
-        self.weights_of(model, endpoint).tell(version)
-
-    async def pause(
-        self,
-        *,
-        calls: Calls = "finish",
-        seconds: float = PAUSE_SECONDS,
-        model: str | None = None,
-        endpoint: str | None = None,
-    ) -> bool:
-        return await self.weights_of(model, endpoint).pause(calls, seconds)
-
-    async def resume(
-        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
-    ) -> None:
-        self.weights_of(model, endpoint).resume(version)
 
     async def start(
         self,

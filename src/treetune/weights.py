@@ -16,7 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from treetune.errors import UsageError
 
@@ -41,6 +41,20 @@ class Aborted(Exception):
     """A call was aborted by a pause; it is to be made again."""
 
 
+class _Call:
+    """A call under way. `asyncio.timeout` would do; every call of a model makes one, and this costs a third."""
+
+    __slots__ = ("_task", "aborted")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task, self.aborted = task, False
+
+    def abort(self) -> None:
+        if not self.aborted:
+            self.aborted = True
+            self._task.cancel()
+
+
 class Weights:
     def __init__(self, counts: Counter[str] | None = None) -> None:
         """`counts` is where pauses and aborted calls are counted."""
@@ -48,7 +62,7 @@ class Weights:
         """None: nobody has told."""
         self.paused = False
         self.counts: Counter[str] = Counter() if counts is None else counts
-        self._calls: set[asyncio.Timeout] = set()
+        self._calls: set[_Call] = set()
         self._changed = asyncio.Event()
         """Set for a moment where somebody may have waited for it: no call is under way, or the pause is over."""
         self._watching: set[Callable[[int], None]] = set()
@@ -81,8 +95,7 @@ class Weights:
         self._expiry = loop.call_later(seconds, self._expire)
         if calls == "abort":
             for call in self._calls:
-                if not call.expired():
-                    call.reschedule(loop.time())
+                call.abort()
         while calls != "leave" and self.paused and self._calls:
             await self._changed.wait()
         return not self._calls
@@ -120,20 +133,23 @@ class Weights:
 
     async def call(self, answer: Awaitable[T]) -> T:
         """What the model answers; raises `Aborted` where a pause did not wait for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        call, cancelling = _Call(task), task.cancelling()
+        self._calls.add(call)
         try:
-            async with asyncio.timeout(None) as call:
-                self._calls.add(call)
-                try:
-                    return await answer
-                finally:
-                    self._calls.discard(call)
-                    if self.paused and not self._calls:
-                        self._wake()
-        except TimeoutError:
-            if not call.expired():
-                raise
-            self.counts["aborted_calls"] += 1
-            raise Aborted from None
+            return await answer
+        except asyncio.CancelledError:
+            if call.aborted and task.cancelling() == cancelling + 1:  # nobody else cancelled it
+                self.counts["aborted_calls"] += 1
+                raise Aborted from None
+            raise
+        finally:
+            if call.aborted:
+                task.uncancel()
+            self._calls.discard(call)
+            if self.paused and not self._calls:
+                self._wake()
 
     def watch(self, changed: Callable[[int], None]) -> None:
         """Has it called with each new version, until `unwatch`."""
@@ -221,6 +237,34 @@ class WeightsBook:
         self._all = {key: one for key, one in self._all.items() if not one.idle}
         if len(self._all) >= MOST_MODELS:
             raise UsageError(f"the weights of {MOST_MODELS} models are told apart, and of no more")
+
+
+class TrainedModels:
+    """A host whose models are trained while it plays."""
+
+    weights: WeightsBook
+
+    def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
+        """Those of the model that a request names."""
+        return self.weights.of(model, endpoint)
+
+    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
+        self.weights_of(model, endpoint).tell(version)
+
+    async def pause(
+        self,
+        *,
+        calls: Calls = "finish",
+        seconds: float = PAUSE_SECONDS,
+        model: str | None = None,
+        endpoint: str | None = None,
+    ) -> bool:
+        return await self.weights_of(model, endpoint).pause(calls, seconds)
+
+    async def resume(
+        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
+    ) -> None:
+        self.weights_of(model, endpoint).resume(version)
 
 
 def check_version(version: int) -> int:

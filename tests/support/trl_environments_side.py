@@ -6,6 +6,8 @@ What the model says is written here, token by letter and so not as the tokenizer
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from itertools import chain
 from pathlib import Path
 
@@ -39,16 +41,17 @@ def letters(tokenizer, text):
 
 
 def train(tmp_path, tokenizer, tasks, given, story, *, before=lambda turn: None):
-    """The batch that TRL trained on, the prompts of each turn, the rewards that our function gave, what was said."""
-    said = [letters(tokenizer, text) for text in story]
+    """The batch that TRL trained on, the prompts of each turn, the rewards that our function gave, what was said. Each
+    of the `story` is what the model says in a turn, or a function of its prompt."""
+    said = [text if callable(text) else letters(tokenizer, text) for text in story]
     asked, batches, rewards = [], [], []
 
     def reward(**columns):
         rewards.append(tasks.reward(**columns))
         return rewards[-1]
 
-    rows = Dataset.from_list([*given.pop("train_dataset")] * (BATCH // GROUP))
-    given = {**given, "train_dataset": rows}
+    rows = list(given["train_dataset"])
+    given = {**given, "train_dataset": Dataset.from_list(rows * (BATCH // GROUP // len(rows)))}
     if "reward_funcs" in given:
         given["reward_funcs"] = reward
     args = config(tmp_path, max_steps=1)
@@ -58,8 +61,9 @@ def train(tmp_path, tokenizer, tasks, given, story, *, before=lambda turn: None)
     def sample(prompts, *_, **__):
         before(len(asked))
         asked.append([list(prompt) for prompt in prompts])
-        ids = said[(len(asked) - 1) % len(said)]
-        return [list(ids) for _ in prompts], [[-0.5] * len(ids) for _ in prompts]
+        text = said[(len(asked) - 1) % len(said)]
+        ids = [letters(tokenizer, text(tokenizer.decode(one))) if callable(text) else [*text] for one in prompts]
+        return ids, [[-0.5] * len(one) for one in ids]
 
     score = trainer._generate_and_score_completions
 
@@ -112,10 +116,28 @@ def test_an_environment_alone_gives_its_reward(tmp_path, tokenizer):
         assert log["reward"] == log["rewards/TreetuneEnvironment/mean"] == 1.0
 
 
+def test_the_example_of_the_docs_trains_as_it_stands(tmp_path, tokenizer, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    (code,) = re.findall(r"```python\n(# file: train_trl\.py\n.*?)```", page, re.S)
+    tiny(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    # A model that is here, one step instead of a hundred, and no GPU.
+    here = "max_steps=1, use_cpu=True, bf16=False, report_to=[], max_completion_length=8, save_strategy='no'"
+    code = code.replace('"MODEL"', '"model"').replace("max_steps=100", here).replace("(512)", "(8)")
+    (tmp_path / "train_trl.py").write_text(code)
+    names = runpy.run_path("train_trl.py")
+    names["tasks"].close()
+    assert names["trainer"].state.global_step == 1
+
+
 class Adder(Environment):
     """Scores what is said at the end."""
 
+    open = 0
+
     def start(self):
+        Adder.open += 1
         return f"Add up: {self.task.ground_truth}"
 
     @tool
@@ -128,6 +150,9 @@ class Adder(Environment):
         """
         return left + right
 
+    def close(self):
+        Adder.open -= 1
+
     def step(self, action):
         return Step(reward=float(action.text == str(sum(map(int, self.task.ground_truth.split())))), done=True)
 
@@ -139,6 +164,16 @@ class Sums(Taskset):
 
     def environment(self, task):
         return Adder(task)
+
+
+class Mixed(Sums):
+    """The second task has no tools."""
+
+    def environment(self, task):
+        return Adder(task) if task.ground_truth == "2 3" else super(Sums, self).environment(task)
+
+    def reward(self, task, answer):
+        return float(answer == "nine")
 
 
 def call(name, **arguments):
@@ -173,6 +208,33 @@ def test_the_same_rollout_is_trained_on_by_rollout_func(tmp_path, tokenizer):
             batch, *_ = train(tmp_path, tokenizer, tasks, given, story)
             rows.append(list(rows_of(batch)))
     assert rows[0] == rows[1]
+
+
+def test_tasks_with_different_tools_are_played_in_one_batch(tmp_path, tokenizer):
+    def first(prompt):
+        return call("add", left=2, right=3) if '"name": "add"' in prompt else "nine"
+
+    with TrlTasks(Mixed()) as tasks:
+        given = tasks.trainer_arguments(using="environment_factory")
+        assert set(given["environment_factory"]) == {"add", "no-tools"}
+        batch, asked, rewards, *_ = train(tmp_path, tokenizer, tasks, given, [first, "5"])
+        assert rewards == [[1.0] * BATCH]
+        assert [len(prompts) for prompts in asked] == [BATCH, GROUP]
+        assert sum(any(not one for one in mask[mask.index(1) :]) for _, mask in rows_of(batch)) == GROUP
+
+
+def test_a_training_that_is_broken_off_leaves_no_episode(tmp_path, tokenizer):
+    def breaks(turn):
+        if turn == 1:
+            assert Adder.open == BATCH
+            raise KeyboardInterrupt
+
+    with TrlTasks(Sums()) as tasks:
+        given = tasks.trainer_arguments(1, using="environment_factory")
+        story = [call("add", left=2, right=3), "5"]
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, tokenizer, tasks, given, story, before=breaks)
+    assert Adder.open == 0
 
 
 def say(tokenizer, prompts, text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -274,6 +275,10 @@ def test_the_trainer_stops_in_the_middle_and_nothing_stays_behind(tmp_path):
         worker.stop()
         assert not Echo.open
         worker.stop()  # again: nothing happens
+        worker.start()  # and once more: it goes on
+        take(worker, 2)
+        tasks.close()  # which ends what is under way too
+        assert not Echo.open
         unused = worker_of(tasks, config(vllm.url))
         unused.stop()
 
@@ -316,6 +321,25 @@ def test_hooks_may_block_and_use_what_is_not_async(tmp_path):
         worker.start()
         assert {sample.metrics["reward"] for sample in take(worker, 2)} == {0.5}
         worker.stop()
+
+
+def test_a_hook_that_never_returns_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("treetune.trainers.trl.worker._LONGEST_BEAT", 1.0)
+    monkeypatch.setattr("treetune.trainers.trl.worker._STOP_SECONDS", 0.1)
+    released = threading.Event()
+
+    class Hangs(TrlTasks):
+        def format_agent_output_to_action(self, agent_output, info):
+            released.wait()
+            return agent_output
+
+    with vllm_stand_in.running(tmp_path, answers_of("stop<end>")) as vllm, Hangs(Echoes()) as tasks:
+        worker = worker_of(tasks, config(vllm.url))
+        worker.start()
+        assert "does a hook block" in str(health(worker, 1.0))
+        worker.stop()  # says so, and does not wait for ever
+        assert not Echo.open
+        released.set()
 
 
 def test_a_hook_that_fails_ends_the_rollouts_and_the_trainer_is_told(tmp_path):

@@ -224,6 +224,30 @@ def test_an_episode_that_is_lost_has_no_reward(caplog):
         assert tasks.failures == 2
 
 
+def test_pictures_that_a_tool_gives_are_given_to_trl_as_it_takes_them():
+    pytest.importorskip("PIL")
+
+    class Looks(Environment):
+        @tool
+        def look(self) -> Step:
+            """Looks."""
+            return Step([{"type": "text", "text": "It is this:"}, image_part(to_url(png((255, 0, 0))))])
+
+    class One(Taskset):
+        def load_tasks(self):
+            yield Task(prompt="-")
+
+        def environment(self, task):
+            return Looks(task)
+
+    with TrlTasks(One()) as tasks:
+        environment = tasks.environment_factory()
+        environment.reset(task_index=0)
+        text, picture = environment.look()
+    assert text == {"type": "text", "text": "It is this:"}
+    assert (picture["type"], picture["image"].getpixel((0, 0))[:3]) == ("image", (255, 0, 0))
+
+
 def test_tasks_with_different_tools_are_different_environments():
     with TrlTasks(Mixed()) as tasks:
         rows = tasks.dataset()

@@ -137,11 +137,12 @@ class ServerHost(LocalHost):
         streams: Streams,
         spec: HostSpec,
         on_scored: Callable[[list[Scored]], None] = lambda traces: None,
-        on_counted: Callable[[Counter[str]], None] = lambda counts: None,
+        counts: Counter[str] | None = None,
     ) -> None:
+        """`counts` is where it counts what trainers asked for."""
         self.models = Models(spec.models, streams.taskset)
-        super().__init__(streams, self.models.policy_of, spec.limits)
-        self._spec, self._on_scored, self._on_counted = spec, on_scored, on_counted
+        super().__init__(streams, self.models.policy_of, spec.limits, counts=counts)
+        self._spec, self._on_scored = spec, on_scored
 
     def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
         return self.weights.of(*self.models.check(model, endpoint))
@@ -157,7 +158,6 @@ class ServerHost(LocalHost):
             await self.set_version(request.version, **of)
         else:
             raise BadRequest("set_version needs a version")
-        self.report_counts()
         return True
 
     def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
@@ -210,15 +210,9 @@ class ServerHost(LocalHost):
         self._on_scored(
             [Scored(trace.task.data_source, trace.outcome.value, trace.reward, self._encode(trace)) for trace in traces]
         )
-        self.report_counts()
 
     def _drop(self, traces: list[Trace]) -> None:
         self._report(traces)
-
-    def report_counts(self) -> None:
-        if self.counts:
-            self._on_counted(self.counts)
-            self.counts.clear()
 
     def _new_record(self, task: Task, step: int | None) -> EpisodeRecord:
         return EpisodeRecord(task, self._report_episode, keeps_trace=self._spec.keeps_traces, step=step)

@@ -5,10 +5,12 @@ server = EnvServerPool(taskset, config, models, PoolConfig(workers=4), doors=[Zm
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -44,9 +46,9 @@ class PoolHost(ServerHost):
         spec: HostSpec,
         workers: Workers,
         on_scored: Callable[[list[Scored]], None],
-        on_counted: Callable[[Mapping[str, int]], None] = lambda counts: None,
+        counts: Counter[str],
     ) -> None:
-        super().__init__(streams, spec, on_scored, on_counted)
+        super().__init__(streams, spec, on_scored, counts)
         self.workers = workers
         workers.on_episode_lost = self.episodes.lose
         workers.greetings = self._pack_weights
@@ -89,14 +91,21 @@ class PoolHost(ServerHost):
     async def change_weights(self, method: str, request: messages.WeightsRequest) -> bool:
         """Here, for the workers to come and the figures, and in every worker."""
         await super().change_weights(method, request)
-        self.report_counts()
-        answers = await self.workers.ask_all(pack((method, request)))
-        return all(unpack(answer, bool) for answer in answers)
+        payload = pack((method, request))
+        asked = [self.workers.ask(member, "weights", payload) for member in self.workers.ready]
+        quiet = True
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, bytes):
+                quiet = quiet and unpack(answer, bool)
+            elif not isinstance(answer, WorkerEnded):  # the one in its place is told when it is ready
+                raise answer
+        return quiet
 
     def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
         if self.weights_of(model, endpoint).reach(version):
             request = messages.WeightsRequest(model=model, endpoint=endpoint, version=version)
-            self.workers.tell(pack(("set_version", request)))
+            for member in self.workers.ready:
+                member.messages.put(b"do", b"", b"weights", pack(("set_version", request)))
 
     def _pack_weights(self) -> list[bytes]:
         """What a new worker must know of the weights."""
@@ -184,6 +193,6 @@ class EnvServerPool(EnvServer):
             if not part.overrides("count"):
                 part.count()  # kept, so that no worker loads the tasks to know it
         worker = WorkerSpec(host=spec, parent=None if engine.encrypted else os.getpid())
-        counted = self.metrics.counts.update
-        workers = self.WORKERS(worker, self.taskset, self.pool_config, engine, self.take_scored, counted)
-        return PoolHost(self.streams, spec, workers, self.take_scored, counted)
+        counts = self.metrics.counts
+        workers = self.WORKERS(worker, self.taskset, self.pool_config, engine, self.take_scored, counts)
+        return PoolHost(self.streams, spec, workers, self.take_scored, counts)

@@ -13,7 +13,6 @@ import functools
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -83,7 +82,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec, taskset: Taskset[Any, Any]) -> None:
         """The taskset is one that has been counted: a worker need not load the tasks to know how many there are."""
         self._spec, self._taskset = spec, taskset
-        self._host = ServerHost(Streams(taskset), spec.host, self._report, self._report_counts)
+        self._host = ServerHost(Streams(taskset), spec.host, self._report)
         self._episodes: dict[str, Episode] = {}
         """The broker keeps their book."""
         self._ended_since_trim = 0
@@ -168,12 +167,11 @@ class Worker:
 
     def _report(self, traces: list[Scored]) -> None:
         self._messages.put(b"scored", msgspec.msgpack.encode(traces))
-
-    def _report_counts(self, counts: Counter[str]) -> None:
-        for name in ("pauses", "expired_pauses"):  # which the broker has counted
-            del counts[name]
-        if counts:
+        if counts := self._host.counts:
+            for name in ("pauses", "expired_pauses"):  # which the broker has counted
+                del counts[name]
             self._messages.put(b"counted", msgspec.msgpack.encode(counts))
+            counts.clear()
 
     # What it does beside rollouts
 

@@ -53,8 +53,7 @@ class CalledEpisode:
             self._fail(started)
             return None
         self._episode, self._info = started, started.info
-        shown = {"type": started.observation.type, "content": started.observation.content}
-        return Opening(index, self._backend.hooks.format_observation_to_messages(shown, []), started.tools)
+        return Opening(index, self._backend.hooks.show(started.observation, []), started.tools)
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """What a tool gives, as the model is told it."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from treetune import call_formats, streams, threads
+from treetune.episode import CLOSE_SECONDS
 from treetune.errors import UsageError
 from treetune.images import has_images
 from treetune.serve import ServeError, TaskServerClient
@@ -62,7 +63,7 @@ class TrlTasks(Hooks):
         self._call_format = call_formats.check_name(call_format)
         self._chat: tuple[Any, ChatTokens] | None = None
         """The tokenizer of the last trainer, and the chat in it."""
-        if isinstance(tasks, str) and "://" not in tasks:
+        if isinstance(tasks, str) and not re.match(r"\w+://", tasks):
             if re.fullmatch(r"[^/]*:\d+/?", tasks):
                 raise UsageError(f"{tasks!r} is no taskset", remedy=f"a task server is written http://{tasks}")
             tasks = load_taskset(tasks, split="train")
@@ -77,7 +78,8 @@ class TrlTasks(Hooks):
         self._toolsets: dict[str, list[dict[str, Any]]] = {}
         """What can be called in the tasks that were looked at, by the name of the environment that has it."""
         self._environments: dict[str, type[TrlEnvironment]] = {}
-        self._ended = weakref.finalize(self, _close_episodes, self._episodes, self._live)
+        self._workers: weakref.WeakSet[RolloutWorker] = weakref.WeakSet()
+        self._ended = weakref.finalize(self, _close_episodes, self._episodes, self._live, self._workers)
 
     def close(self) -> None:
         """Ends what is under way and closes connections; so does the end of the program."""
@@ -121,7 +123,9 @@ class TrlTasks(Hooks):
         if processing_class is None:
             from transformers import AutoTokenizer
 
-            processing_class = AutoTokenizer.from_pretrained(model, trust_remote_code=args.trust_remote_code)
+            revision = (args.model_init_kwargs or {}).get("revision") or "main"
+            trust = args.trust_remote_code
+            processing_class = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust)
         openings = self._look_at(self._range(num_tasks, first))
         if any(has_images(opening.messages) for opening in openings):
             raise UsageError(NO_IMAGES, remedy="train these tasks with a GRPOTrainer: trainer_arguments()")
@@ -137,6 +141,7 @@ class TrlTasks(Hooks):
             call_format=self._call_format,
             patience=self._patience,
         )
+        self._workers.add(worker)
         return {"train_dataset": rows, "processing_class": processing_class, "rollout_worker": worker}
 
     def dataset(self, num_tasks: int | None = None, first: int = 0) -> Any:
@@ -239,8 +244,7 @@ class TrlTasks(Hooks):
             for index, episode in zip(indices[first : first + _AT_A_TIME], episodes, strict=True):
                 if isinstance(episode, ServeError):
                     raise episode
-                shown = {"type": episode.observation.type, "content": episode.observation.content}
-                messages = self.format_observation_to_messages(shown, [])
+                messages = self.show(episode.observation, [])
                 openings.append(Opening(index, messages, episode.tools, getattr(episode, "one_answer", False)))
         return openings
 
@@ -298,7 +302,10 @@ class TrlTasks(Hooks):
         return self.shape_reward(step.reward, 1, step.info)
 
 
-def _close_episodes(episodes: Any, live: LiveEpisodes) -> None:
+def _close_episodes(episodes: Any, live: LiveEpisodes, workers: Iterable[RolloutWorker]) -> None:
+    for worker in list(workers):
+        worker.stop()
+
     async def close() -> None:
         await live.end_all()
         await episodes.close()
@@ -306,7 +313,7 @@ def _close_episodes(episodes: Any, live: LiveEpisodes) -> None:
     closing = threads.submit_in_background(close())
     if threading.current_thread().name != threads.BACKGROUND:  # which must not wait for itself
         with contextlib.suppress(Exception):
-            closing.result(5)
+            closing.result(CLOSE_SECONDS)
 
 
 async def _gather(work: Iterable[Awaitable[Any]]) -> None:

@@ -15,23 +15,23 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self
 
 from treetune import threads
 from treetune.errors import PolicyError, TreetuneError, UsageError, described
 from treetune.policies.endpoint import EndpointRefusal
-from treetune.serve import ServeError
 from treetune.tokens import ChatTokens, Prompt
 from treetune.trainers.game import FailureLog, Game, Hooks
-from treetune.trainers.local_episodes import or_error
-from treetune.trainers.play import Sampled, play
+from treetune.trainers.play import Sampled, play_episode
 from treetune.trainers.trl.groups import Group
 from treetune.trainers.trl.live import LiveEpisodes
 from treetune.trainers.trl.vllm import VllmServer
 
 log = logging.getLogger("treetune.trl")
 _BEAT = 0.5
+_LONGEST_BEAT = 30.0
+"""A busy machine may take its time."""
 _STOP_SECONDS = 30.0
 
 
@@ -86,8 +86,8 @@ class RolloutWorker:
         now = time.monotonic()
         if self._problem is not None and now - self._produced > stale_after_s:
             raise RuntimeError(f"no episode gave a reward for {stale_after_s:g} seconds: {self._problem}")
-        if self._thread is not None and now - self._beat > stale_after_s:
-            raise RuntimeError(f"the rollouts hang for {stale_after_s:g} seconds: does a hook block?")
+        if self._thread is not None and now - self._beat > max(stale_after_s, _LONGEST_BEAT):
+            raise RuntimeError(f"the rollouts hang for {now - self._beat:.0f} seconds: does a hook block?")
 
     def stop(self) -> None:
         """Ends all episodes, and waits for that."""
@@ -176,16 +176,17 @@ class RolloutWorker:
                         raise
                     # The weights are newer by now, and those that were asked for are gone.
 
-        async with self._episode(index) as episode:
-            game = Game(chat, self._hooks, episode)
-            try:
-                await play(game, sample, longest_prompt=longest, max_turns=self._hooks.max_turns)
-            except EndpointRefusal:
-                raise  # the next one would be refused too
-            except PolicyError as error:
-                self._problem = error
-                self._unanswered.add(error)
-                return None
+        hooks = self._hooks
+        try:
+            game = await play_episode(
+                lambda: self._start(index), chat, hooks, sample, longest_prompt=longest, max_turns=hooks.max_turns
+            )
+        except EndpointRefusal:
+            raise  # the next one would be refused too
+        except PolicyError as error:
+            self._problem = error
+            self._unanswered.add(error)
+            return None
         if game.failure is not None:
             self._problem = game.failure
             self._lost.add(game.failure)
@@ -193,17 +194,8 @@ class RolloutWorker:
             self._problem = UsageError("the first prompt is too long", remedy="serve the model with more context")
         return game
 
-    @contextlib.asynccontextmanager
-    async def _episode(self, index: int) -> AsyncIterator[Any]:
-        """An episode that lives on the background loop, or the error that there was instead."""
-        started = await or_error(_in_background(self._live.start(index)))
-        if isinstance(started, ServeError):
-            yield started
-            return
-        try:
-            yield _Episode(started)
-        finally:
-            await asyncio.shield(_in_background(self._live.end(started)))
+    async def _start(self, index: int) -> _Episode:
+        return _Episode(self._live, await _in_background(self._live.start(index)))
 
     def _count(self, game: Game | None, reward: float | None, seconds: float) -> None:
         turns = game.turns if game is not None else 0
@@ -232,12 +224,18 @@ class RolloutWorker:
 class _Episode:
     """An episode of the background loop, for the loop of the worker."""
 
-    def __init__(self, episode: Any) -> None:
-        self._episode = episode
+    def __init__(self, live: LiveEpisodes, episode: Any) -> None:
+        self._live, self._episode = live, episode
         self.tools, self.observation, self.info = episode.tools, episode.observation, episode.info
 
     async def step(self, action: Any) -> Any:
         return await _in_background(self._episode.step(action))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await asyncio.shield(_in_background(self._live.end(self._episode)))
 
 
 def _in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
