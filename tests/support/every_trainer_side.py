@@ -159,6 +159,38 @@ def skyrl() -> dict[str, dict[str, Played]]:
     return {"SkyRL": found}
 
 
+def verl() -> dict[str, dict[str, Played]]:
+    """Its agent loop worker, in this process."""
+    import command_line
+    import ray
+    import verl_loop_side
+    from tiny_model import make_model
+
+    make_model(HERE / "model")
+    (HERE / "loops.yaml").write_text("- {name: treetune, _target_: treetune.trainers.verl.loop.TreetuneLoop}\n")
+    (HERE / "engine").mkdir()
+    request = {"model": str(HERE / "model"), "loops": str(HERE / "loops.yaml")}
+    side, found = verl_loop_side.Side(request, HERE / "engine"), {}
+    ray.init(num_cpus=2, include_dashboard=False)
+    try:
+        for number, (name, story) in enumerate(STORIES.items()):
+            built = command_line.run(HERE, ["build", story.target, "--format", "verl", "--json"], {})
+            assert built.code == 0, built.err
+            run = {
+                "name": name,
+                "worker": "here",
+                "files": built.json["train_files"],
+                "rows": [story.index],
+                "says": {"": [story.texts]},
+            }
+            (sample,) = side.run(number, run)["samples"]
+            trained = pieces_of(side.tokenizer, sample["responses"], sample["response_mask"])
+            found[name] = Played(sum(sample["rm_scores"]), sample["fields"]["turn_scores"], trained)
+    finally:
+        ray.shutdown()
+    return {"verl": found}
+
+
 def verifiers() -> dict[str, dict[str, Played]]:
     import verifiers.v1 as vf
     from model_endpoint import calls, endpoint, said

@@ -299,6 +299,7 @@ def test_it_earns_the_same_in_slime(name, sglang, monkeypatch):
 
 TRAINERS = {
     "trl": (venvs.TRL, ["TRL", "TRL, its own tool loop", "TRL async"]),
+    "verl": (venvs.VERL, ["verl"]),
     "skyrl": (venvs.SKYRL, ["SkyRL"]),
     "areal": (venvs.AREAL, ["AReaL"]),
     "verifiers": (venvs.VERIFIERS, ["verifiers"]),
