@@ -160,9 +160,19 @@ class TaskKind(StrEnum):
     IMAGES = "images"
 
 
-VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
-BY_ADDRESS = ("show", "audit", "eval", "profile")
-"""The verbs that take the address of a server."""
+VERBS = (
+    "show",
+    "validate",
+    "audit",
+    "eval",
+    "profile",
+    *(f"build {format}" for format in FORMATS),
+    "convert",
+    "serve",
+    "train",
+)
+BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
+"""The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
 PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async")
 
 
