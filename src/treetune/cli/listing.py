@@ -20,7 +20,7 @@ from treetune.config import defaults_of, field_docs, load_yaml
 from treetune.errors import TreetuneError
 from treetune.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.policies import SPELLINGS
-from treetune.rows.formats import FORMATS
+from treetune.rows.formats import IN_PARQUET
 from treetune.target import NEEDS_TASKS, taskset_class
 from treetune.tokens import NO_IMAGES
 
@@ -160,7 +160,16 @@ class TaskKind(StrEnum):
     IMAGES = "images"
 
 
-VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
+VERBS = (
+    "show",
+    "validate",
+    "audit",
+    "eval",
+    "profile",
+    *(f"build {format}" for format in IN_PARQUET),
+    "convert",
+    "serve",
+)
 BY_ADDRESS = ("show", "audit", "eval", "profile")
 """The verbs that take the address of a server."""
 PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL")
