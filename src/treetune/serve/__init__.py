@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     )
     from treetune.serve.served import Served
     from treetune.serve.server import Door, EnvServer, ServerConfig
-    from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
+    from treetune.serve.zmq.blocking import BlockingEnvClient
+    from treetune.serve.zmq.client import EnvClient
     from treetune.serve.zmq.door import ZmqDoor
 
 _HOMES = {
@@ -57,7 +58,8 @@ _HOMES = {
     "name_public_address open_register stay_registered",
     "served": "Served",
     "server": "Door EnvServer ServerConfig",
-    "zmq.client": "BlockingEnvClient EnvClient",
+    "zmq.blocking": "BlockingEnvClient",
+    "zmq.client": "EnvClient",
     "zmq.door": "ZmqDoor",
 }
 

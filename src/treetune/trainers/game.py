@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treetune.environment import Action, Observation, Step
-from treetune.errors import UsageError
+from treetune.errors import TreetuneError, UsageError
 from treetune.score import finite, total
 from treetune.serve import ServeError
 from treetune.task import Message, begins_answer
@@ -134,6 +134,11 @@ class Game:
             self.info, self._observation, self._over = step.info, step.observation, step.done
 
     @property
+    def messages(self) -> list[Message]:
+        """What was shown and said, up to the last answer."""
+        return self._history
+
+    @property
     def reward(self) -> float | None:
         """None where it was not played: it was lost to the task server, or its first prompt was too long."""
         if self.failure is not None or not self.turns:
@@ -142,20 +147,20 @@ class Game:
 
 
 class FailureLog:
-    """Counts what was lost to the task server, not to the model; logs the first, and later ones ever more rarely."""
+    """Counts what was lost to a server, not to the model; logs the first, and later ones ever more rarely."""
 
-    def __init__(self, log: Any) -> None:
-        self._log = log
+    def __init__(self, log: Any, server: str = "the task server") -> None:
+        self._log, self._server = log, server
         self.failures: Counter[str] = Counter()
         """By kind."""
         self._warned: set[str] = set()
 
-    def add(self, error: ServeError) -> None:
-        self.failures[error.kind] += 1
+    def add(self, error: TreetuneError) -> None:
+        self.failures[getattr(error, "kind", "failed")] += 1
         total = self.failures.total()
         if total & (total - 1) == 0:
             counts = f"{total} so far: {dict(self.failures)}"
-            self._log.error("an episode was lost to the task server, not to the model (%s): %s", counts, error)
+            self._log.error("an episode was lost to %s, not to the model (%s): %s", self._server, counts, error)
 
     def warn_once(self, text: str) -> None:
         if text not in self._warned:

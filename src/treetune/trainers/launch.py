@@ -21,7 +21,10 @@ import msgspec
 from treetune.errors import UnknownNameError, UsageError
 
 TRAINERS = {
+    "areal": "treetune.trainers.areal.launch:plan",
     "skyrl": "treetune.trainers.skyrl.launch:plan",
+    "slime": "treetune.trainers.slime.launch:plan",
+    "trl": "treetune.trainers.trl.launch:plan",
 }
 """Each trainer with the function that plans its training. Documented in docs/trainers.md."""
 

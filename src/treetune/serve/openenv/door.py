@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from treetune import __version__
 from treetune.episode_book import Terms
@@ -23,6 +23,7 @@ from treetune.serve.openenv.session import Session
 from treetune.serve.openenv.socket import SessionSocket
 from treetune.serve.openenv.tasks import TaskRoutes
 from treetune.serve.openenv.wire import Fault, Reset
+from treetune.serve.ors.routes import OrsRoutes
 from treetune.serve.server import Door, EnvServer
 
 API_VERSION = "1.0.0"
@@ -30,6 +31,7 @@ API_VERSION = "1.0.0"
 _SILENT_SECONDS = 900.0
 """A session that has no episode, and whose client says nothing for so long, is closed."""
 _SWEEP_SECONDS = 5.0
+S = TypeVar("S", bound=Session)
 
 
 class OpenEnvDoor(Door):
@@ -44,6 +46,8 @@ class OpenEnvDoor(Door):
         self.sessions: dict[str, Session] = {}
         self._stops: dict[str, Callable[[str], None]] = {}
         """By session, what closes its connection, where it has one of its own."""
+        self.offered: list[dict[str, Any]] | None = None
+        """The tools of the last episode that was begun."""
         self._sweeper: asyncio.Task[None] | None = None
 
     # Its life
@@ -69,7 +73,7 @@ class OpenEnvDoor(Door):
             Route("POST", "/mcp", self._mcp, "openenv.http_mcp"),
             Route("GET", "/openapi.json", self._openapi, "openenv.openapi", needs_token=False),
         ]
-        self._routes = [*own, *self.tasks.routes()]
+        self._routes = [*own, *self.tasks.routes(), *OrsRoutes(self).routes()]
         return JsonApp(
             self._routes,
             self.server.config.access,
@@ -95,13 +99,19 @@ class OpenEnvDoor(Door):
 
     # Sessions
 
-    def open_session(self, stop: Callable[[str], None] | None = None, id: str | None = None) -> Session:
+    @overload
+    def open_session(self, stop: Callable[[str], None] | None = None) -> Session: ...
+    @overload
+    def open_session(self, *, id: str, kind: type[S]) -> S: ...
+    def open_session(
+        self, stop: Callable[[str], None] | None = None, id: str | None = None, kind: type[Any] = Session
+    ) -> Any:
         """`stop` closes the connection that the session ends with; without one it has no connection of its own."""
         active, most = len(self.sessions), self.config.max_episodes
         if active >= most or self.server.stopping:
             problem = f"Server at capacity: {active}/{most} sessions active. Cannot accept new connections."
             raise Fault("CAPACITY_REACHED", problem, active_sessions=active, max_sessions=most)
-        session = Session(self, id)
+        session = kind(self, id)
         self.sessions[session.id] = session
         if stop is not None:
             self._stops[session.id] = stop
@@ -121,6 +131,16 @@ class OpenEnvDoor(Door):
         self.sessions.pop(session.id, None)
         self._stops.pop(session.id, None)
         await session.end()
+
+    async def learn_tools(self) -> list[dict[str, Any]]:
+        """What the last episode offered. Before the first one is begun for it, and given up."""
+        if self.offered is None:
+            await self._with_session(lambda session: session.reset(Reset(seed=self._first_seed())))
+        return self.offered or []
+
+    def _first_seed(self) -> int | None:
+        """Of the first task, which moves no cursor; None where tasks have no numbers."""
+        return None if self.server.streams.sequential else 0
 
     async def _sweep(self) -> None:
         """Closes sessions whose clients are silent. Their episodes have ended before."""

@@ -118,6 +118,7 @@ class Session:
         started, task, drawn = await self._door.server.start_episode(index, self._door.terms)
         self._episode, self._label, self.turn = started.episode, started.episode, 0
         self.opening = Opening(started.observation, started.tools, task, drawn)
+        self._door.offered = started.tools
 
     async def end(self) -> None:
         """Ends its episode, where one goes on."""
