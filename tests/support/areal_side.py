@@ -34,6 +34,7 @@ from treetune.sandbox import probe
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
 from treetune.trainers.areal.alias import write_alias
+from treetune.trainers.areal.workflow import log as workflow_log
 
 
 @pytest.fixture(scope="module")
@@ -283,11 +284,11 @@ def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, m
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
-    areal.log.addHandler(handler)
+    workflow_log.addHandler(handler)
     try:
         asyncio.run(run())
     finally:
-        areal.log.removeHandler(handler)
+        workflow_log.removeHandler(handler)
     assert seen == [{"unreachable": 3}]
     assert any("lost to the task server, not to the model" in text for text in records)
     from areal.utils import stats_tracker

@@ -172,7 +172,7 @@ VERBS = (
 )
 BY_ADDRESS = ("show", "audit", "eval", "profile")
 """The verbs that take the address of a server."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async")
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -185,6 +185,7 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     refused = {
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
         (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
+        (TaskKind.IMAGES, "slime"): NO_IMAGES,
     }
     return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, refused)}
 
