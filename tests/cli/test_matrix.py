@@ -26,8 +26,8 @@ from treetune.target import load_taskset
 VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert", "train"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async"}
-"""What takes these kinds is tried in the tests of each trainer, with the real one."""
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime"}
+"""What takes these kinds is tried in the tests of each trainer, with the real one (slime: recorded calls of it)."""
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
 def test_only_images_are_refused_by_a_trainer():
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async")}
+    assert refused == {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async", "slime")}
 
 
 @pytest.mark.parametrize("kind", [TaskKind.MULTI_TURN, TaskKind.TOOLS])
