@@ -13,6 +13,7 @@ from kinds import KINDS, TARGETS, write_targets
 
 from conftest import ROOT
 from treetune.cli.listing import TargetKind, TaskKind, as_text, cells
+from treetune.rows.reading import read_rows
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
@@ -25,7 +26,7 @@ from treetune.target import load_taskset
 VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL"}
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async"}
 """What takes these kinds is tried in the tests of each trainer, with the real one."""
 
 
@@ -142,14 +143,17 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
             assert (result.code, said in result.err) == (2, True), (verb, result.err)
 
 
-def test_several_turns_and_tools_are_refused_for_verl(folder, treetune):
+def test_only_images_are_refused_by_a_trainer():
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(TaskKind.MULTI_TURN, "verl"), (TaskKind.TOOLS, "verl"), (TaskKind.IMAGES, "AReaL")}
-    for kind, place in refused - {(TaskKind.IMAGES, "AReaL")}:
-        result = treetune(*command("build verl", KINDS[kind][0]))
-        assert result.code != 0
-        assert cells()["task"][kind][place] in result.err
+    assert refused == {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async")}
+
+
+@pytest.mark.parametrize("kind", [TaskKind.MULTI_TURN, TaskKind.TOOLS])
+def test_rows_for_verl_name_an_agent_loop_where_one_answer_is_not_all(folder, treetune, kind):
+    built = treetune(*command("build verl", KINDS[kind][0])).json
+    assert {row["agent_name"] for row in read_rows(built["train_files"][0])} == {"treetune"}
+    assert "agent_loop_config_path" in built["overrides"][0]
 
 
 def test_the_docs_show_what_the_command_prints(treetune):

@@ -163,9 +163,7 @@ class TaskKind(StrEnum):
 VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
 BY_ADDRESS = ("show", "audit", "eval", "profile")
 """The verbs that take the address of a server."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL")
-ONE_TURN = "has episodes of several turns, and verl plays one"
-ONE_ANSWER = "may call tools, and verl plays one answer"
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -176,9 +174,8 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
 
     no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
     refused = {
-        (TaskKind.MULTI_TURN, "verl"): ONE_TURN,
-        (TaskKind.TOOLS, "verl"): ONE_ANSWER,
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
+        (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
     }
     return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, refused)}
 

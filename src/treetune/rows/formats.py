@@ -20,7 +20,7 @@ from treetune.environment import Contract, contract_of
 from treetune.errors import TreetuneError, UnknownNameError, UsageError
 from treetune.images import has_images
 from treetune.plugins import environments
-from treetune.rows import image_columns, round_trip
+from treetune.rows import agent_column, image_columns, round_trip
 from treetune.rows.arrow_values import children_of, drop_nulls, json_fields_of, set_column, struct_of, with_json_fields
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of, with_type
@@ -48,7 +48,7 @@ class Format:
     method: ClassVar[str] = "method"
     """What the specification calls its method."""
     one_answer: ClassVar[bool] = False
-    """Whether the trainer scores a single answer, so that no task can have several turns."""
+    """Whether the trainer asks for a single answer unless the column `agent_name` says otherwise."""
     has_environments: ClassVar[bool] = False
     """Whether the trainer plays each row in the environment that a column names, also in some of its own. Contracts of
     environments say how a ground truth is stored and which further columns there are."""
@@ -160,6 +160,11 @@ class VerlFormat(Format):
 
     name, columns = "verl", ("reward_model",)
     reward, method, one_answer = "reward_model", "style", True
+
+    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
+        if row.get(agent_column.COLUMN) == agent_column.LOOP:  # which follows from the task
+            row = {name: value for name, value in row.items() if name != agent_column.COLUMN}
+        return super().task_of_pruned(row, whole=whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
         spec = super().read_reward(row)
@@ -314,13 +319,18 @@ def _detect(columns: tuple[str, ...], default: str) -> Format:
     return FORMATS[default]
 
 
-def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Task:
-    """The task of a row as verl gives it to reward functions: without most of its columns."""
+def task_to_score(
+    data_source: str, ground_truth: Any, extra_info: Mapping[str, Any], prompt: list[Message] | None = None
+) -> Task:
+    """The task of a row as verl gives it to reward functions: without most of its columns. Agent loops are given the
+    prompt too, which makes its uid known."""
     extra = {key: value for key, value in drop_nulls(extra_info).items() if key not in round_trip.ADDED}
     row = msgspec.json.decode(extra.pop(round_trip.ROW, None) or "{}")
     replaced = row.pop("extra_info", {})
     reward = {**row.get("reward_model", {}), "ground_truth": ground_truth}
     row |= {"data_source": data_source, "extra_info": extra, "reward_model": drop_nulls(reward)}
+    if prompt is not None:
+        row.setdefault("prompt", drop_nulls(list(prompt)))
     # What the JSON held was never text.
     row = round_trip.restore_json(row, "extra_info.")
     row["extra_info"] |= replaced

@@ -19,6 +19,7 @@ from typing import Any
 
 from treetune.errors import EmptyTasksetError, StorageError, TasksetError
 from treetune.images import urls_in
+from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import encode_json
 from treetune.rows.formats import Format, format_named
 from treetune.rows.reading import RowTasks, read_rows, take_within
@@ -58,9 +59,13 @@ def write_file(
         # Beside the file, so that it can be put in its place in one step.
         with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
             written = Path(folder) / f"rows{path.suffix}"
-            count = write(attach_scorers(tasks, scorer), written, rows_format)
+            taskset = scorer if isinstance(scorer, Taskset) else tasks if isinstance(tasks, Taskset) else None
+            needed = Needed(taskset)
+            count = write(needed.look_at(attach_scorers(tasks, scorer)), written, rows_format)
             if not count:
                 raise EmptyTasksetError(f"there are no tasks to write to {path}")
+            if needed.found and rows_format.one_answer:
+                name_agent_in_place(written)
             if check is not None:
                 check(written)
             os.replace(written, path)

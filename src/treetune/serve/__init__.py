@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treetune.serve.access import Access
-    from treetune.serve.errors import ServeError
+    from treetune.serve.errors import Denied, Misused, ServeError
     from treetune.serve.host import ModelsConfig
     from treetune.serve.http import HttpConfig
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
     from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.probe import probe
     from treetune.serve.mcp.door import McpDoor, keep_standard_streams
+    from treetune.serve.openenv.door import OpenEnvDoor
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.engines import load_engine
     from treetune.serve.pool.workers import PoolConfig
@@ -36,17 +37,19 @@ if TYPE_CHECKING:
     )
     from treetune.serve.served import Served
     from treetune.serve.server import Door, EnvServer, ServerConfig
-    from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
+    from treetune.serve.zmq.blocking import BlockingEnvClient
+    from treetune.serve.zmq.client import EnvClient
     from treetune.serve.zmq.door import ZmqDoor
 
 _HOMES = {
     "access": "Access",
-    "errors": "ServeError",
+    "errors": "Denied Misused ServeError",
     "host": "ModelsConfig",
     "http": "HttpConfig",
     "http.client": "RemoteEpisode TaskServerClient",
     "http.door": "HttpDoor MetricsDoor",
     "http.probe": "probe",
+    "openenv.door": "OpenEnvDoor",
     "mcp.door": "McpDoor keep_standard_streams",
     "pool.broker": "EnvServerPool",
     "pool.engines": "load_engine",
@@ -55,7 +58,8 @@ _HOMES = {
     "name_public_address open_register stay_registered",
     "served": "Served",
     "server": "Door EnvServer ServerConfig",
-    "zmq.client": "BlockingEnvClient EnvClient",
+    "zmq.blocking": "BlockingEnvClient",
+    "zmq.client": "EnvClient",
     "zmq.door": "ZmqDoor",
 }
 

@@ -24,7 +24,7 @@ from mcp_types import INVALID_PARAMS, CallToolResult, ListToolsResult
 
 from treetune import __version__
 from treetune.episode_book import Terms
-from treetune.errors import TreetuneError, UsageError
+from treetune.errors import TreetuneError
 from treetune.serve.mcp import wire
 from treetune.serve.server import Door, EnvServer
 
@@ -47,7 +47,6 @@ class McpDoor(Door):
         """Of each live episode, what may be called."""
         self._offered: list[dict[str, Any]] = []
         """What the last episode offered: listed before a session has started its own."""
-        self._starting = 0
         self._running: asyncio.Task[None] | None = None
         self._manager: StreamableHTTPSessionManager | None = None
         self._ending = asyncio.Event()
@@ -117,7 +116,7 @@ class McpDoor(Door):
         # An episode waits for a client, which need not come back: only what is being played is waited for.
         live = self.server.host.episodes.live
         playing = (live[id].playing for id in self._tools if id in live)
-        return self._starting + sum(step is not None for step in playing)
+        return self._terms.starting + sum(step is not None for step in playing)
 
     async def close(self) -> None:
         await self.server.host.episodes.close(self._terms)
@@ -162,21 +161,11 @@ class McpDoor(Door):
             asked = msgspec.convert(arguments, wire.Start)
         except msgspec.ValidationError as error:
             raise MCPError(code=INVALID_PARAMS, message=f"start: {error}") from None
-        count = self.server.streams.count
-        if asked.task_index is not None and count is not None and asked.task_index >= count:
-            raise UsageError(f"there is no task {asked.task_index}: they are 0 to {count - 1}")
+        self.server.refuse_beyond_end(asked.task_index)
         if session is not None and (before := self._episodes.get(session)) is not None:
             await self.server.host.episodes.cancel(before, self._terms)
             self._forget(before)
-        self.server.refuse_stopping()
-        self.server.reserve(1)
-        self._starting += 1
-        try:
-            task, index = await self.server.sample(asked.task_index)
-            started = await self.server.host.start(task, terms=self._terms)
-        finally:
-            self._starting -= 1
-            self.server.release(1)
+        started, task, index = await self.server.start_episode(asked.task_index, self._terms)
         listed = self._offered
         self._tools[started.episode], self._offered = started.tools, started.tools
         if session is not None:

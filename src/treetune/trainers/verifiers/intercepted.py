@@ -17,7 +17,7 @@ class InterceptedModel(OpenAIPolicy):
         the task's system prompt."""
         place = EndpointConfig(base_url=endpoint, timeout=config.model_timeout, max_retries=config.model_retries)
         super().__init__(model, place)
-        self._headers["Authorization"] = f"Bearer {secret}"
+        self._server.headers["Authorization"] = f"Bearer {secret}"
         self._trace, self._system = trace, system
 
     async def complete(self, request: Request) -> Completion:
