@@ -19,6 +19,13 @@ from treetune.datasets.build import build_rows
 from treetune.errors import PolicyError, TreetuneError
 from treetune.policy import Completion
 from treetune.rows.reading import read_rows
+from treetune.serve.host import ModelsConfig
+from treetune.serve.http import HttpConfig
+from treetune.serve.http.client import TaskServerClient
+from treetune.serve.http.door import HttpDoor
+from treetune.serve.server import EnvServer
+from treetune.serve.zmq.client import EnvClient
+from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 from treetune.tools import message_of_action
 from treetune.trainers.verl import compute_score
@@ -101,6 +108,42 @@ async def cancelled(taskset):
         return len(_open)
 
 
+def verbs(folder):
+    """Each verb with the code that it ends with, and what both doors of a server give for a right answer."""
+    target = str(folder / "target.yaml")
+    env = "vf-reverse', words: 3" if VERSION == "v1" else "v0-double', number: 3"
+    Path(target).write_text(f"taskset: {{id: 'verifiers:{env}, gold: answer}}\n")
+    gold = ["-m", "scripted:gold", "-n", "3"]
+    checks = "tasks-differ,reward-differs,observations-differ,not-portable"
+    commands = {
+        "show": ["show", target, "-n", "3"],
+        "validate": ["validate", target, "-n", "3"],
+        "audit": ["audit", target, "-n", "3", "--skip", checks],
+        "eval": ["eval", target, *gold, "-o", str(folder / "run")],
+        "profile": ["profile", target, *gold, "-r", "2", "-o", str(folder / "rates.jsonl")],
+        **{f"build {each}": ["build", target, "--format", each, "-n", "3"] for each in ("verl", "skyrl", "trl")},
+        "convert": ["convert", target, str(folder / "out.parquet"), "--to", "verl", "-n", "3"],
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        codes = {verb: run_command(arguments) for verb, arguments in commands.items()}
+    return {**codes, "serve": asyncio.run(serve(target))}
+
+
+async def serve(target):
+    pull, http = ZmqDoor("tcp://127.0.0.1:0"), HttpDoor(HttpConfig(address="127.0.0.1:0"))
+    server = EnvServer(load_taskset(target), models=ModelsConfig(model="scripted:gold"), doors=[pull, http])
+    await server.start()
+    try:
+        async with EnvClient(pull.address) as client, TaskServerClient(http.address) as episodes:
+            task = await client.sample()
+            trace = await client.run_rollout(task)
+            async with await episodes.start(0) as episode:
+                step = await episode.step(task.data["answer"] if hasattr(task, "data") else task.own["data"]["answer"])
+            return [(await client.info()).num_tasks, trace.reward, step.reward]
+    finally:
+        await server.close()
+
+
 async def v1():
     reverse, files = load_taskset("verifiers:vf-reverse"), load_taskset("verifiers:vf-files")
     guess, tools = load_taskset("verifiers:vf-guess"), load_taskset("verifiers:vf-tools")
@@ -114,6 +157,7 @@ async def v1():
         "needs a runtime": await play(files, 1, "1"),
         "needs a runtime, wrong": await play(files, 1, "7"),
         "policy breaks the reward": await play(files, 1, "unreadable"),
+        "empty": await play(files, 1, ""),
         "reward is broken": await play(files, 2, "2"),
         "policy fails": await play(files, 1, PolicyError("no model")),
         "several turns": await play(guess, 13, "5", "1", "3"),
@@ -135,6 +179,7 @@ async def v0():
         "right": await play(double, 2, "4"),
         "wrong": await play(double, 2, "5"),
         "policy breaks the reward": await play(double, 2, "four"),
+        "empty": await play(double, 2, ""),
         "reward is broken": await play(double, 3, "6"),
         "several turns": await play(guess, 3, "5", "1", "3"),
         "several turns, lost": await play(guess, 3, "5"),
@@ -156,12 +201,5 @@ else:
     found = asyncio.run(v0())
     found["rows"] = scored("verifiers:v0-double", "0", "1")
     found["refused"] = {name: refused(f"verifiers:v0-{name}") for name in ("empty", "group")}
-target = "verifiers:v0-double" if VERSION == "v0" else "verifiers:vf-reverse"
-gold = ["--taskset.gold", "answer", "-n", "2"]
-with contextlib.redirect_stdout(io.StringIO()):
-    found["codes"] = [
-        run_command(["eval", target, *gold, "-m", "scripted:gold", "-o", str(FOLDER / "run")]),
-        run_command(["validate", target, *gold]),
-        run_command(["show", target, *gold]),
-    ]
+found["verbs"] = verbs(FOLDER)
 print(json.dumps(found))

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import venvs
 
+from treetune.cli.listing import TargetKind, cells
+
 SIDE = Path(venvs.__file__).with_name("verifiers_target_side.py")
 
 
@@ -47,7 +49,7 @@ def test_tasksets_of_v1_are_played(tmp_path):
     assert (cases["tools"]["reward"], cases["tools"]["tools"]) == (1.0, ["math_double"])
     assert cases["tools"]["shown"][1:] == ["error: no such call: nothing", "2"]
     assert cases["rows"] == [1.5, 0.5]
-    assert cases["codes"] == [0, 0, 0]
+    check_verbs(cases, count=3, reward=1.5)
     check_faults(cases)
     refused = cases["refused"]
     assert "needs a container" in refused["vf-boxed"]
@@ -68,10 +70,18 @@ def test_environments_of_v0_are_played(tmp_path):
     ]  # fmt: skip
     assert cases["tools"]["tools"] == ["double"]
     assert cases["rows"] == [1.0, 0.0]
-    assert cases["codes"] == [0, 0, 0]
+    check_verbs(cases, count=3, reward=1.0)
     check_faults(cases)
     assert "has no tasks" in cases["refused"]["empty"]
     assert "together" in cases["refused"]["group"]
+
+
+def check_verbs(cases: dict, *, count: int, reward: float) -> None:
+    """Every cell of its row in the matrix says yes: each verb takes it, and both doors of a server too."""
+    assert cases["verbs"].pop("serve") == [count, reward, reward]
+    row = cells()["target"][TargetKind.VERIFIERS]
+    assert {verb for verb, said in row.items() if said is True} == {*cases["verbs"], "serve"} == set(row)
+    assert cases["verbs"] == dict.fromkeys(cases["verbs"], 0)
 
 
 def check_faults(cases: dict) -> None:
@@ -80,6 +90,7 @@ def check_faults(cases: dict) -> None:
         "completed",
         0.0,
     )
+    assert (cases["empty"]["outcome"], cases["empty"]["reward"]) == ("completed", 0.0)
     assert "raised" in cases["policy breaks the reward"]["warnings"][0]
     assert (cases["reward is broken"]["outcome"], cases["reward is broken"]["reward"]) == ("environment_error", None)
     assert (cases["policy fails"]["outcome"], cases["policy fails"]["reward"]) == ("policy_error", None)

@@ -145,6 +145,7 @@ class TargetKind(StrEnum):
     ROWS = "rows"
     MIXTURE = "mixture"
     INFINITE = "infinite"
+    VERIFIERS = "verifiers:ID"
     SERVER = "server"
 
 
@@ -163,7 +164,7 @@ class TaskKind(StrEnum):
 VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
 BY_ADDRESS = ("show", "audit", "eval", "profile")
 """The verbs that take the address of a server."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async")
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "verifiers")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:

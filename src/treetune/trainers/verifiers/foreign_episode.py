@@ -47,9 +47,10 @@ class ForeignEpisode(Environment):
     MULTI_TURN = True
     RAW_CALLS = True
 
-    def __init__(self, task: Task, play: Play) -> None:
+    def __init__(self, task: Task, play: Play, empty: str = "") -> None:
+        """`empty` is said in the place of an answer that says nothing."""
         super().__init__(task)
-        self._play = play
+        self._play, self._empty = play, empty
         self._conversation: Conversation | None = None
         self._running: asyncio.Task[Outcome] | None = None
 
@@ -62,6 +63,8 @@ class ForeignEpisode(Environment):
     async def step(self, action: Action) -> Step:
         message = message_of(action)
         answer = message if message is not None else {"role": "assistant", "content": action.text}
+        if not answer.get("tool_calls") and not answer.get("content"):
+            answer = {**answer, "content": self._empty}
         return await _in_background(self._answer({"role": "assistant", "content": None, **answer}))
 
     async def close(self) -> None:

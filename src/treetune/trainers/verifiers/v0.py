@@ -108,7 +108,8 @@ class V0Taskset(VerifiersTaskset):
         return VerifiersTask(prompt=[_without_none(message) for message in messages] or None, data=row)
 
     def environment(self, task: VerifiersTask) -> Environment:
-        return ForeignEpisode(task, partial(self._play, task))
+        # v0 takes an empty answer for a failure of the model's server.
+        return ForeignEpisode(task, partial(self._play, task), empty=" ")
 
     async def _play(self, task: VerifiersTask, url: str) -> Outcome:
         client = ClientConfig(api_base_url=url, api_key_var="TREETUNE_NO_KEY", max_retries=0)
