@@ -26,7 +26,7 @@ from treetune.target import load_taskset
 VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert", "train"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime"}
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers"}
 """What takes these kinds is tried in the tests of each trainer, with the real one (slime: recorded calls of it)."""
 
 
@@ -66,7 +66,8 @@ def test_every_cell_is_one_that_is_tried():
     found = cells()
     assert all(set(row) == VERBS | DOORS for row in found["target"].values())
     assert all(set(row) == {"eval", *DOORS, *TRAINERS} for row in found["task"].values())
-    assert TARGETS.keys() | {TargetKind.SERVER} == set(TargetKind)
+    # An environment of verifiers is tried in `test_verifiers_targets.py`, where verifiers is installed.
+    assert TARGETS.keys() | {TargetKind.SERVER, TargetKind.VERIFIERS} == set(TargetKind)
     assert KINDS.keys() == set(TaskKind)
 
 

@@ -145,6 +145,7 @@ class TargetKind(StrEnum):
     ROWS = "rows"
     MIXTURE = "mixture"
     INFINITE = "infinite"
+    VERIFIERS = "verifiers:ID"
     SERVER = "server"
 
 
@@ -173,7 +174,7 @@ VERBS = (
 )
 BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
 """The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime")
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
