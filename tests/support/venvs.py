@@ -50,6 +50,8 @@ VERL = (
         "fastapi==0.162.4", "torchdata==0.11.0", "peft==0.21.2",
     ],
 )  # fmt: skip
+OPENENV = ("openenv", ["openenv==0.10.0", "ors-sdk==0.1.0"])
+"""The real OpenEnv and ORS, servers and clients."""
 MODELS = (
     "models",
     ["torch==2.13.0"],
