@@ -99,6 +99,8 @@ VERIFIERS = ("verifiers", ["verifiers==0.4.0"])
 """verifiers' v1: `vf-eval`, its environment server and client."""
 VERIFIERS_V0 = ("verifiers-v0", ["verifiers==0.1.14"])
 """The last with environments of v0, `load_environment`."""
+OPENENV = ("openenv", ["openenv==0.10.0", "ors-sdk==0.1.0"])
+"""The real OpenEnv and ORS, servers and clients."""
 MODELS = (
     "models",
     ["torch==2.13.0"],
