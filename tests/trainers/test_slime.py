@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import slime_runs
+import task_servers
 import tool_shop
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, forgets_thoughts, plain
+from kinds import KINDS, TARGETS, write_targets, written
 
+from treetune.cli.listing import TaskKind, cells
 from treetune.errors import ConfigError, ResumeError, UsageError
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
@@ -370,6 +373,68 @@ def test_the_reward_function_scores_what_something_else_sampled(folder, slime, s
     assert slime_runs.run(reward(args, group[0])) == 1.0
 
 
+@pytest.mark.parametrize("kind", TaskKind)
+def test_a_kind_of_task_that_the_matrix_gives_it_is_played(folder, slime, sglang, kind):
+    write_targets(folder)
+    target, actions = KINDS[kind]
+    args, tokenizer = slime(target)
+    data = data_of(args)
+    first, again = data.get_samples(1)[0], data_of(args).get_samples(1)[0]
+    sglang.say(*(said(tokenizer, written(action)) for action in actions))
+    if (refused := cells()["task"][kind]["slime"]) is not True:
+        with pytest.raises(UsageError, match=refused):
+            play(args, first)
+        return
+    assert [sample.reward for sample in play(args, first)] == [1.0]
+    sglang.say(said(tokenizer, "#### 77"))
+    assert [sample.reward for sample in play(args, again)] == [0.0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_any_target_names_its_tasks(folder, slime, target):
+    write_targets(folder)
+    name, endless = TARGETS[target]
+    data = data_of(slime(name)[0])
+    taskset = load_taskset(name, split="train")
+    assert uids(data.get_samples(3)) == [taskset.at(index).uid for index in range(3)]
+    if not endless:
+        assert len(data) == len(list(taskset.draw()))
+
+
+def test_task_servers_play_the_episodes_and_one_that_dies_costs_no_zero(folder, slime, sglang):
+    from treetune.trainers.slime import rollouts
+
+    port = task_servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    settings = {"urls": [url], "patience": 1.0, "timeout": 20.0}
+    args, tokenizer = slime("guesses.py:Guesses", treetune=settings)
+    data = data_of(args)
+    data.get_samples(2)
+    command = ["-m", "treetune", "serve", "guesses.py:Guesses", "--http", f":{port}"]
+    with task_servers.process(*command, url=url, path="/api/health") as server:
+        answers = [said(tokenizer, "7"), said(tokenizer, "2")]
+        sglang.say(*answers)
+        (sample,) = play(args, data.get_samples(1)[0])
+        check(sample, answers)
+        assert sample.reward == 1.0
+        assert no_episode_is_left()
+        sglang.say(said(tokenizer, "7"), said(tokenizer, "7", wait=True))
+        (group,) = data.get_samples(1)
+
+        async def play_while_it_dies():
+            from slime.rollout.sglang_rollout import generate_and_rm
+
+            playing = asyncio.ensure_future(generate_and_rm(args, group[0], {"max_new_tokens": 500}))
+            await asyncio.to_thread(sglang.wait_for, 2)
+            server.kill()
+            await asyncio.to_thread(sglang.let_go)
+            return await playing
+
+        sample = slime_runs.run(play_while_it_dies())
+    assert (sample.reward, sample.status.value, sample.metadata["lost"]) == (None, "aborted", "environment")
+    slime_runs.run(rollouts.close())
+
+
 # The data source
 
 
@@ -424,6 +489,8 @@ def test_what_has_no_epochs_says_so(folder, slime):
 def test_faults_are_told_before_anything_starts(folder, slime):
     with pytest.raises(UsageError, match="no tasks are named"):
         data_of(slime("")[0])
+    with pytest.raises(UsageError, match="needs the tasks themselves"):
+        data_of(slime("http://127.0.0.1:1")[0])
     with pytest.raises(ConfigError, match="max_turn: unknown key; did you mean 'max_turns'"):
         data_of(slime("sums.jsonl", treetune={"max_turn": 3})[0])
 

@@ -22,7 +22,7 @@ from treetune.cache_folder import default_cache_dir, write_atomically
 from treetune.errors import DrawFailed, ResumeError, UsageError
 from treetune.pending import Draw, Pending
 from treetune.rows.scorer import refuse_groups, scorer_for
-from treetune.target import load_taskset
+from treetune.target import NEEDS_TASKS, is_server, load_taskset
 from treetune.task import Task, digest
 from treetune.taskset import Taskset
 from treetune.trainers.slime.groups import set_up
@@ -51,6 +51,11 @@ class TreetuneData:
         target = getattr(args, "prompt_data", None)
         if not target:
             raise UsageError("no tasks are named", remedy="pass --prompt-data TARGET: an id, tasks.yaml, file.py:Name")
+        if is_server(target):
+            raise UsageError(
+                f"{target} is a running server, and --prompt-data {NEEDS_TASKS}",
+                remedy=f"name what it serves, and in the file of --custom-config-path treetune: {{urls: [{target}]}}",
+            )
         self.args = args
         settings_of(args)  # faults are told before anything is loaded
         overrides = {}

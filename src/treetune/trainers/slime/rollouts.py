@@ -202,6 +202,16 @@ def _process_of(args: Any) -> _Process:
     return found
 
 
+async def close() -> None:
+    """Closes what the rollouts of this event loop hold: stopped episodes, connections. So does the end of the process,
+    less politely."""
+    process = _processes.pop(asyncio.get_running_loop(), None)
+    if process is not None:
+        for rollout in process.waiting.values():
+            await _close(rollout)
+        await process.episodes.close()
+
+
 async def _stop(process: _Process, sample: Any, rollout: _Rollout | None) -> Any:
     """slime stops everything. With `--partial-rollout` the sample comes back, and its episode waits for it."""
     if rollout is not None and getattr(process.args, "partial_rollout", False):
