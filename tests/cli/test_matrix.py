@@ -23,10 +23,10 @@ from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
-VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert"}
+VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert", "train"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime"}
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers"}
 """What takes these kinds is tried in the tests of each trainer, with the real one (slime: recorded calls of it)."""
 
 
@@ -58,6 +58,7 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
         "build": ["build", target, "--format", *format, *number, "--json"],
         "convert": ["convert", target, "out.parquet", "--to", "verl", "--force", *number, "--json"],
         "serve": ["serve", target, "--http", "127.0.0.1:0"],
+        "train": ["train", "verl", target, *number, "--dry-run", "--json"],
     }[verb]
 
 
@@ -65,7 +66,8 @@ def test_every_cell_is_one_that_is_tried():
     found = cells()
     assert all(set(row) == VERBS | DOORS for row in found["target"].values())
     assert all(set(row) == {"eval", *DOORS, *TRAINERS} for row in found["task"].values())
-    assert TARGETS.keys() | {TargetKind.SERVER} == set(TargetKind)
+    # An environment of verifiers is tried in `test_verifiers_targets.py`, where verifiers is installed.
+    assert TARGETS.keys() | {TargetKind.SERVER, TargetKind.VERIFIERS} == set(TargetKind)
     assert KINDS.keys() == set(TaskKind)
 
 
@@ -86,6 +88,8 @@ def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
             assert result.json["rows"] >= 3
         elif verb == "audit":
             assert len(result.json["tasks"]) == 3
+        elif verb == "train":  # the others: tests/cli/test_train.py, where a server is tried too
+            assert result.json["data"]["train"]
         elif verb != "validate":
             assert result.json["tasks"][0]["rows"] >= 3
 

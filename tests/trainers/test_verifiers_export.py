@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import venvs
-from kinds import write_targets
+from kinds import KINDS, write_targets
 from scripted_chat import scripted_chat
 
+from treetune.cli.listing import cells
 from treetune.errors import UsageError
 from treetune.target import load_taskset
 from treetune.trainers.verifiers import export_package
@@ -122,6 +123,21 @@ def test_vf_eval_gives_the_rewards_of_eval(folder, treetune, model, target, numb
     assert found == eval_rewards(treetune, target, model, number)
     assert expected in (None, found)
     assert len(set(found)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("verifiers")
+def test_every_kind_of_task_is_played(folder):
+    """The column of the matrix: what earns the whole reward in `eval` earns it in verifiers."""
+    row = {kind: cells()["task"][kind]["verifiers"] for kind in KINDS}
+    assert all(said is True for said in row.values())
+    names = {f"kind-{number}": kind for number, kind in enumerate(KINDS)}
+    packages = [export_package(KINDS[kind][0], folder / name).folder for name, kind in names.items()]
+    with scripted_chat({name: KINDS[kind][1] for name, kind in names.items()}) as url:
+        script = Path(venvs.__file__).with_name("verifiers_kinds_side.py")
+        path = os.pathsep.join(map(str, packages))
+        printed = venvs.run(venvs.venv(*venvs.VERIFIERS), script, url, *names, PYTHONPATH=path, cwd=folder)
+    assert json.loads(printed.splitlines()[-1]) == {name: [True, 1.0, 1] for name in names}
 
 
 @pytest.mark.slow

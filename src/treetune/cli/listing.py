@@ -145,6 +145,7 @@ class TargetKind(StrEnum):
     ROWS = "rows"
     MIXTURE = "mixture"
     INFINITE = "infinite"
+    VERIFIERS = "verifiers:ID"
     SERVER = "server"
 
 
@@ -169,10 +170,11 @@ VERBS = (
     *(f"build {format}" for format in IN_PARQUET),
     "convert",
     "serve",
+    "train",
 )
-BY_ADDRESS = ("show", "audit", "eval", "profile")
-"""The verbs that take the address of a server."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime")
+BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
+"""The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
