@@ -39,6 +39,16 @@ SKYRL = (
 )  # fmt: skip
 """The real SkyRL: `venv(*SKYRL)`."""
 
+SKYRL_TINKER = (
+    "skyrl-tinker",
+    *SKYRL[1:],
+    # Its Tinker API and the JAX backend of that.
+    [
+        "tinker==0.20.0", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "peft==0.18.1", "cloudpathlib==0.26.0",
+        "fastapi[standard]==0.162.7", "sqlmodel==0.0.48", "sqlalchemy[asyncio]==2.1.8", "aiosqlite==0.22.1",
+        "asyncpg==0.32.0", "psycopg2-binary==2.9.13",
+    ],
+)  # fmt: skip
 TRL = (
     "trl",
     ["torch==2.13.0"],

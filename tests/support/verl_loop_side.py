@@ -100,7 +100,10 @@ class Side:
         self.config.transfer_queue.enable = True
         self.tokenizer = AutoTokenizer.from_pretrained(request["model"])
         self.engine = Scripted(str(folder), request["model"])
-        self.workers: dict[str, Any] = {}
+        tq.init(self.config.transfer_queue)
+        # Both at once: to start one takes most of the time of all runs.
+        self.worker_v0 = ray.remote(AgentLoopWorker).remote(self.config, self.engine)
+        self.worker_v1 = AgentLoopWorkerTQ.remote(self.config, self.engine)
 
     def run(self, number: int, run: dict[str, Any]) -> dict[str, Any]:
         print(f"run {number}: {run['name']}", flush=True)
@@ -125,10 +128,8 @@ class Side:
         return {"samples": samples, "calls": list(map(json.loads, written)), "agents": agents, "seconds": seconds}
 
     def v0(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> list[dict[str, Any]]:
-        if "v0" not in self.workers:
-            self.workers["v0"] = ray.remote(AgentLoopWorker).remote(self.config, self.engine)
         batch = self.batch(rows, run)
-        return self.read_batch(ray.get(self.workers["v0"].generate_sequences.remote(batch), timeout=120))
+        return self.read_batch(ray.get(self.worker_v0.generate_sequences.remote(batch), timeout=400))
 
     def here(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> Any:
         """In this process, and cancelled after a while where the run says so."""
@@ -174,15 +175,12 @@ class Side:
         return samples
 
     def v1(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> Any:
-        if "v1" not in self.workers:
-            tq.init(self.config.transfer_queue)
-            self.workers["v1"] = AgentLoopWorkerTQ.remote(self.config, self.engine)
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "dummy_tensor"}
         columns["__rollout_n__"] = [run.get("n", 1)] * len(rows)
         batch = tu.get_tensordict(columns, non_tensor_dict={"global_steps": 3})
-        ray.get(self.workers["v1"].generate_sequences.remote(batch))
+        ray.get(self.worker_v1.generate_sequences.remote(batch))
         uids = [row["uid"] for row in rows]
-        for _ in range(600):
+        for _ in range(3000):
             known = tq.kv_list("train")["train"]
             states = [known.get(uid, {}).get("status") for uid in uids]
             if all(state in ("finished", "failure") for state in states):

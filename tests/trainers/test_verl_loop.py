@@ -201,7 +201,7 @@ def played(folder) -> Played:
         }
         (folder / "request.json").write_text(json.dumps(asked))
         side = SUPPORT / "verl_loop_side.py"
-        venvs.run(python, side, folder / "request.json", folder / "answer.json", timeout=400, **caches)
+        venvs.run(python, side, folder / "request.json", folder / "answer.json", timeout=900, **caches)
     return Played(json.loads((folder / "answer.json").read_text()), (folder / "log").read_text().split("\n"))
 
 
@@ -265,7 +265,7 @@ def in_eval(folder: Path, target: str, *scripts: list[str]) -> list[tuple[float,
         for task, script in zip(tasks, scripts, strict=True):
             policy = tool_shop.Script() if script is WORDS else Replay([Completion(text=text) for text in script])
             traces.append(await run_rollout(taskset, task, policy))
-        return [(trace.reward, trace.passed) for trace in traces]
+        return [(trace.reward, trace.passed()) for trace in traces]
 
     return asyncio.run(play())
 
