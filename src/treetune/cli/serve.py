@@ -95,13 +95,14 @@ def serve_command(
     data = read_target(target, overrides, split, "train")
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
+    asked = {key: value for key, value in (data.get("endpoint") or {}).items() if key != "api_key_env"}
     names = model or ([str(data["model"])] if data.get("model") else [])
     models = serve.ModelsConfig(
         model=names[0] if names else None,
         endpoint=endpoint,
         models={name: endpoint for name in names[1:]},
         allowed_endpoints=[
-            convert({"base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
+            convert({**asked, "base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
         ],
     )
     if http is not None and port is not None:

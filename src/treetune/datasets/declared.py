@@ -159,31 +159,40 @@ def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, so
     check_all(checks, source=source)
 
 
-def check_environments(lists: Lists, *, known: bool = True, one_turn: bool = False, source: str = "config") -> None:
-    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning.
-    With `one_turn` none may have several: verl's reward functions are given one answer."""
-    from treetune.rows.scorer import SEVERAL_TURNS, has_several_turns, only_groups, plain_reward
+def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
+    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
+    from treetune.rows.scorer import only_groups, plain_reward
 
     faults: Faults = []
     for place, taskset in _places(lists):
         config, key = taskset.config, f"{place}.env_class"
-        if one_turn and (config.tools or taskset.tool_methods):
-            faults.append((f"{place}.tools", f"a model may call tools, and verl plays one answer: {SEVERAL_TURNS}"))
         if config.env_class is None:
             if config.scorer is not None and config.scorer.scores_groups and plain_reward(taskset):
                 faults.append((f"{place}.scorer", str(only_groups("it"))))
             continue
-        spec = taskset.environment_spec(config.env_class)
-        rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows
         if (problem := unknown_environment(taskset, config.env_class)) is not None:
             if known:
                 faults.append((key, problem))
             else:
                 warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
-        elif one_turn and not rows_decide and has_several_turns(environments.resolve(spec)):
-            faults.append((key, f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"))
     if faults:
         raise ConfigError(faults, source=source)
+
+
+def has_turns(taskset: DatasetTaskset) -> bool | None:
+    """Whether its episodes have several turns or tools to call; None where only playing shows it."""
+    from treetune.rows.agent_column import has_several_turns
+
+    config = taskset.config
+    if config.tools or taskset.tool_methods:
+        return True
+    if config.env_class is None:
+        return None if taskset.overrides("environment") else False
+    environment: Any = environments.resolve(taskset.environment_spec(config.env_class))
+    if has_several_turns(environment):
+        rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows
+        return None if rows_decide else True
+    return None if getattr(environment, "CONTRACT", None) is None else False
 
 
 def _places(lists: Lists) -> Iterator[tuple[str, DatasetTaskset]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treetune.serve.access import Access
-    from treetune.serve.errors import ServeError
+    from treetune.serve.errors import Denied, Misused, ServeError
     from treetune.serve.host import ModelsConfig
     from treetune.serve.http import HttpConfig
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     )
     from treetune.serve.served import Served
     from treetune.serve.server import Door, EnvServer, ServerConfig
-    from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
+    from treetune.serve.zmq.blocking import BlockingEnvClient
+    from treetune.serve.zmq.client import EnvClient
     from treetune.serve.zmq.door import ZmqDoor
 
 _HOMES = {
     "access": "Access",
-    "errors": "ServeError",
+    "errors": "Denied Misused ServeError",
     "host": "ModelsConfig",
     "http": "HttpConfig",
     "http.client": "RemoteEpisode TaskServerClient",
@@ -57,7 +58,8 @@ _HOMES = {
     "name_public_address open_register stay_registered",
     "served": "Served",
     "server": "Door EnvServer ServerConfig",
-    "zmq.client": "BlockingEnvClient EnvClient",
+    "zmq.blocking": "BlockingEnvClient",
+    "zmq.client": "EnvClient",
     "zmq.door": "ZmqDoor",
 }
 

@@ -188,7 +188,7 @@ class EnvServer:
             log.info("%s", line)
 
     def _make_host(self, spec: HostSpec) -> ServerHost:
-        return ServerHost(self.streams, spec, self.take_scored)
+        return ServerHost(self.streams, spec, self.take_scored, self.metrics.counts)
 
     def _open_store(self, streams: Streams) -> bytes:
         """The key of the seals; and where cursors were kept, goes on there."""
@@ -375,6 +375,7 @@ class EnvServer:
             "capacity": self.capacity,
             "leases": self.streams.pending.leased,
             "expired_leases": self.streams.pending.expired,
+            "given_back": self.streams.pending.given_back,
             "skipped_draws": self.streams.pending.skipped,
             **{name: value for name, value in self.host.stats().items() if isinstance(value, int)},
             **{f"cursor:{name}": index for name, index in list(self.streams.cursors.items())},

@@ -24,6 +24,7 @@ from treetune.serve.http.listener import Listener
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
 from treetune.serve.http.wire import encode, read_body, to_http_error
 from treetune.serve.server import Door, EnvServer
+from treetune.serve.uid_index import UidIndex
 
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 _MOST_KEPT_BYTES = 256 << 10
@@ -44,6 +45,7 @@ class HttpDoor(Door):
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
+        self._uids = UidIndex(server)
         self._listener = Listener(self.address, server.config.access)
         if server.config.capacity is None:
             server.capacity = max(server.capacity, self.config.max_episodes)
@@ -95,7 +97,7 @@ class HttpDoor(Door):
     async def start(self, body: wire.StartBody) -> bytes:
         if body.request_id is None:
             return await self._begin(body)
-        asked = body.task_index, body.step
+        asked = body.task_index, body.step, body.uid
         return await self.server.host.episodes.start_once(body.request_id, asked, lambda: self._begin(body))
 
     async def _begin(self, body: wire.StartBody) -> bytes:
@@ -105,14 +107,25 @@ class HttpDoor(Door):
             remedy = "ask again when some have ended, or serve with a larger --max-episodes"
             raise Busy(f"{most} episodes are live, as many as may be", remedy=remedy)
         try:
+            index = body.task_index if body.uid is None else await self._find(body.uid, body.task_index)
             started, task, index = await self.server.start_episode(
-                body.task_index, self._terms, step=body.step, name=body.request_id
+                index, self._terms, step=body.step, name=body.request_id
             )
         except UsageError as error:
             raise to_http_error(error, path="$.task_index") from None
         info = {"task_index": index, "data_source": task.data_source}
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
         return encode(wire.StartAnswer(started.episode, started.observation, info, started.tools))
+
+    async def _find(self, uid: str, near: int | None) -> int:
+        index = await self._uids.find(uid, near)
+        if index is None:
+            problem = f"there is no task with the uid {uid!r:.80}" + (
+                "" if near is None else f", at {near} or elsewhere"
+            )
+            remedy = "serve the tasks that its row was built from; of tasks without end, name its task_index too"
+            raise wire.HttpError(404, wire.UNKNOWN_TASK, problem, path="$.uid", remedy=remedy)
+        return index
 
     async def step(self, body: wire.StepBody) -> bytes:
         """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""

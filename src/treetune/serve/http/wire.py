@@ -34,6 +34,8 @@ MOST_DEPTH = 128
 """Lists and objects within each other."""
 API_VERSION = 2
 """2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
+UNKNOWN_TASK = "unknown_task"
+"""The kind of the error where no task has the uid that was asked for."""
 B = TypeVar("B")
 _CALL = {"properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": {"type": "object"}}}
 ToolCalls = Annotated[
@@ -76,6 +78,8 @@ class StartBody(msgspec.Struct):
     """A name for this request: the same name again gets the same episode, so a lost answer can be asked for again."""
     step: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
     """The trainer's step, which the episode's trace keeps."""
+    uid: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
+    """The uid of the task, as its row has it: it is looked for at `task_index` first, and then among all."""
 
 
 class MoveBody(msgspec.Struct, kw_only=True):
@@ -179,7 +183,7 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     max_turns: int | None = None
     max_batch: int = MOST_IN_BATCH
     features: list[str] = msgspec.field(
-        default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse", "tools"]
+        default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse", "tools", "uid"]
     )
     """What the server can do beyond the five endpoints."""
     api_version: int = API_VERSION
