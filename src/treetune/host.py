@@ -256,7 +256,8 @@ class LocalHost(TrainedModels):
         policy, weights = self._policy_of(model, endpoint), self.weights_of(model, endpoint)
         if (version := options.get("version")) is not None:
             weights.reach(check_version(version))
-        make_staleness = Staleness.maker(options.get("max_staleness"), options.get("stale"))
+        if (most := options.get("max_staleness")) is not None:
+            Staleness(most, options.get("stale", "cut"))  # refused before any rollout begins
         limits, sampling = self._narrow(options.get("limits")), options.get("sampling")
         occurrence, attempt = options.get("occurrence", 0), options.get("attempt", 0)
 
@@ -271,7 +272,7 @@ class LocalHost(TrainedModels):
                     occurrence=occurrence,
                     rollout=rollout,
                     weights=weights,
-                    staleness=make_staleness(),
+                    staleness=None if most is None else Staleness(most, options.get("stale", "cut")),
                 )
             trace.step = options.get("step")
             trace.attempt = attempt
