@@ -153,6 +153,7 @@ class TaskKind(StrEnum):
 
     RULE = "ground truth"
     SCORER = "scorer"
+    JUDGE = "judge"
     REWARD = "own reward"
     ENVIRONMENT = "environment, one turn"
     MULTI_TURN = "environment, several turns"
