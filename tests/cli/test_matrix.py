@@ -1,6 +1,7 @@
 """`treetune list --matrix`: every cell that says yes works, and every no says what the matrix says.
 
-What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones.
+What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones; judges in
+the rows of trainers in `judges/test_elsewhere.py`.
 """
 
 from __future__ import annotations

@@ -155,6 +155,7 @@ class TaskKind(StrEnum):
 
     RULE = "ground truth"
     SCORER = "scorer"
+    JUDGE = "judge"
     REWARD = "own reward"
     ENVIRONMENT = "environment, one turn"
     MULTI_TURN = "environment, several turns"
