@@ -171,7 +171,7 @@ def verl() -> dict[str, dict[str, Played]]:
     (HERE / "engine").mkdir()
     request = {"model": str(HERE / "model"), "loops": str(HERE / "loops.yaml")}
     side, found = verl_loop_side.Side(request, HERE / "engine"), {}
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init("local", num_cpus=2, include_dashboard=False)
     try:
         for number, (name, story) in enumerate(STORIES.items()):
             built = command_line.run(HERE, ["build", story.target, "--format", "verl", "--json"], {})

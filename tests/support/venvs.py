@@ -248,6 +248,8 @@ def _settings_of_pip() -> dict[str, str]:
 def run(python: Path, *arguments: str | Path, timeout: float = 600, cwd: Path | None = None, **environment: str) -> str:
     """What a program prints in such an environment; it must end well."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), environment.pop("PYTHONPATH", "")])
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; threads of torch would spin for the others'
+        environment.setdefault("OMP_NUM_THREADS", "1")
     done = subprocess.run(
         [python, *map(str, arguments)],
         capture_output=True,

@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import openenv_playing
+import doors
 import pytest
 import slime_runs
 import stories
 import venvs
 from chat_templates import CALL_TEMPLATES, CallLetters
 from model_endpoint import calls, endpoint, said
-from serving import served, serving
+from serving import served
 from stories import STORIES, Played, Story, pieces_of
 from trl_speaker import Speaker, rollout
 
 from treetune import run_rollout
 from treetune.policy import Completion, Policy, Request
 from treetune.serve.host import ModelsConfig
-from treetune.serve.http import HttpConfig
-from treetune.serve.http.client import TaskServerClient
-from treetune.serve.http.door import HttpDoor
 from treetune.target import load_taskset
 from treetune.tokens import ChatTokens, Tokens
 
@@ -115,102 +109,13 @@ def by_pulled_rollout(story: Story) -> Played:
     return of_trace(asyncio.run(play()))
 
 
-def by_pulled_episode(story: Story) -> Played:
-    async def play() -> list[Any]:
-        async with served(load(story)) as client:
-            started = await client.start(await client.sample(story.index))
-            actions = map(stories.action_of, story.says)
-            return [await client.step(started.episode, action, turn) for turn, action in enumerate(actions)]
+def by_door(door: str) -> Place:
+    def play(story: Story) -> Played:
+        turns = doors.play(door, story.target, story.index, [stories.action_of(said) for said in story.says])
+        # Where calls are made one by one, there are more steps than turns.
+        return Played(sum(turns), turns if len(turns) == len(story.says) else None)
 
-    return of_steps(asyncio.run(play()))
-
-
-def of_steps(steps: list[Any]) -> Played:
-    assert [step.done for step in steps] == [False] * (len(steps) - 1) + [True]
-    return Played(sum(step.reward for step in steps), [step.reward for step in steps])
-
-
-def by_http(story: Story) -> Played:
-    async def play() -> list[Any]:
-        async with (
-            serving(load(story), doors=[HttpDoor(HttpConfig(address=":0"))]) as server,
-            TaskServerClient(server.address) as client,
-            await client.start(story.index) as episode,
-        ):
-            return [await episode.step(stories.action_of(turn)) for turn in story.says]
-
-    return of_steps(asyncio.run(play()))
-
-
-Call = Callable[[str, dict[str, Any]], Awaitable[tuple[float, bool]]]
-
-
-async def one_by_one(story: Story, call: Call) -> Played:
-    """A protocol whose clients call one tool at a time, `answer` among them. A call gives its reward and the end."""
-    steps = [made for turn in story.says for made in turn.calls or [("answer", {"text": turn.text})]]
-    found = [await call(name, arguments) for name, arguments in steps]
-    assert [done for _, done in found] == [False] * (len(found) - 1) + [True]
-    return Played(sum(reward for reward, _ in found))
-
-
-def by_mcp(story: Story) -> Played:
-    mcp = pytest.importorskip("mcp")
-    command = ["-m", "treetune", "serve", story.target, "--mcp"]
-    environment = {name: os.environ[name] for name in ("PATH", "HOME", "TREETUNE_TASK_CACHE_DIR") if name in os.environ}
-    parameters = mcp.StdioServerParameters(command=sys.executable, args=command, cwd=Path.cwd(), env=environment)
-
-    async def play(errors: Any) -> Played:
-        async with mcp.stdio_client(parameters, errors) as streams, mcp.ClientSession(*streams) as session:
-            await session.initialize()
-            await session.call_tool("start", {"task_index": story.index})
-
-            async def call(name: str, arguments: dict[str, Any]) -> tuple[float, bool]:
-                found = (await session.call_tool(name, arguments)).structured_content or {}
-                return found.get("reward", 0.0), found.get("done", False)
-
-            return await one_by_one(story, call)
-
-    with open("errors", "w") as errors:
-        return asyncio.run(play(errors))
-
-
-def by_openenv(story: Story) -> Played:
-    async def play() -> list[Any]:
-        async with openenv_playing.playing(load(story)) as client, client.socket() as socket:
-            await socket.ask("reset", {"task_index": story.index})
-            steps = []
-            for turn in story.says:
-                calls = {"tool_calls": stories.message_of(turn)["tool_calls"]} if turn.calls else {}
-                steps.append((await socket.ask("step", {"message": turn.text, **calls}))["data"])
-            return [SimpleNamespace(reward=step["reward"], done=step["done"]) for step in steps]
-
-    return of_steps(asyncio.run(play()))
-
-
-def by_ors(story: Story) -> Played:
-    async def play() -> Played:
-        async with openenv_playing.playing(load(story)) as client:
-            headers = {"X-Session-ID": "s"}
-            _, environments = await client.ask("GET", "/list_environments")
-            name = environments[0] if isinstance(environments, list) else environments["environments"][0]
-            task = {"env_name": name, "split": "train", "index": story.index}
-            status, told = await client.ask("POST", "/create", task, headers=headers)
-            assert status == 200, told
-
-            async def call(tool: str, arguments: dict[str, Any]) -> tuple[float, bool]:
-                body = {"name": tool, "input": arguments}
-                async with client.session.post(
-                    f"{client.door.address}/{name}/call", json=body, headers=headers
-                ) as reply:
-                    text = await reply.text()
-                parts = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
-                result = json.loads("".join(parts[1:]))  # the first is the id of the call
-                output = result.get("output") or {"reward": 0.0, "finished": False}
-                return output["reward"], output["finished"]
-
-            return await one_by_one(story, call)
-
-    return asyncio.run(play())
+    return play
 
 
 # Here, with what stands in for a trainer
@@ -259,11 +164,7 @@ HERE: dict[str, Place] = {
     "eval, an endpoint": by_endpoint,
     "eval, a chat template": by_chat_template,
     "ZMQ, a rollout": by_pulled_rollout,
-    "ZMQ, an episode": by_pulled_episode,
-    "HTTP": by_http,
-    "MCP": by_mcp,
-    "OpenEnv": by_openenv,
-    "ORS": by_ors,
+    **{door: by_door(door) for door in doors.DOORS},
     "TRL, rollout_func of a stand-in": by_trl_speaker,
 }
 
