@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def slime(monkeypatch, sglang):
         monkeypatch.setattr(sglang_rollout, "load_tokenizer", lambda *_, **__: tokenizer)
         monkeypatch.setattr(sglang_rollout, "load_processor", lambda *_, **__: None, raising=False)
         sglang_rollout.GenerateState.clear_instances()
+        monkeypatch.setattr(http_utils, "_http_client", None, raising=False)  # one of another loop does not answer here
         http_utils.init_http_client(args)
         state = sglang_rollout.GenerateState(args)
         return args, state.tokenizer
@@ -360,6 +362,27 @@ def test_an_aborted_episode_begins_anew_or_goes_on_after_the_update(folder, slim
     slime_runs.compare(f"aborted, {partial}", slime_runs.told(sglang.asked, [sample]))
 
 
+def test_what_was_sampled_before_an_update_is_masked_where_slime_is_told_so(folder, slime, sglang):
+    given = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
+    args, tokenizer = slime("guesses.py:Guesses", **given)
+    data = data_of(args)
+    right = said(tokenizer, "0")
+    begun, ended = {**right, "ids": right["ids"][:1], "finish": "abort"}, {**right, "ids": right["ids"][1:]}
+    sglang.say(said(tokenizer, "7"), begun, ended)
+    group = play(args, data.get_samples(1)[0])
+    (sample,) = play(args, group)
+    assert (sample.reward, trained(sample)) == (1.0, ended["ids"])
+    with pytest.raises(UsageError, match="stops no rollouts of several samples"):
+        data_of(slime("guesses.py:Guesses", **given, treetune={"rewrites": "split"})[0])
+
+
+def test_an_episode_ends_when_its_time_is_over(folder, slime, sglang):
+    args, tokenizer = slime("guesses.py:Guesses", treetune={"episode_seconds": 1e-9})
+    sglang.say(said(tokenizer, "7"))
+    (sample,) = play(args, data_of(args).get_samples(1)[0])
+    assert sample.metadata["lost"] == "unanswered"
+
+
 def test_the_reward_function_scores_what_something_else_sampled(folder, slime, sglang):
     args, tokenizer = slime("guesses.py:Endless", n_samples_per_prompt=2)
     from treetune.trainers.slime import reward
@@ -467,6 +490,25 @@ def test_a_run_goes_on_where_it_stopped_with_what_came_back_first(folder, slime)
     assert uids(again) == [uids(groups)[1], uids(groups)[3], *uids(data.get_samples(4))[2:]]
     assert [group[0].group_index for group in again] == [4, 5, 6, 7]
     data_of(args).load(9)  # there is none: from the beginning
+
+
+def test_a_group_that_is_lost_again_and_again_does_not_come_back(folder, slime):
+    from treetune.trainers.slime.samples import lose
+
+    args, _ = slime("sums.jsonl")
+    data = data_of(args)
+    (group,) = data.get_samples(1)
+    for _ in range(2):
+        lose(group[0], "environment")
+        data.add_samples([group])
+        assert data.get_samples(1) == [group]
+    lose(group[0], "environment")
+    data.add_samples([group])
+    assert data.get_samples(1) != [group]
+    (group,) = data.get_samples(1)
+    lose(group[0], "unanswered")
+    data.add_samples([group])
+    assert data.get_samples(1) != [group]
 
 
 def test_a_state_of_other_tasks_is_refused(folder, slime):
@@ -650,7 +692,31 @@ def test_its_own_evaluation_plays_tasksets(folder, slime, sglang):
     output = call_rollout_fn(load_function(args.eval_function_path), args, 0, data, evaluation=True)
     assert output.data["guesses"]["rewards"] == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     sglang.say(said(tokenizer, "3"), said(tokenizer, "break"))
+    args.eval_reward_key = "score"
     output = call_rollout_fn(load_function(args.eval_function_path), args, 1, data, evaluation=True)
     assert output.data["guesses"]["rewards"] == [1.0, 1.0]
     assert output.metrics == {"eval/guesses/lost": 8}
     assert no_episode_is_left()
+
+
+@real
+def test_its_fully_asynchronous_rollout_plays_lost_groups_again(folder, slime, sglang):
+    from slime.rollout import fully_async_rollout
+
+    args, tokenizer = slime("guesses.py:Guesses", sglang_server_concurrency=1, treetune={"tries": 1})
+    sglang.say(said(tokenizer, "break"), said(tokenizer, "0"))
+    try:
+        (group,) = fully_async_rollout.generate_rollout_fully_async(args, 0, data_of(args))
+    finally:
+        fully_async_rollout._stop_global_worker()
+    assert (group[0].reward, group[0].metadata["times_lost"]) == (1.0, 1)
+
+
+@real
+def test_it_has_the_arguments_that_the_docs_name():
+    options = (Path(slime_runs.SOURCE) / "slime/utils/arguments.py").read_text()
+    page = (Path(__file__).parents[2] / "docs/trainers.md").read_text()
+    section = page.partition("## slime")[2].partition("## TRL")[0]
+    named = set(re.findall(r"--[a-z][a-z-]+", section))
+    assert len(named) > 12
+    assert [name for name in named if f'"{name}"' not in options] == []

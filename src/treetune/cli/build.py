@@ -112,8 +112,8 @@ def build_target(
             entries = [_entry("train", taskset.name, *built, None)]  # its rows are made anew each time
     for file in pop_kept_files():
         Screen(as_json=True).say(
-            f"{file} scores these rows, and is kept in the cache: other nodes need the cache folder "
-            "(TREETUNE_TASK_CACHE_DIR), or the class in an installed package"
+            f"these rows name {file}, which is kept in the cache: other nodes need the cache folder "
+            "(TREETUNE_TASK_CACHE_DIR), or the code in an installed package"
         )
     return entries
 

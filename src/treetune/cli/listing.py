@@ -23,6 +23,7 @@ from treetune.policies import SPELLINGS
 from treetune.rows.formats import IN_PARQUET
 from treetune.target import NEEDS_TASKS, taskset_class
 from treetune.tokens import NO_IMAGES
+from treetune.trainers.verifiers import ALREADY_THERE
 
 
 def list_command(
@@ -156,6 +157,7 @@ class TaskKind(StrEnum):
 
     RULE = "ground truth"
     SCORER = "scorer"
+    JUDGE = "judge"
     REWARD = "own reward"
     ENVIRONMENT = "environment, one turn"
     MULTI_TURN = "environment, several turns"
@@ -182,7 +184,6 @@ DOORS = ("ZMQ", "HTTP", "MCP", "OpenEnv", "ORS")
 TRAINERS = ("verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 PLAYERS = ("eval", *DOORS, *TRAINERS)
 NO_RATES = "does not show its tasks, and a pass rate is known by the uid of its task"
-IS_THERE = "is an environment of verifiers already"
 NO_PROMPT = "empty-prompt"
 """Prompts of tasks on other servers are told when an episode starts: `build` starts one for each, `convert` none."""
 
@@ -194,7 +195,7 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
 
     not_there = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
-    not_there[TargetKind.VERIFIERS, "export"] = IS_THERE
+    not_there[TargetKind.VERIFIERS, "export"] = ALREADY_THERE
     for kind in (TargetKind.OPENENV, TargetKind.ORS):
         not_there |= {(kind, "profile"): NO_RATES, (kind, "convert"): NO_PROMPT}
     refused = {

@@ -26,13 +26,15 @@ from treetune.target import NEEDS_TASKS, is_server, load_taskset
 from treetune.task import Task, digest
 from treetune.taskset import Taskset
 from treetune.trainers.slime.groups import set_up
-from treetune.trainers.slime.samples import DRAW, fields_of
+from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of
 from treetune.trainers.slime.settings import settings_of
 
 log = logging.getLogger("treetune.slime")
 
 _READ_BY_SLIME = (".jsonl", ".parquet")
 _SLICE = re.compile(r"(.*?)(?:@\[(\d*):(\d*)\])?", re.S)
+_MOST_LOSSES = 3
+"""So often a group may come back whose episodes were lost."""
 _MOST_FAILURES = 8 * streams.DRAW_TRIES
 """So many tasks in a row that cannot be made are an error."""
 
@@ -88,7 +90,11 @@ class TreetuneData:
         for group in samples:
             if len(group) != most:
                 raise UsageError(f"a group of {len(group)} samples, with --n-samples-per-prompt {most}")
-            self._buffer.append([one[0] if isinstance(one, list) else one for one in group])
+            group = [one[0] if isinstance(one, list) else one for one in group]
+            if any(map(_is_hopeless, group)):
+                log.warning("group %s is left out: its episodes are lost again and again", group[0].group_index)
+            else:
+                self._buffer.append(group)
 
     def save(self, rollout_id: int) -> None:
         if (folder := getattr(self.args, "save", None)) is not None:
@@ -166,12 +172,18 @@ class TreetuneData:
         state = self._streams.state()
         found = {}
         for group in self._buffer:
-            draw = group[0].metadata[DRAW]
-            found[draw["index"]] = Pending(draw["index"], draw["position"])
+            if (draw := group[0].metadata.get(DRAW)) is not None:
+                found[draw["index"]] = Pending(draw["index"], draw["position"])
         own = state.streams[""]
         pending = sorted([*own.pending, *found.values()], key=lambda each: each.index)
         changed = {**state.streams, "": streams.StreamState(own.index, own.curriculum, pending)}
         return streams.State(changed, state.taskset)
+
+
+def _is_hopeless(sample: Any) -> bool:
+    """Whether the episode of a sample need not be tried once more."""
+    lost = sample.metadata.get(LOST)
+    return lost == UNANSWERED or (lost is not None and sample.metadata[TIMES_LOST] >= _MOST_LOSSES)
 
 
 def _state_path(folder: str, rollout_id: int | None) -> Path:
