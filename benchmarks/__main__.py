@@ -39,6 +39,7 @@ QUICK = {
     "serve": ["sample", "rollouts"],
     "http_steps": ["step"],
     "http_client": [],
+    "openenv": ["--repeat", "2"],
     "floods": ["--seconds", "3"],
 }
 """Every benchmark, with the arguments that make it quick."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import command_line
+import packing
 import pytest
 from command_line import Result
 from hypothesis import settings
@@ -26,16 +27,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parent.parent
 
 
-RAY = ("test_dataset_ray.py", "test_pool_ray.py", "test_skyrl.py", "test_verl.py")
-"""What starts clusters of Ray, which find each other."""
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` the tests of a file stay together, as their virtual environment and data are made once;
-    those that start Ray come one after the other."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.path.name in RAY else item.path.name))
+    packing.sort_longest_first(items)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """TREETUNE_TEST_SKIPPED names a file for the ids of skipped tests: `pytest @FILE` runs them where they can."""
+    if report.skipped and "PYTEST_XDIST_WORKER" not in os.environ and (file := os.environ.get("TREETUNE_TEST_SKIPPED")):
+        with open(file, "a") as ids:
+            ids.write(f"{report.nodeid}\n")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> packing.GroupScheduling | None:
+    """With `--dist loadgroup`, the tests of a file stay together."""
+    return packing.GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture
@@ -108,3 +115,37 @@ def verdict_cache(tmp_path, monkeypatch):
     """Verdicts of judges in one test are not those of another."""
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A model that is being trained, behind an endpoint."""
+    from trained_model import trained_model
+
+    with trained_model() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["lone", "pool"])
+def pulled(request, tmp_path_factory, trained):
+    """A server that pulls its answers."""
+    from trained_serving import pull_server
+
+    with pull_server(tmp_path_factory.mktemp("pulled"), trained, "Talks", "-w", request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def play(pulled, trained):
+    """Runs a test's coroutine with a client, and options that name a model of its own."""
+    from serving import run
+    from trained_serving import watching
+
+    def start(test):
+        async def work():
+            async with watching(pulled, trained) as (client, watch):
+                return await test(client, watch)
+
+        return run(work())
+
+    return start

@@ -291,6 +291,11 @@ class Episode:
         self.result.add(step)
         return step
 
+    def extend(self, seconds: float) -> None:
+        """Gives it so many seconds more: somebody else's, in which nobody could play."""
+        if self._until is not None:
+            self._until += seconds
+
     async def close(self) -> None:
         """Runs the environment's own `close`, once, and waits for it. It goes on where a caller is cancelled."""
         environment, self._environment = self._environment, None

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -24,21 +24,21 @@ from treetune.environment import Observation, Step
 from treetune.episode import Episode, Limits, Started
 from treetune.episode_book import Ending, EpisodeBook, Home, Terms
 from treetune.episode_record import EpisodeRecord
-from treetune.errors import TreetuneError, UsageError
+from treetune.errors import UsageError
+from treetune.group import GroupPlan, run_plan, was_cut_off
 from treetune.pending import HERE, Draw, check_lease
-from treetune.policy import Policy, Sampling
+from treetune.play_options import GroupOptions, PlayOptions
+from treetune.policy import Policy
 from treetune.rollout import run_rollout, score_together
-from treetune.streams import DRAW_TRIES, State, Streams, StreamState
+from treetune.streams import DRAW_TRIES, State, Streams
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trace import Outcome, Trace
+from treetune.weights import PAUSE_SECONDS, Calls, Staleness, TrainedModels, WeightsBook, check_version
 
 PROTOCOL = 3
 """The version of what hosts and clients say to each other. 2: a failed rollout has no reward. 3: a request has a frame
 that says who asks."""
-MOST_IN_GROUP = 4096
-_AHEAD = 32
-"""Tasks that are asked of a remote host before they are needed."""
 
 PolicyOf = Callable[[str | None, str | None], Policy]
 """Who answers, by the name of a model and the address of its endpoint; None: the host's own."""
@@ -73,22 +73,6 @@ class Health(msgspec.Struct):
     in_flight: int = 0
 
 
-class PlayOptions(TypedDict, total=False):
-    """How rollouts are played; any may be left out."""
-
-    model: str | None
-    endpoint: str | None
-    sampling: Sampling | None
-    limits: Limits | None
-    occurrence: int
-    step: int | None
-    """The trainer's, which their traces keep."""
-    attempt: int
-    """How often the task was given out before; of a task with a lease it is known."""
-    request: str | None
-    """A name by which `cancel` can stop it."""
-
-
 class Host(Protocol):
     async def info(self) -> Info: ...
     async def health(self) -> Health: ...
@@ -106,15 +90,42 @@ class Host(Protocol):
         """The task need not be given out again; says whether it had a lease."""
         ...
 
+    async def give_back(self, task: Task) -> bool:
+        """The task is given out again at once; says whether it had a lease."""
+        ...
+
     def draw(self, num_tasks: int | None = None) -> AsyncIterator[tuple[Task, int]]:
         """The first tasks of the order, each once, with its occurrence; no cursor moves."""
         ...
 
     async def run_rollout(self, task: Task, *, rollout: int = 0, **options: Unpack[PlayOptions]) -> Trace: ...
     async def run_group(
-        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[GroupOptions]
     ) -> list[Trace]:
         """n rollouts of one task, scored together where the taskset does so. `rollouts` are their numbers."""
+        ...
+
+    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
+        """The weights of a model are of this version now."""
+        ...
+
+    async def pause(
+        self,
+        *,
+        calls: Calls = "finish",
+        seconds: float = PAUSE_SECONDS,
+        model: str | None = None,
+        endpoint: str | None = None,
+    ) -> bool:
+        """No rollout asks the model until `resume`, for so many seconds at most: its weights are being changed. Calls
+        under way are waited for (`finish`), aborted and later made again (`abort`), or left alone (`leave`). Says
+        whether none is under way."""
+        ...
+
+    async def resume(
+        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
+    ) -> None:
+        """Rollouts go on, with this version of the weights."""
         ...
 
     async def start(self, task: Task, *, step: int | None = None) -> Started: ...
@@ -126,11 +137,16 @@ class Host(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalHost:
+class LocalHost(TrainedModels):
     """The host in this process."""
 
     def __init__(
-        self, streams: Streams, policy_of: PolicyOf, limits: Limits | None = None, capacity: int | None = None
+        self,
+        streams: Streams,
+        policy_of: PolicyOf,
+        limits: Limits | None = None,
+        capacity: int | None = None,
+        counts: Counter[str] | None = None,
     ) -> None:
         """`capacity` is the most rollouts that are under way at once; others wait."""
         self.streams = streams
@@ -140,6 +156,9 @@ class LocalHost:
         self._capacity = capacity
         self._free = asyncio.Semaphore(capacity) if capacity is not None else nullcontext()
         self._requests: dict[str, asyncio.Task[Any]] = {}
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        """Pauses, aborted calls, stragglers, groups without variance."""
+        self.weights = WeightsBook(self.counts)
         self.episodes = EpisodeBook(self._end_episode)
         self._terms = Terms()
 
@@ -173,6 +192,9 @@ class LocalHost:
     async def finish(self, task: Task) -> bool:
         return self.streams.pending.finish_task(task.idx, HERE)
 
+    async def give_back(self, task: Task) -> bool:
+        return self.streams.pending.give_back_task(task.idx, HERE)
+
     async def fetch(self, draw: Draw) -> Task:
         """Makes the task of a draw."""
         return await self.streams.fetch(draw)
@@ -184,52 +206,73 @@ class LocalHost:
         if self.taskset.scores_group_of(task):
             remedy = "call run_group(task, n) instead of run_rollout(task)"
             raise UsageError(f"task {task.idx} of {self.taskset.name} is scored with its group", remedy=remedy)
-        with self._leased(task, options):
-            return await self._run_named(options.get("request"), self._player(task, options)(rollout))
+        with self._leased(task, options) as played:
+            trace = await self._run_named(options.get("request"), self._player(task, options)(rollout))
+            played.append(trace)
+            return trace
 
     async def run_group(
-        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[GroupOptions]
     ) -> list[Trace]:
-        numbers = range(n) if rollouts is None else rollouts
-        if not 1 <= n <= MOST_IN_GROUP or len(numbers) != n:
-            raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, each with a number; got {n}")
-        play = self._player(task, options)
+        plan = GroupPlan.of_options(n, rollouts, options)
 
-        async def run() -> list[Trace]:
-            traces = list(await asyncio.gather(*map(play, numbers)))
+        async def score(traces: list[Trace]) -> None:
             if self.taskset.scores_group_of(task):
                 await score_together(self.taskset, task, traces, self._narrow(options.get("limits")))
+
+        with self._leased(task, options) as played:
+            run = run_plan(plan, self._player(task, options), score, self._drop, self.counts)
+            traces = await self._run_named(options.get("request"), run)
+            played += traces
             return traces
 
-        with self._leased(task, options):
-            return await self._run_named(options.get("request"), run())
+    def _drop(self, traces: list[Trace]) -> None:
+        """Is given the traces of groups that nobody gets."""
 
     @contextlib.contextmanager
-    def _leased(self, task: Task, options: PlayOptions) -> Iterator[None]:
-        """Within it a rollout of the task is under way; once it has ended the lease is finished."""
+    def _leased(self, task: Task, options: PlayOptions) -> Iterator[list[Trace]]:
+        """Within it rollouts of the task are under way, and it is given their traces. Once they have ended the lease is
+        finished; where they were cut off, the task is given out again."""
         pending, name = self.streams.pending, object()
+        played: list[Trace] = []
         if (key := pending.find(task.idx, HERE)) is None:
-            yield
+            yield played
             return
         options.setdefault("attempt", pending.attempt(key))
         pending.begin_work(key, name)
         try:
-            yield
+            yield played
         except BaseException:
             pending.end_work(name, finish=None)
             raise
-        pending.end_work(name)
+        if was_cut_off(played):
+            pending.end_work(name, finish=False, expired=False)
+        else:
+            pending.end_work(name, finish=True if options.get("finish", True) else None)
 
     def _player(self, task: Task, options: PlayOptions) -> Callable[[int], Coroutine[Any, Any, Trace]]:
         """What plays the rollouts of a task, given the number of each."""
-        policy = self._policy_of(options.get("model"), options.get("endpoint"))
+        model, endpoint = options.get("model"), options.get("endpoint")
+        policy, weights = self._policy_of(model, endpoint), self.weights_of(model, endpoint)
+        if (version := options.get("version")) is not None:
+            weights.reach(check_version(version))
+        if (most := options.get("max_staleness")) is not None:
+            Staleness(most, options.get("stale", "cut"))  # refused before any rollout begins
         limits, sampling = self._narrow(options.get("limits")), options.get("sampling")
         occurrence, attempt = options.get("occurrence", 0), options.get("attempt", 0)
 
         async def play(rollout: int) -> Trace:
             async with self._free:
                 trace = await run_rollout(
-                    self.taskset, task, policy, sampling=sampling, limits=limits, occurrence=occurrence, rollout=rollout
+                    self.taskset,
+                    task,
+                    policy,
+                    sampling=sampling,
+                    limits=limits,
+                    occurrence=occurrence,
+                    rollout=rollout,
+                    weights=weights,
+                    staleness=None if most is None else Staleness(most, options.get("stale", "cut")),
                 )
             trace.step = options.get("step")
             trace.attempt = attempt
@@ -263,6 +306,12 @@ class LocalHost:
             record.begin(observation, tools)
         self.episodes.add(id, home, terms or self._terms, name, record)
         return Started(id, observation, tools)
+
+    async def look_at_tools(self, task: Task) -> list[dict[str, Any]]:
+        """What an episode of the task offers; it is closed at once, and counts as none."""
+        home, _, tools = await self._open(f"e-{secrets.token_hex(12)}", task)
+        await home.close()
+        return tools
 
     def _new_record(self, task: Task, step: int | None) -> EpisodeRecord | None:
         """Where what episodes come to is counted: a server does."""
@@ -343,36 +392,6 @@ def info_of(streams: Streams) -> Info:
         cursors=dict(streams.cursors),
         by_index=not streams.sequential,
     )
-
-
-async def draw_by_index(host: Host, num_tasks: int | None) -> AsyncIterator[tuple[Task, int]]:
-    """`draw` of a host that is elsewhere: tasks are asked for by index, a few ahead."""
-    info = await host.info()
-    wanted = _least(num_tasks, info.num_tasks)
-    if wanted is None:
-        raise UsageError(f"{info.name} is INFINITE: a draw from it needs an end", remedy="pass --num-tasks (-n)")
-    # A generator has no task at an index of our choice, but a fresh stream begins at its first.
-    stream = None if info.by_index else f"eval-{secrets.token_hex(8)}"
-    waiting: deque[asyncio.Task[Task]] = deque()
-    seen: Counter[str] = Counter()
-    asked = 0
-    try:
-        while asked < wanted or waiting:
-            while asked < wanted and len(waiting) < (_AHEAD if stream is None else 1):
-                ask = host.sample(asked) if stream is None else host.sample(stream=stream)
-                waiting.append(asyncio.ensure_future(ask))
-                asked += 1
-            task = await waiting.popleft()
-            yield task, seen[task.uid]
-            seen[task.uid] += 1
-    finally:
-        for one in waiting:
-            one.cancel()
-        if stream is not None:
-            with contextlib.suppress(TreetuneError):
-                # A stream that is put back to its beginning is forgotten: a server has only so many.
-                state = await host.state(stream)
-                await host.restore(msgspec.structs.replace(state, streams={stream: StreamState(0)}))
 
 
 def _least(own: Any, asked: Any) -> Any:

@@ -70,7 +70,7 @@ class PendingDraws:
         self._lease_of: dict[Hashable, Key] = {}
         self.changed: set[Key] | None = None
         """Where somebody keeps them: what changed since it was kept."""
-        self.skipped = self.expired = 0
+        self.skipped = self.expired = self.given_back = 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -164,6 +164,13 @@ class PendingDraws:
         self.finish(key)
         return True
 
+    def give_back_task(self, task: int, holder: bytes) -> bool:
+        """The next who asks gets it. Says whether there was a lease."""
+        if (key := self.find(task, holder)) is None:
+            return False
+        self._give_out_again(key, expired=False)
+        return True
+
     def renew(self, key: Key, seconds: float | None = None) -> None:
         if key in self._expires:
             if seconds is not None and seconds != self._all[key].seconds:
@@ -191,8 +198,9 @@ class PendingDraws:
         for key in self.work:
             self.renew(key)
 
-    def end_work(self, name: Hashable, finish: bool | None = True) -> None:
-        """Where it was the last of its lease, that is finished; False: given out again; None: goes on."""
+    def end_work(self, name: Hashable, finish: bool | None = True, expired: bool = True) -> None:
+        """Where it was the last of its lease, that is finished; False: given out again, as one that has expired or as
+        one that was given back; None: goes on."""
         if (key := self._lease_of.pop(name, None)) is None:
             return
         self.work[key].discard(name)
@@ -202,7 +210,7 @@ class PendingDraws:
         if finish:
             self.finish(key)
         elif finish is False:
-            self._give_out_again(key)
+            self._give_out_again(key, expired)
 
     def expire(self) -> list[Hashable]:
         """Gives out again what was neither finished nor renewed; says what was under way for it."""
@@ -213,9 +221,10 @@ class PendingDraws:
             self._give_out_again(key)
         return work
 
-    def _give_out_again(self, key: Key) -> None:
+    def _give_out_again(self, key: Key, expired: bool = True) -> None:
         found = self._all[key]
-        self.expired += 1
+        self.expired += expired
+        self.given_back += not expired
         self._put(key, Pending(found.index, found.position, found.attempt + 1))
 
     # What is kept

@@ -55,6 +55,9 @@ class Request(msgspec.Struct):
     cannot raises `cannot_continue`."""
     tools: list[dict[str, Any]] = []
     """What it may call, in OpenAI's form; calls are in the `tool_calls` of the message that it answers."""
+    partial: Completion | None = None
+    """What it had said when the call was aborted (`finish_reason: abort`). A policy that works on tokens goes on from
+    there, and gives the whole with `resumed`; any other answers anew."""
 
     @property
     def prefix(self) -> str:
@@ -76,6 +79,12 @@ class Completion(msgspec.Struct):
     """The model's own log-probability of each sampled token, before temperature and top-p."""
     prompt: Prompt | None = None
     """The same with its text, where a chat template was applied here: what the prompt of the next turn goes on from."""
+    version: int | None = None
+    """Of the weights that answered, where whoever serves them tells."""
+    versions: list[int] | None = None
+    """The same of each sampled token, where that is known."""
+    resumed: int = 0
+    """How many of its first tokens are those of `Request.partial`."""
 
     def as_message(self) -> Message:
         return self.message if self.message is not None else {"role": "assistant", "content": self.text}

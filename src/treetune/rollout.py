@@ -14,7 +14,7 @@ from typing import Any
 
 from treetune.environment import Action
 from treetune.episode import DeadlinePassed, Episode, Limits, Recorded, in_time
-from treetune.errors import ContextFullError, EnvironmentFault
+from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
 from treetune.policy import Completion, Policy, Request, Sampling, Usage, check_continues
 from treetune.score import finite
 from treetune.task import Message, Task, begins_answer, without_surrogates
@@ -23,6 +23,11 @@ from treetune.threads import call
 from treetune.tokens import Tokens
 from treetune.tool_messages import with_calls
 from treetune.trace import Failure, Outcome, Trace, Turn
+from treetune.weights import Staleness, Weights
+
+_MOST_ABORTS = 30
+"""How often in a row the server of a model may abort a call before the rollout fails."""
+_LONGEST_WAIT = 5.0
 
 
 async def run_rollout(
@@ -35,11 +40,15 @@ async def run_rollout(
     occurrence: int = 0,
     rollout: int = 0,
     recorded: Recorded | None = None,
+    weights: Weights | None = None,
+    staleness: Staleness | None = None,
 ) -> Trace:
     """Run one rollout to its end. Only cancellation is raised; every other ending is the trace's `outcome`. With the
-    `recorded` calls of an earlier one, tools that are no part of the rules are not run again."""
+    `recorded` calls of an earlier one, tools that are no part of the rules are not run again. The `weights` say which
+    version answers, and when; `staleness` how far they may move on meanwhile."""
     trace = Trace(task=task, uid=task.uid, occurrence=occurrence, rollout=rollout, model=policy.name)
-    return await Rollout(taskset, policy, trace, sampling, limits, recorded).run()
+    played = Rollout(taskset, policy, trace, sampling, limits, recorded, weights)
+    return await (played.run() if staleness is None else played.run_within(staleness))
 
 
 async def score_together(
@@ -80,18 +89,46 @@ class Rollout:
         sampling: Sampling | None,
         limits: Limits | None,
         recorded: Recorded | None = None,
+        weights: Weights | None = None,
     ) -> None:
         self._taskset, self._policy, self.trace, self._recorded = taskset, policy, trace, recorded
         self._sampling = sampling or Sampling()
         self._limits = limits or Limits()
+        self._weights = weights
+        self._until: float | None = None
         self._phase = "start"
+        self._staleness: Staleness | None = None
+
+    async def run_within(self, staleness: Staleness) -> Trace:
+        """The same; cut off or marked where the weights move on too far meanwhile."""
+        self._weights = weights = self._weights or Weights()
+        self._staleness, began = staleness, weights.version
+
+        def check(version: int) -> None:
+            nonlocal began
+            began = version if began is None else began  # the first that is told is what it began with
+            first = began if self.trace.version is None else self.trace.version
+            if version > first + staleness.most:
+                self.trace.stale = True
+                staleness.cut(f"it began with version {first} of the weights, and they are at {version}")
+
+        weights.watch(check)
+        try:
+            return await self.run()
+        finally:
+            weights.unwatch(check)
+            if self.trace.stale and self.trace.outcome is not Outcome.STALE:
+                weights.counts["marked_stale"] += 1
 
     async def run(self) -> Trace:
-        trace, began = self.trace, time.perf_counter()
-        until = self._limits.until()
-        episode = Episode(self._taskset, trace.task, self._limits, until, self._recorded)
+        trace, began, staleness = self.trace, time.perf_counter(), self._staleness
+        self._until = self._limits.until()
+        episode = Episode(self._taskset, trace.task, self._limits, self._until, self._recorded)
         try:
-            await self._play(episode, until)
+            if staleness is None:
+                await self._play(episode)
+            elif (why := await staleness.play(self._play(episode))) is not None:
+                trace.fail(Outcome.STALE, Failure("StaleWeights", why, self._phase))
         except asyncio.CancelledError:
             trace.fail(Outcome.CANCELLED, Failure("CancelledError", "cancelled", self._phase))
             raise
@@ -103,7 +140,7 @@ class Rollout:
             trace.timing.total = time.perf_counter() - began
         return trace
 
-    async def _play(self, episode: Episode, until: float | None) -> None:
+    async def _play(self, episode: Episode) -> None:
         trace = self.trace
         observed = (await episode.begin()).messages()
         trace.tools = episode.tools
@@ -115,7 +152,7 @@ class Rollout:
             # A last message of the assistant's is the beginning of the answer, which the answer holds then.
             continues = begins_answer(observed)
             try:
-                completion = await self._complete(conversation, until, continues)
+                completion = await self._complete(episode, conversation, continues)
             except ContextFullError as error:
                 if len(trace.turns) == 1:
                     raise  # the task itself is too long
@@ -145,9 +182,9 @@ class Rollout:
                 trace.final = observed
                 return
 
-    async def _complete(self, conversation: list[Message], until: float | None, continues: bool) -> Completion:
+    async def _complete(self, episode: Episode, conversation: list[Message], continues: bool) -> Completion:
         trace = self.trace
-        self._phase, began = "policy", time.perf_counter()
+        self._phase = "policy"
         request = Request(
             messages=list(conversation),
             sampling=self._sampling,
@@ -158,10 +195,46 @@ class Rollout:
             continues=continues,
             tools=trace.tools,
         )
-        try:
-            completion = await in_time(self._policy.complete(request), self._limits, until)
-        finally:
-            trace.timing.policy += time.perf_counter() - began
+        weights, timing = self._weights, trace.timing
+        for number in range(_MOST_ABORTS):
+            if weights is not None and weights.paused:
+                await self._wait(weights, episode)
+            version, began = None if weights is None else weights.version, time.perf_counter()
+            call = None if weights is None else weights.begin_call()
+            try:
+                completion = await in_time(self._policy.complete(request), self._limits, self._until)
+            except asyncio.CancelledError:
+                if weights is None or call is None or not weights.was_aborted(call):
+                    raise
+                continue
+            finally:
+                timing.policy += time.perf_counter() - began
+                if weights is not None and call is not None:
+                    weights.end_call(call)
+            if version is not None or completion.version is not None or completion.versions is not None:
+                self._note_version(request, completion, version)
+            if completion.finish_reason != "abort":
+                return self._take(request, completion)
+            # The server of the model ended it: it goes on from its tokens, where the policy works on tokens.
+            request.partial = completion
+            if weights is not None:
+                weights.counts["aborted_calls"] += 1
+            if weights is None or not weights.paused:
+                await in_time(asyncio.sleep(min(_LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
+        raise PolicyError(
+            f"the server of {self._policy.name} aborted {_MOST_ABORTS} calls in a row",
+            remedy="pause the task server while the weights change: client.pause(), client.resume(version)",
+        )
+
+    async def _wait(self, weights: Weights, episode: Episode) -> None:
+        """Until the pause is over. The seconds are nobody's: the rollout has so many more."""
+        waited = await weights.wait()
+        self.trace.timing.paused += waited
+        episode.extend(waited)
+        self._until = None if self._until is None else self._until + waited
+
+    def _take(self, request: Request, completion: Completion) -> Completion:
+        trace = self.trace
         if not completion.text.isascii() or completion.message is not None:
             completion.text = without_surrogates(completion.text)
             completion.message = completion.message and without_surrogates(completion.message)
@@ -177,9 +250,31 @@ class Rollout:
                 completion.prompt or completion.prompt_ids,
                 completion.completion_ids,
                 completion.logprobs,
+                completion.versions,
                 message=completion.as_message(),
             )
         return completion
+
+    def _note_version(self, request: Request, completion: Completion, version: int | None) -> None:
+        """Which weights sampled it: by the word of whoever serves them, else those that were current when it began."""
+        trace, weights = self.trace, self._weights
+        if completion.version is not None:
+            version = completion.version
+        if (versions := completion.versions) is None:
+            if version is None:
+                return
+            versions = completion.versions = [version] * len(completion.completion_ids or ())
+        if request.partial is not None and completion.resumed:
+            before = request.partial.versions or [-1] * completion.resumed
+            versions[: completion.resumed] = before[: completion.resumed]
+        version = versions[-1] if versions else version
+        if version is None or version < 0 or completion.finish_reason == "abort":
+            return
+        if trace.version is None:
+            trace.version = next((one for one in versions if one >= 0), version)
+        trace.last_version = version
+        if weights is not None:
+            weights.reach(version)
 
     def _record(self, episode: Episode) -> None:
         """What the episode came to, also where it failed."""

@@ -58,7 +58,7 @@ class TokenSequence(msgspec.Struct):
     logprobs: list[float] = []
     """The policy's log-probability of each sampled token, 0.0 elsewhere; empty where the policy gave none."""
     versions: list[int] = []
-    """The version of the weights that sampled each token, -1 elsewhere; empty where the policy gave none."""
+    """The version of the weights that sampled each token, -1 elsewhere and where it is unknown; empty where all are."""
     breaks_history: bool = False
     """The prompt did not go on from the sequence before: the chat template rewrote what had been said."""
     realigned: int = 0
@@ -87,8 +87,9 @@ class Tokens(msgspec.Struct, dict=True):
         for name, values in (("logprobs", logprobs), ("versions", versions)):
             if values is not None and len(values) != count:
                 raise PolicyError(f"{len(values)} {name} for {count} sampled tokens")
-        sequence = self._continued_by(prompt_ids, logprobs is not None, versions is not None)
-        given = prompt_ids[len(sequence.ids) :]
+        sequence = self._continued_by(prompt_ids, logprobs is not None)
+        before = len(sequence.ids)
+        given = prompt_ids[before:]
         sequence.ids += given
         sequence.ids += completion_ids
         sequence.mask += [0] * len(given)
@@ -96,20 +97,21 @@ class Tokens(msgspec.Struct, dict=True):
         if logprobs is not None:
             sequence.logprobs += [0.0] * len(given)
             sequence.logprobs += logprobs
-        if versions is not None:
-            sequence.versions += [-1] * len(given)
-            sequence.versions += versions
+        if versions is not None or sequence.versions:
+            # The first to be known may come late: what was sampled before goes on all the same.
+            sequence.versions += [-1] * (before + len(given) - len(sequence.versions))
+            sequence.versions += versions if versions is not None else [-1] * count
         sequence.realigned += prompt.realigned
         sampled = completion_ids if isinstance(completion_ids, list) else list(completion_ids)
         self.last = LastTurn(prompt, sampled, None if message is None else dict(message))
 
-    def _continued_by(self, prompt_ids: list[int], logprobs: bool, versions: bool) -> TokenSequence:
+    def _continued_by(self, prompt_ids: list[int], logprobs: bool) -> TokenSequence:
         if not self.sequences:
             self.sequences.append(TokenSequence())
             return self.sequences[0]
         last = self.sequences[-1]
         continues = prompt_ids[: len(last.ids)] == last.ids
-        if continues and (logprobs, versions) == (bool(last.logprobs), bool(last.versions)):
+        if continues and logprobs == bool(last.logprobs):
             return last
         self.sequences.append(TokenSequence(breaks_history=not continues))
         return self.sequences[-1]

@@ -34,6 +34,8 @@ class Outcome(StrEnum):
     """The policy failed: an endpoint that does not answer, a model out of memory."""
     CANCELLED = "cancelled"
     """Somebody stopped it."""
+    STALE = "stale"
+    """Cut off: the weights had moved on too far since it began (`max_staleness`)."""
 
     @property
     def scored(self) -> bool:
@@ -78,10 +80,12 @@ class Timing(msgspec.Struct):
     policy: float = 0.0
     environment: float = 0.0
     close: float = 0.0
+    paused: float = 0.0
+    """While the weights were being changed; no limit on time counts it."""
     total: float = 0.0
 
 
-POLICY_FIELDS = ("model", "usage", "tokens", "timing")
+POLICY_FIELDS = ("model", "usage", "tokens", "timing", "version", "last_version", "stale")
 """Those fields of a trace that the policy made: scoring it again leaves them as they are."""
 
 
@@ -97,6 +101,12 @@ class Trace(msgspec.Struct, kw_only=True):
     step: int | None = None
     """The trainer's step that it was asked for in, where the trainer told."""
     model: str = ""
+    version: int | None = None
+    """Of the weights that sampled its first token; None where nobody told. `tokens` has that of each."""
+    last_version: int | None = None
+    """Of those that sampled its last."""
+    stale: bool = False
+    """The weights had moved on by more than `max_staleness` versions when it ended."""
     outcome: Outcome = Outcome.COMPLETED
     reward: float | None = None
     """The sum over the turns, or what `score_group` gave; None where it failed: a failure has no reward."""

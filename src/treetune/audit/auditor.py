@@ -19,7 +19,8 @@ from treetune.audit.sample import Sample, draw_sample
 from treetune.episode import Limits
 from treetune.errors import TreetuneError, described
 from treetune.evaluation import run_bounded
-from treetune.host import Host, PlayOptions
+from treetune.host import Host
+from treetune.play_options import PlayOptions
 from treetune.policy import Sampling
 from treetune.taskset import Taskset
 from treetune.threads import call_apart

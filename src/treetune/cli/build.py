@@ -47,12 +47,44 @@ def build_command(
     val_tasks only these are looked at, so a trainer's own config can hold them.
     """
     refuse_server(target, "build")
-    target = locate(target)
-    format_named(format)
     if engine not in ("local", "ray"):
         raise UsageError(f"unknown engine {engine!r}", remedy="use local, ray")
     further = without_none({"max_prompt_length": max_prompt_length, "tokenizer": tokenizer})
     screen = Screen(json)
+    entries = build_target(
+        context,
+        target,
+        format,
+        screen,
+        num_tasks=num_tasks,
+        force=force,
+        cache_dir=cache_dir,
+        further=further,
+        engine=engine,
+        trust=trust,
+    )
+    _report(entries, format, screen, json, cache_dir)
+
+
+def build_target(
+    context: typer.Context,
+    target: str,
+    format: str,
+    screen: Screen,
+    *,
+    num_tasks: int | None = None,
+    force: bool = False,
+    cache_dir: Path | None = None,
+    further: Mapping[str, Any] = {},
+    engine: str = "local",
+    trust: bool = False,
+) -> list[dict[str, Any]]:
+    """Builds what a target names, with its dotted overrides; an entry for each file. `further` and `engine` are for
+    dataset tasks."""
+    target = locate(target)
+    if not format_named(format).in_parquet:
+        remedy = f"treetune convert {target} rows{format_named(format).endings[0]} --to {format}"
+        raise UsageError(f"{format} reads no parquet, which is what is built", remedy=remedy)
     build_lists = partial(_build_lists, screen=screen, source=target, format=format, force=force, engine=engine)
     if _declares_lists(target):
         from treetune.datasets.declared import read_declared
@@ -80,10 +112,10 @@ def build_command(
             entries = [_entry("train", taskset.name, *built, None)]  # its rows are made anew each time
     for file in pop_kept_files():
         Screen(as_json=True).say(
-            f"{file} scores these rows, and is kept in the cache: other nodes need the cache folder "
-            "(TREETUNE_TASK_CACHE_DIR), or the class in an installed package"
+            f"these rows name {file}, which is kept in the cache: other nodes need the cache folder "
+            "(TREETUNE_TASK_CACHE_DIR), or the code in an installed package"
         )
-    _report(entries, format, screen, json, cache_dir)
+    return entries
 
 
 def _declares_lists(target: str) -> bool:
@@ -173,7 +205,7 @@ def convert_command(
             "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl.",
         ),
     ],
-    to: Annotated[str, option("verl, skyrl or trl.", "--to", metavar="FORMAT")],
+    to: Annotated[str, option("verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")],
     from_: Annotated[str | None, option("The format of IN, else told by its columns.", "--from")] = None,
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,

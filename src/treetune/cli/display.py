@@ -24,6 +24,7 @@ _COLOURS = {
     Outcome.TRUNCATED: "yellow",
     Outcome.TIMEOUT: "magenta",
     Outcome.CANCELLED: "dim",
+    Outcome.STALE: "dim",
 }
 
 

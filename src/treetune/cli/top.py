@@ -77,6 +77,12 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
     if now["leases"] or now["expired_leases"]:
         again = f"{now['expired_leases']:,} ran out, and were given out again"
         rows.append(("on a lease", f"{now['leases']:,} tasks; {again}"))
+    if "version" in now or now.get("paused_models"):
+        paused = f"; {now['paused_models']:,} models paused" if now.get("paused_models") else ""
+        rows.append(("weights", f"version {now.get('version', 'unknown')}{paused}"))
+    if now.get("counts"):
+        counted = (f"{name.replace('_', ' ')}: {count:,}" for name, count in sorted(now["counts"].items()))
+        rows.append(("as asked for", "  ".join(counted)))
     if now["skipped_draws"]:
         rows.append(("skipped", f"{now['skipped_draws']:,} draws whose tasks could not be made; the log names them"))
     for source, found in sorted(now["sources"].items()):

@@ -18,7 +18,8 @@ from typing import TypeVar
 from treetune.errors import TasksetError, TreetuneError
 from treetune.evaluation.config import Evaluation
 from treetune.evaluation.summary import Tally
-from treetune.host import Host, PlayOptions
+from treetune.host import Host
+from treetune.play_options import PlayOptions
 from treetune.runs.folder import RunFolder
 from treetune.trace import Failure, Outcome, Trace
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.probe import probe
     from treetune.serve.mcp.door import McpDoor, keep_standard_streams
+    from treetune.serve.openenv.door import OpenEnvDoor
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.engines import load_engine
     from treetune.serve.pool.workers import PoolConfig
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     )
     from treetune.serve.served import Served
     from treetune.serve.server import Door, EnvServer, ServerConfig
-    from treetune.serve.zmq.client import BlockingEnvClient, EnvClient
+    from treetune.serve.zmq.blocking import BlockingEnvClient
+    from treetune.serve.zmq.client import EnvClient
     from treetune.serve.zmq.door import ZmqDoor
 
 _HOMES = {
@@ -47,6 +49,7 @@ _HOMES = {
     "http.client": "RemoteEpisode TaskServerClient",
     "http.door": "HttpDoor MetricsDoor",
     "http.probe": "probe",
+    "openenv.door": "OpenEnvDoor",
     "mcp.door": "McpDoor keep_standard_streams",
     "pool.broker": "EnvServerPool",
     "pool.engines": "load_engine",
@@ -55,7 +58,8 @@ _HOMES = {
     "name_public_address open_register stay_registered",
     "served": "Served",
     "server": "Door EnvServer ServerConfig",
-    "zmq.client": "BlockingEnvClient EnvClient",
+    "zmq.blocking": "BlockingEnvClient",
+    "zmq.client": "EnvClient",
     "zmq.door": "ZmqDoor",
 }
 

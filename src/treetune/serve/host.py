@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,16 +19,25 @@ import msgspec
 
 from treetune.episode import Limits
 from treetune.episode_record import EpisodeRecord
+from treetune.group import was_cut_off
 from treetune.host import LocalHost
 from treetune.policies import EndpointConfig, is_behind_endpoint, load_policy
 from treetune.policy import Policy
 from treetune.serve.errors import BadRequest, Denied
-from treetune.serve.messages import RunGroupRequest, RunRequest, RunRolloutRequest, pack_reply, unpack
+from treetune.serve.messages import (
+    RunGroupRequest,
+    RunRequest,
+    RunRolloutRequest,
+    WeightsRequest,
+    pack_reply,
+    unpack,
+)
 from treetune.serve.task_signer import TaskSigner
 from treetune.streams import Streams
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.trace import Outcome, Trace, encode_trace
+from treetune.weights import Weights
 
 log = logging.getLogger("treetune.serve")
 
@@ -50,7 +59,7 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class Models:
     def __init__(self, config: ModelsConfig, taskset: Taskset[Any, Any]) -> None:
-        self._default = config.model
+        self.default = config.model
         own = {config.model: config.endpoint} if config.model is not None else {}
         self._endpoints = {**own, **config.models}
         self.names = list(self._endpoints)
@@ -60,13 +69,25 @@ class Models:
         if config.model is not None:
             self.policy_of(None, None)  # a wrong name or a missing key is an error at the start
 
-    def policy_of(self, model: str | None, endpoint: str | None) -> Policy:
-        name = model or self._default
+    def check(self, model: str | None, endpoint: str | None) -> tuple[str, str | None]:
+        """The name and the address of a model that requests may name."""
+        name = model or self.default
         if name is None:
             raise Denied("this server has no model of its own", remedy="serve with -m MODEL, or step episodes")
-        key = (name, endpoint.rstrip("/") if endpoint is not None else None)
+        address = endpoint.rstrip("/") if endpoint is not None else None
+        if address is None and name not in self._endpoints:
+            served = ", ".join(self.names) or "none"
+            raise Denied(f"this server does not serve the model {name!r:.80}; it serves: {served}")
+        if address is not None and address not in self._allowed:
+            raise Denied(
+                f"{address} is not on this server's list of endpoints", remedy="serve with --allow-endpoint URL"
+            )
+        return name, address
+
+    def policy_of(self, model: str | None, endpoint: str | None) -> Policy:
+        key = (model or self.default or "", endpoint.rstrip("/") if endpoint is not None else None)
         if key not in self._policies:
-            self._policies[key] = self._load(*key)
+            self._policies[key] = self._load(*self.check(model, endpoint))
             if len(self._policies) > _MOST_POLICIES:
                 _, retired = self._policies.popitem(last=False)
                 loop = asyncio.get_running_loop()  # in an hour nothing can be waiting for it any more
@@ -76,18 +97,11 @@ class Models:
 
     def _load(self, name: str, address: str | None) -> Policy:
         if address is not None:
-            if address not in self._allowed:
-                raise Denied(
-                    f"{address} is not on this server's list of endpoints", remedy="serve with --allow-endpoint URL"
-                )
             if not is_behind_endpoint(name):
                 raise Denied(f"{name} is no model behind an endpoint")
             from treetune.policies.openai import OpenAIPolicy  # a fifth of a second that scripted models do without
 
             return OpenAIPolicy(name, self._allowed[address])
-        if name not in self._endpoints:
-            served = ", ".join(self.names) or "none"
-            raise Denied(f"this server does not serve the model {name!r:.80}; it serves: {served}")
         return load_policy(name, self._taskset, self._endpoints[name])
 
     async def close(self) -> None:
@@ -119,11 +133,38 @@ class ServerHost(LocalHost):
     """Runs everything in this process; that of a pool (`pool/broker.py`) has workers for it."""
 
     def __init__(
-        self, streams: Streams, spec: HostSpec, on_scored: Callable[[list[Scored]], None] = lambda traces: None
+        self,
+        streams: Streams,
+        spec: HostSpec,
+        on_scored: Callable[[list[Scored]], None] = lambda traces: None,
+        counts: Counter[str] | None = None,
     ) -> None:
+        """`counts` is where it counts what trainers asked for."""
         self.models = Models(spec.models, streams.taskset)
-        super().__init__(streams, self.models.policy_of, spec.limits)
+        super().__init__(streams, self.models.policy_of, spec.limits, counts=counts)
         self._spec, self._on_scored = spec, on_scored
+
+    def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
+        return self.weights.of(model or self.models.default, endpoint)
+
+    async def change_weights(self, method: str, request: WeightsRequest) -> bool:
+        """Does what `set_version`, `pause` or `resume` ask; of a pause, whether no call is under way."""
+        self.models.check(request.model, request.endpoint)
+        of = {"model": request.model, "endpoint": request.endpoint}
+        if method == "pause":
+            return await self.pause(calls=request.calls, seconds=request.seconds, **of)
+        if method == "resume":
+            await self.resume(request.version, **of)
+        elif request.version is not None:
+            await self.set_version(request.version, **of)
+        else:
+            raise BadRequest("set_version needs a version")
+        return True
+
+    def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
+        """A request says that the weights are at least of this version."""
+        self.models.check(model, endpoint)
+        self.weights_of(model, endpoint).reach(version)
 
     async def prepare(self) -> None:
         """Returns when it is ready to work."""
@@ -132,16 +173,23 @@ class ServerHost(LocalHost):
         """Runs what counts as `size` rollouts."""
         if method == "run_group":
             group = unpack(payload, RunGroupRequest)
-            traces = await self.run_group(**self._options(group), n=group.n, rollouts=group.rollouts)
+            traces = await self.run_group(
+                **self._options(group),
+                n=group.n,
+                rollouts=group.rollouts,
+                of=group.of,
+                no_variance=group.no_variance,
+                refills=group.refills,
+            )
             self._report(traces)
             warnings = []
-            if group.n > self._spec.capacity:
-                warnings = [f"a group of {group.n} is larger than the server's capacity of {self._spec.capacity}"]
-            return pack_reply(traces=traces, warnings=warnings)
+            if (size := group.of or group.n) > self._spec.capacity:
+                warnings = [f"a group of {size} is larger than the server's capacity of {self._spec.capacity}"]
+            return pack_reply(traces=traces, warnings=warnings, cut_off=was_cut_off(traces))
         request = unpack(payload, RunRolloutRequest)
         trace = await self.run_rollout(**self._options(request), rollout=request.rollout)
         self._report([trace])
-        return pack_reply(trace=trace)
+        return pack_reply(trace=trace, cut_off=trace.outcome is Outcome.STALE)
 
     def _options(self, request: RunRequest) -> dict[str, Any]:
         if taken := _RESERVED.intersection(request.sampling.extra):
@@ -155,12 +203,18 @@ class ServerHost(LocalHost):
             "occurrence": request.occurrence,
             "step": request.step,
             "attempt": request.attempt,
+            "version": request.version,
+            "max_staleness": request.max_staleness,
+            "stale": request.stale,
         }
 
     def _report(self, traces: list[Trace]) -> None:
         self._on_scored(
             [Scored(trace.task.data_source, trace.outcome.value, trace.reward, self._encode(trace)) for trace in traces]
         )
+
+    def _drop(self, traces: list[Trace]) -> None:
+        self._report(traces)
 
     def _new_record(self, task: Task, step: int | None) -> EpisodeRecord:
         return EpisodeRecord(task, self._report_episode, keeps_trace=self._spec.keeps_traces, step=step)
@@ -178,7 +232,7 @@ class ServerHost(LocalHost):
             return b""
 
     def stats(self) -> dict[str, Any]:
-        return {"workers": 0, "queue": 0}
+        return {"workers": 0, "queue": 0, **self.weights.figures()}
 
     async def close(self) -> None:
         await super().close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
@@ -18,13 +18,16 @@ from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed, Limits
 from treetune.errors import TreetuneError, UsageError
 from treetune.host import PROTOCOL
+from treetune.play_options import NoVariance
 from treetune.policy import Sampling
 from treetune.serve.errors import KINDS, BadRequest, ServeError
 from treetune.streams import State
 from treetune.task import without_surrogates
 from treetune.tools import ToolCall
+from treetune.weights import HIGHEST_VERSION, LONGEST_PAUSE, PAUSE_SECONDS, Calls, Stale
 
 T = TypeVar("T")
+Version = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_VERSION)]
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -66,6 +69,23 @@ class RunRequest(Request, kw_only=True):
     """The trainer's; its trace keeps it."""
     attempt: int = 0
     """As `sample` gave it."""
+    version: Version | None = None
+    """The weights of the model are at least of this version."""
+    max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """By how many versions they may move on meanwhile."""
+    stale: Stale = "cut"
+    """What becomes of a rollout that is older."""
+    finish: bool = True
+    """Whether the lease of the task is finished when they have ended and the answer has arrived."""
+
+
+class RunHead(Request, kw_only=True):
+    """What a server reads of a rollout before a worker has it."""
+
+    model: str | None = None
+    endpoint: str | None = None
+    version: Version | None = None
+    finish: bool = True
 
 
 class RunRolloutRequest(RunRequest, kw_only=True):
@@ -76,11 +96,29 @@ class RunGroupRequest(RunRequest, kw_only=True):
     n: int
     rollouts: list[int] | None = None
     """The numbers of its rollouts; absent: 0 to n - 1."""
+    of: int | None = None
+    """So many are begun; the first n that are scored are the group."""
+    no_variance: NoVariance = "keep"
+    """What becomes of a group whose rewards are all the same."""
+    refills: int = 1
+    """How often such a group is played anew."""
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that have a value; the fields of the others keep their defaults."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+class WeightsRequest(Request, kw_only=True):
+    """Tells of the weights of a model: their version, a pause, the end of one."""
+
+    model: str | None = None
+    endpoint: str | None = None
+    version: Version | None = None
+    calls: Calls = "finish"
+    """What a pause does with the calls under way."""
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_PAUSE)] = PAUSE_SECONDS
+    """The most of a pause."""
 
 
 class StartRequest(Request, kw_only=True):
@@ -144,13 +182,23 @@ class SampleResponse(Response, kw_only=True):
     """The seconds of its lease."""
 
 
-class RunRolloutResponse(Response, kw_only=True):
+class RunResponse(Response, kw_only=True):
+    cut_off: bool = False
+    """Staleness is why nothing of it has a reward: the task is given out again, where it was leased."""
+
+
+class RunRolloutResponse(RunResponse, kw_only=True):
     trace: msgspec.Raw = msgspec.Raw()
 
 
-class RunGroupResponse(Response, kw_only=True):
+class RunGroupResponse(RunResponse, kw_only=True):
     traces: list[msgspec.Raw] = []
     warnings: list[str] = []
+
+
+class PauseResponse(Response, kw_only=True):
+    quiet: bool = True
+    """Whether no call of the model is under way."""
 
 
 class StepResponse(Response, kw_only=True):

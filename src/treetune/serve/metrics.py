@@ -27,6 +27,19 @@ BOUNDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
 """Seconds up to which each bucket of the latencies goes."""
 
 
+COUNTS = {
+    "stragglers": "Rollouts cancelled because their group had enough",
+    "groups_without_variance": "Groups asked to differ whose rewards were all the same",
+    "dropped_groups": "Those among them that were dropped",
+    "refilled_groups": "Those among them that were played anew",
+    "marked_stale": "Rollouts that ended with weights too far ahead, and were marked",
+    "pauses": "Pauses of a model",
+    "expired_pauses": "Pauses that nobody ended in their time",
+    "aborted_calls": "Calls of a model that a pause or the model's server aborted",
+}
+"""What is counted of the options of asynchronous trainers. Rollouts that were cut off are an outcome, `stale`."""
+
+
 class Ended(msgspec.Struct):
     """What the rollouts and episodes of one source came to."""
 
@@ -58,6 +71,8 @@ class Metrics:
         """Tasks handed out, by source."""
         self.ended: defaultdict[str, Ended] = defaultdict(Ended)
         """Rollouts and episodes, by source."""
+        self.counts: Counter[str] = Counter()
+        """What happened to rollouts and groups by what their trainer asked for: stragglers, pauses, dropped groups."""
         self._told: dict[str, Ended] = {}
         """Those that the log has told of."""
         self.buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
@@ -101,6 +116,7 @@ class Metrics:
             "errors": dict(self.errors),
             "malformed": self.malformed,
             "outcomes": dict(self.outcomes),
+            "counts": dict(self.counts),
             "sources": {
                 name: {
                     "tasks": self.sources[name],
@@ -146,6 +162,8 @@ class Metrics:
             for key, count in values.items():
                 family.add_metric([key] if isinstance(key, str) else list(key), count)
             yield family
+        for name, what in COUNTS.items():
+            yield CounterMetricFamily(f"treetune_{name}", what, self.counts[name])
         yield GaugeMetricFamily("treetune_uptime", "Seconds since the server began", time.time() - self.began)
         yield CounterMetricFamily("treetune_malformed", "Messages dropped: no request could be read", self.malformed)
         latency = HistogramMetricFamily("treetune_seconds", "Seconds from a request to its answer", labels=["method"])

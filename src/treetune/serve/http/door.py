@@ -14,7 +14,7 @@ import msgspec
 
 from treetune.environment import Step
 from treetune.episode_book import EpisodeEnded, LiveEpisode, Terms
-from treetune.errors import EnvironmentFault, UsageError
+from treetune.errors import UsageError
 from treetune.host import info_of
 from treetune.serve.access import Access
 from treetune.serve.errors import Busy
@@ -40,7 +40,6 @@ class HttpDoor(Door):
         self._mounts = mounts
         self.address = config.address
         self._terms = Terms(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
-        self._starting = 0
 
     # Its life
 
@@ -74,12 +73,12 @@ class HttpDoor(Door):
             max_bytes=self.config.max_bytes,
             token_remedy="send `Authorization: Bearer TOKEN`; probe and trainers' bridges take TREETUNE_TOKEN",
             count=self.server.metrics.count_request,
-            websockets={SOCKET_PATH: lambda receive, send: EpisodeSocket(self, receive, send).run()},
+            websockets={SOCKET_PATH: lambda scope, receive, send: EpisodeSocket(self, receive, send).run()},
             mounts=self._mounts,
         )
 
     def under_way(self) -> int:
-        return self._terms.live + self._starting
+        return self._terms.live + self._terms.starting
 
     async def close(self) -> None:
         await self.server.host.episodes.close(self._terms)
@@ -107,18 +106,13 @@ class HttpDoor(Door):
         if self.under_way() >= most:
             remedy = "ask again when some have ended, or serve with a larger --max-episodes"
             raise Busy(f"{most} episodes are live, as many as may be", remedy=remedy)
-        self.server.reserve(1)
-        self._starting += 1
         try:
             index = body.task_index if body.uid is None else await self._find(body.uid, body.task_index)
-            self._refuse_beyond_end(index)
-            task, index = await self.server.sample(index)
-            started = await self.server.host.start(task, step=body.step, terms=self._terms, name=body.request_id)
+            started, task, index = await self.server.start_episode(
+                index, self._terms, step=body.step, name=body.request_id
+            )
         except UsageError as error:
             raise to_http_error(error, path="$.task_index") from None
-        finally:
-            self._starting -= 1
-            self.server.release(1)
         info = {"task_index": index, "data_source": task.data_source}
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
         return encode(wire.StartAnswer(started.episode, started.observation, info, started.tools))
@@ -132,11 +126,6 @@ class HttpDoor(Door):
             remedy = "serve the tasks that its row was built from; of tasks without end, name its task_index too"
             raise wire.HttpError(404, wire.UNKNOWN_TASK, problem, path="$.uid", remedy=remedy)
         return index
-
-    def _refuse_beyond_end(self, index: int | None) -> None:
-        count = self.server.streams.count
-        if index is not None and count is not None and index >= count:
-            raise UsageError(f"there is no task {index}: they are 0 to {count - 1}", remedy="leave out task_index")
 
     async def step(self, body: wire.StepBody) -> bytes:
         """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
@@ -248,7 +237,5 @@ async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]
 
 
 def _render(step: Step) -> bytes:
-    for key in step.info:
-        if not isinstance(key, str):
-            raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
+    wire.check_info(step)
     return encode(wire.StepAnswer(step.observation, step.reward, step.done, step.info, step.calls or msgspec.UNSET))

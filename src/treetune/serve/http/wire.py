@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from treetune.environment import Observation
+from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed
 from treetune.episode_book import EpisodeEnded, NameTaken, WrongTurn
-from treetune.errors import TreetuneError
+from treetune.errors import EnvironmentFault, TreetuneError
 from treetune.serve.messages import failure
 from treetune.tools import ToolCall
 
@@ -189,6 +189,14 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     api_version: int = API_VERSION
 
 
+def check_info(step: Step) -> Step:
+    """The step, which can be written as JSON."""
+    for key in step.info:
+        if not isinstance(key, str):
+            raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
+    return step
+
+
 class HealthAnswer(msgspec.Struct, kw_only=True):
     status: str = "ok"
     """`ok`, or `stopping` (with 503)."""
@@ -283,7 +291,7 @@ def _replace_infinite(value: Any) -> Any:
 
 def read_body(kind: type[B], data: bytes) -> B:
     """The body as what the endpoint takes; anything else is a 422 with the path of the fault."""
-    _check_shape(data)
+    check_shape(data)
     try:
         return decode(kind, data or b"{}")
     except msgspec.ValidationError as error:
@@ -305,7 +313,7 @@ _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
 
-def _check_shape(data: bytes) -> None:
+def check_shape(data: bytes) -> None:
     """Refuses what is small as bytes and large, or deep, once it is decoded. All but a few bodies are seen to be
     harmless by counting; of the others the strings are left out, where these characters mean nothing."""
     if len(data) <= MOST_DEPTH:  # most steps

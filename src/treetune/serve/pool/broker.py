@@ -5,9 +5,11 @@ server = EnvServerPool(taskset, config, models, PoolConfig(workers=4), doors=[Zm
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,17 +41,23 @@ class PoolHost(ServerHost):
     """The host of a pool: its streams and episodes are kept here, all else is done by the workers."""
 
     def __init__(
-        self, streams: Streams, spec: HostSpec, workers: Workers, on_scored: Callable[[list[Scored]], None]
+        self,
+        streams: Streams,
+        spec: HostSpec,
+        workers: Workers,
+        on_scored: Callable[[list[Scored]], None],
+        counts: Counter[str],
     ) -> None:
-        super().__init__(streams, spec, on_scored)
+        super().__init__(streams, spec, on_scored, counts)
         self.workers = workers
         workers.on_episode_lost = self.episodes.lose
+        workers.greetings = self._pack_weights
 
     async def prepare(self) -> None:
         await self.workers.start()
 
     def stats(self) -> dict[str, Any]:
-        return self.workers.stats()
+        return {**self.workers.stats(), **self.weights.figures()}
 
     async def fetch(self, draw: Draw) -> Task:
         # A generator has one owner, and it is here.
@@ -74,11 +82,43 @@ class PoolHost(ServerHost):
     async def run_group(self, task: Task, n: int, **options: Any) -> list[Trace]:
         name = options.pop("request", None)
         request = messages.RunGroupRequest(task=self._sign(task), n=n, **without_none(options))
-        data = await self._run_named(name, self.run_request("run_group", pack(request), n))
+        data = await self._run_named(name, self.run_request("run_group", pack(request), request.of or n))
         return [unpack_trace(trace, task) for trace in unpack(data, messages.RunGroupResponse).traces]
 
     def _sign(self, task: Task) -> msgspec.Raw:
         return msgspec.Raw(pack_task(task, self._spec.signer.sign(task)))
+
+    async def change_weights(self, method: str, request: messages.WeightsRequest) -> bool:
+        """Here, for the workers to come and the figures, and in every worker."""
+        await super().change_weights(method, request)
+        payload = pack((method, request))
+        asked = [self.workers.ask(member, "weights", payload) for member in self.workers.ready]
+        quiet = True
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, bytes):
+                quiet = quiet and unpack(answer, bool)
+            elif not isinstance(answer, WorkerEnded):  # the one in its place is told when it is ready
+                raise answer
+        return quiet
+
+    def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
+        self.models.check(model, endpoint)
+        if self.weights_of(model, endpoint).reach(version):
+            request = messages.WeightsRequest(model=model, endpoint=endpoint, version=version)
+            for member in self.workers.ready:
+                member.messages.put(b"do", b"", b"weights", pack(("set_version", request)))
+
+    def _pack_weights(self) -> list[bytes]:
+        """What a new worker must know of the weights."""
+        told: list[bytes] = []
+        for model, endpoint, weights in self.weights.known():
+            request = messages.WeightsRequest(model=model, endpoint=endpoint, version=weights.version)
+            if weights.version is not None:
+                told.append(pack(("set_version", request)))
+            if weights.paused:
+                paused = msgspec.structs.replace(request, calls="leave", seconds=weights.pause_left)
+                told.append(pack(("pause", paused)))
+        return told
 
     async def _open(self, id: str, task: Task) -> tuple[Home, Observation, list[dict[str, Any]]]:
         about = functools.partial(_name, task)
@@ -154,5 +194,6 @@ class EnvServerPool(EnvServer):
             if not part.overrides("count"):
                 part.count()  # kept, so that no worker loads the tasks to know it
         worker = WorkerSpec(host=spec, parent=None if engine.encrypted else os.getpid())
-        workers = self.WORKERS(worker, self.taskset, self.pool_config, engine, self.take_scored)
-        return PoolHost(self.streams, spec, workers, self.take_scored)
+        counts = self.metrics.counts
+        workers = self.WORKERS(worker, self.taskset, self.pool_config, engine, self.take_scored, counts)
+        return PoolHost(self.streams, spec, workers, self.take_scored, counts)

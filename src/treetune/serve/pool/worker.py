@@ -1,8 +1,8 @@
 """A worker of a pool, which runs rollouts and environments for a broker.
 
 It connects to the broker's address, says that it is ready, beats once a second, and ends with its broker. It says
-`ready`, `beat`, `part ID TEXT`, `scored TRACES`, `done ID DATA` and `failed ID RESPONSE`; the broker says
-`do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
+`ready`, `beat`, `part ID TEXT`, `scored TRACES`, `counted COUNTS`, `done ID DATA` and `failed ID RESPONSE`; the broker
+says `do ID METHOD PAYLOAD`, `stop ID`, `alive` and `end`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from treetune.episode_book import MANY_ENDED, EpisodeEnded, trim_memory
 from treetune.errors import TreetuneError
 from treetune.serve.errors import Cancelled
 from treetune.serve.host import HostSpec, Scored, ServerHost
-from treetune.serve.messages import failure, pack, pack_step, unpack
+from treetune.serve.messages import WeightsRequest, failure, pack, pack_step, unpack
 from treetune.serve.task_signer import concrete_task
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 from treetune.streams import Streams
@@ -89,6 +89,7 @@ class Worker:
         self._methods: dict[bytes, Callable[[bytes], Awaitable[bytes]]] = {
             b"run_rollout": functools.partial(self._host.run_request, "run_rollout"),
             b"run_group": functools.partial(self._host.run_request, "run_group"),
+            b"weights": self._change_weights,
             b"make": self._make,
             b"open": self._open,
             b"step": self._step,
@@ -166,8 +167,16 @@ class Worker:
 
     def _report(self, traces: list[Scored]) -> None:
         self._messages.put(b"scored", msgspec.msgpack.encode(traces))
+        if counts := self._host.counts:
+            for name in ("pauses", "expired_pauses"):  # which the broker has counted
+                del counts[name]
+            self._messages.put(b"counted", msgspec.msgpack.encode(counts))
+            counts.clear()
 
     # What it does beside rollouts
+
+    async def _change_weights(self, payload: bytes) -> bytes:
+        return pack(await self._host.change_weights(*unpack(payload, tuple[str, WeightsRequest])))
 
     async def _make(self, payload: bytes) -> bytes:
         return pack(await call_apart(self._taskset.__getitem__, unpack(payload, int)))

@@ -1,6 +1,6 @@
 """Workers: the executor of a pool. It starts and replaces worker processes, and gives each call to one of them.
 
-    workers = Workers(spec, taskset, PoolConfig(workers=4), engine, on_scored)
+    workers = Workers(spec, taskset, PoolConfig(workers=4), engine, on_scored, counts)
     await workers.start()
     member, data = await workers.call("run_rollout", payload, 1, about=name_of_task)      # the least busy worker
     data = await workers.ask(member, "step", payload)                       # this one, where the episode lives
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -71,10 +71,14 @@ class Workers:
         config: PoolConfig,
         engine: Engine,
         on_scored: Callable[[list[Scored]], None],
+        counts: Counter[str],
     ) -> None:
+        """What the workers count is added to `counts`."""
         self._spec, self._taskset, self._config, self._engine = spec, taskset, config, engine
-        self._on_scored = on_scored
+        self._on_scored, self._counts = on_scored, counts
         self.on_episode_lost: Callable[[str], None] = lambda episode: None
+        self.greetings: Callable[[], list[bytes]] = list
+        """What a worker is told of the weights before its first call."""
         self._most = config.max_workers or config.workers
         self._silent = config.silent_seconds or engine.silent_seconds
         self._members: dict[bytes, Member] = {}
@@ -217,6 +221,10 @@ class Workers:
             member.episodes.add(opens)
             member.load += 1
         return data
+
+    @property
+    def ready(self) -> list[Member]:
+        return [member for member in self._members.values() if member.ready]
 
     async def _wait_for_member(self, company: int | None) -> Member:
         """The least busy worker that may take the call, as soon as there is one."""
@@ -371,9 +379,13 @@ class Workers:
         match message:
             case [b"ready"]:
                 member.ready, self._failures = True, 0
+                for greeting in self.greetings():
+                    member.messages.put(b"do", b"", b"weights", greeting)
                 self._wake_waiting()
             case [b"scored", data]:
                 self._on_scored(msgspec.msgpack.decode(data, type=list[Scored]))
+            case [b"counted", data]:
+                self._counts.update(msgspec.msgpack.decode(data, type=dict[str, int]))
             case [kind, id, data]:
                 call = member.calls.get(id)
                 if call is None or call.future.done():

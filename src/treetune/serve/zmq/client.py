@@ -5,22 +5,21 @@
         trace = await client.run_rollout(task)
 
 A request keeps its id when it is sent again, so the server repeats its answer rather than the work. The server knows
-the client by 16 random bytes, whatever becomes of the connection. `BlockingEnvClient` is the same for programs without
-an event loop.
+the client by 16 random bytes, whatever becomes of the connection. `BlockingEnvClient` (`blocking.py`) is the same for
+programs without an event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import logging
 import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpack
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
 import zmq
@@ -28,18 +27,21 @@ import zmq
 from treetune.environment import Step
 from treetune.episode import Started
 from treetune.errors import UsageError
-from treetune.host import PROTOCOL, Health, Info, PlayOptions, draw_by_index
+from treetune.host import PROTOCOL, Health, Info
 from treetune.mixture import parts_of
+from treetune.play_options import GroupOptions, PlayOptions
+from treetune.sampled_groups import LEASE, MOST_DROPPED, Group, sample_groups
 from treetune.serve import messages
 from treetune.serve.errors import Busy, Misused, Stopping, TaskRefused, Unreachable
 from treetune.serve.messages import pack, unpack, without_none
 from treetune.serve.task_signer import WireTask, pack_task, unpack_task, unpack_trace
+from treetune.serve.zmq.drawing import draw_by_index
 from treetune.serve.zmq.sockets import Frames, LoopSocket, connect, new_socket
 from treetune.streams import State
 from treetune.task import Task
 from treetune.taskset import Taskset
-from treetune.threads import run_in_background
 from treetune.trace import Trace
+from treetune.weights import PAUSE_SECONDS, Calls, check_pause, check_version
 
 _FIRST_RESEND, _LAST_RESEND = 1.0, 10.0
 _REMEMBERED = 200_000
@@ -47,7 +49,6 @@ _ACKS = 64
 _ACK_SECONDS = 0.5
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -150,6 +151,10 @@ class EnvClient:
         reply = await self._ask("finish", messages.LeaseRequest(idx=task.idx), dict[str, Any])
         return bool(reply["found"])
 
+    async def give_back(self, task: Task) -> bool:
+        reply = await self._ask("give_back", messages.LeaseRequest(idx=task.idx), dict[str, Any])
+        return bool(reply["found"])
+
     def attempt_of(self, task: Task) -> int:
         """How often a sampled task was given out before, to a client that let its lease run out."""
         return self._find(task).attempt
@@ -168,7 +173,7 @@ class EnvClient:
         return unpack_trace(response.trace, task)
 
     async def run_group(
-        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[PlayOptions]
+        self, task: Task, n: int, *, rollouts: Sequence[int] | None = None, **options: Unpack[GroupOptions]
     ) -> list[Trace]:
         name, sampled = options.pop("request", None), self._find(task)
         options.setdefault("attempt", sampled.attempt)
@@ -178,6 +183,45 @@ class EnvClient:
         for warning in response.warnings:
             log.warning("%s", warning)
         return [unpack_trace(trace, task) for trace in response.traces]
+
+    def sample_groups(
+        self,
+        n: int,
+        *,
+        count: int | None = None,
+        ahead: int = 1,
+        stream: str = "",
+        lease: float = LEASE,
+        most_dropped: int = MOST_DROPPED,
+        **options: Unpack[GroupOptions],
+    ) -> AsyncGenerator[Group]:
+        """Draws tasks and gives their groups, `count` of them or for ever, but for those without variance."""
+        return sample_groups(
+            self, n, count=count, ahead=ahead, stream=stream, lease=lease, most_dropped=most_dropped, **options
+        )
+
+    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
+        request = messages.WeightsRequest(model=model, endpoint=endpoint, version=check_version(version))
+        await self._ask("set_version", request, messages.Response)
+
+    async def pause(
+        self,
+        *,
+        calls: Calls = "finish",
+        seconds: float = PAUSE_SECONDS,
+        model: str | None = None,
+        endpoint: str | None = None,
+    ) -> bool:
+        check_pause(calls, seconds)
+        request = messages.WeightsRequest(model=model, endpoint=endpoint, calls=calls, seconds=seconds)
+        frames = self._make_frames("pause", request)
+        return (await self._call(frames, messages.PauseResponse, seconds + self._deadline)).quiet
+
+    async def resume(
+        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
+    ) -> None:
+        request = messages.WeightsRequest(model=model, endpoint=endpoint, version=version)
+        await self._ask("resume", request, messages.Response)
 
     async def start(self, task: Task, *, step: int | None = None) -> Started:
         return await self._run("start", messages.StartRequest(task=self._with_seal(task), step=step), Started)
@@ -317,55 +361,6 @@ class EnvClient:
 def _settle(reply: asyncio.Future[bytes | None], data: bytes | None) -> None:
     if not reply.done():
         reply.set_result(data)
-
-
-def _wait_for(
-    method: Callable[Concatenate[EnvClient, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[BlockingEnvClient, P], R]:
-    """A method of `EnvClient` that waits for its result."""
-
-    @functools.wraps(method)
-    def call(client: BlockingEnvClient, /, *arguments: P.args, **options: P.kwargs) -> R:
-        result: R = run_in_background(method(client._client, *arguments, **options))
-        return result
-
-    return call
-
-
-class BlockingEnvClient:
-    """The client for programs without an event loop; calls may come from any thread."""
-
-    def __init__(self, address: str, **options: Any) -> None:
-        """The options are those of `EnvClient`."""
-        self._client = EnvClient(address, **options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    info = _wait_for(EnvClient.info)
-    health = _wait_for(EnvClient.health)
-    sample = _wait_for(EnvClient.sample)
-    renew = _wait_for(EnvClient.renew)
-    finish = _wait_for(EnvClient.finish)
-    run_rollout = _wait_for(EnvClient.run_rollout)
-    run_group = _wait_for(EnvClient.run_group)
-    start = _wait_for(EnvClient.start)
-    step = _wait_for(EnvClient.step)
-    cancel = _wait_for(EnvClient.cancel)
-    observe = _wait_for(EnvClient.observe)
-    state = _wait_for(EnvClient.state)
-    restore = _wait_for(EnvClient.restore)
-    stats = _wait_for(EnvClient.stats)
-    close = _wait_for(EnvClient.close)
-
-    def portable(self, task: Task) -> WireTask:
-        return self._client.portable(task)
-
-    def attempt_of(self, task: Task) -> int:
-        return self._client.attempt_of(task)
 
 
 def _content(packed: bytes) -> bytes:

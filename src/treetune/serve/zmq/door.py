@@ -21,22 +21,18 @@ import zmq
 
 from treetune.episode_book import EpisodeEnded, Terms
 from treetune.errors import TreetuneError, UsageError
-from treetune.host import MOST_IN_GROUP
-from treetune.pending import Draw, check_lease
+from treetune.group import MOST_IN_GROUP
 from treetune.serve import messages
 from treetune.serve.access import check_address, load_curve_key
-from treetune.serve.errors import BadRequest, Busy, Cancelled, Stopping, WorkerLost
+from treetune.serve.errors import BadRequest, Cancelled, Stopping, WorkerLost
 from treetune.serve.messages import Request, check_values, failure, pack, unpack
-from treetune.serve.server import Door, EnvServer, Given
-from treetune.serve.task_signer import pack_task
+from treetune.serve.server import Door, EnvServer
 from treetune.serve.zmq.gate import LONGEST_ID, Call, Gate
+from treetune.serve.zmq.order_requests import OrderRequests
 from treetune.serve.zmq.replies import ReplyCache, check_same
 from treetune.serve.zmq.sockets import MOST_BYTES, Frames, LoopSocket, bind_address, encrypt_server, new_socket
-from treetune.task import Task
 
 log = logging.getLogger("treetune.serve")
-_MOST_WAITING = 20_000
-"""Samples that wait for a slow taskset, before the answer is `busy`."""
 _SHRINK_SECONDS = 5.0
 
 
@@ -67,21 +63,26 @@ class ZmqDoor(Door):
         """The replies of the batch in hand."""
         self._changing: list[Call] = []
         """The requests of the batch that were done at once."""
+        self.order_requests = OrderRequests(self)
         self.methods: dict[bytes, tuple[type[Request] | None, Handler]] = {
             b"health": (None, self._health),  # answered whoever asks
             b"info": (Request, self._info),
-            b"sample": (messages.SampleRequest, self._sample),
-            b"run_rollout": (Request, self._run),
+            b"sample": (messages.SampleRequest, self.order_requests.sample),
+            b"run_rollout": (messages.RunHead, self._run),
             b"run_group": (messages.RunGroupRequest, self._run),
+            b"set_version": (messages.WeightsRequest, self._change_weights),
+            b"pause": (messages.WeightsRequest, self._change_weights),
+            b"resume": (messages.WeightsRequest, self._change_weights),
             b"start": (messages.StartRequest, self._start),
             b"step": (messages.StepRequest, self._step),
             b"cancel": (messages.CancelRequest, self._cancel),
-            b"observe": (messages.ObserveRequest, self._observe),
-            b"state": (messages.StateRequest, self._state),
-            b"restore": (messages.RestoreRequest, self._restore),
+            b"observe": (messages.ObserveRequest, self.order_requests.observe),
+            b"state": (messages.StateRequest, self.order_requests.state),
+            b"restore": (messages.RestoreRequest, self.order_requests.restore),
             b"stats": (Request, self._stats),
-            b"renew": (messages.LeaseRequest, self._renew),
-            b"finish": (messages.LeaseRequest, self._finish_lease),
+            b"renew": (messages.LeaseRequest, self.order_requests.renew),
+            b"finish": (messages.LeaseRequest, self.order_requests.finish_lease),
+            b"give_back": (messages.LeaseRequest, self.order_requests.finish_lease),
             b"ack": (Request, lambda call, request: None),
         }
 
@@ -204,7 +205,7 @@ class ZmqDoor(Door):
 
     # Requests that are under way
 
-    def _is_known(self, call: Call) -> bool:
+    def is_known(self, call: Call) -> bool:
         """Whether this request came before: one that was done is answered again, one under way will be."""
         if (kept := self.replies.find(call.key, call.digest)) is not None:
             self._ready.append((call.identity, call.id, kept))
@@ -220,14 +221,14 @@ class ZmqDoor(Door):
 
     def _begin(self, call: Call, work: Callable[[], Coroutine[Any, Any, bytes]], size: int = 0) -> bool:
         """Begins what counts as `size` rollouts; False where it came before."""
-        if self._is_known(call):
+        if self.is_known(call):
             return False
         self.server.refuse_stopping()
         self.server.reserve(size)
-        self._spawn(call, work(), size)
+        self.spawn(call, work(), size)
         return True
 
-    def _spawn(self, call: Call, work: Coroutine[Any, Any, bytes], size: int = 0) -> None:
+    def spawn(self, call: Call, work: Coroutine[Any, Any, bytes], size: int = 0) -> None:
         task = asyncio.get_running_loop().create_task(work, name=call.method)
         self._running[call.key] = Running(task, [call.identity], call.digest)
         task.add_done_callback(functools.partial(self._finish, call, size, time.perf_counter()))
@@ -263,90 +264,7 @@ class ZmqDoor(Door):
     def _info(self, call: Call, request: Request) -> bytes:
         return messages.pack_reply(**msgspec.structs.asdict(self.server.info()))
 
-    def _sample(self, call: Call, request: messages.SampleRequest) -> None:
-        if self._is_known(call):
-            return
-        server = self.server
-        server.refuse_stopping()
-        if request.index is None and len(self._running) > _MOST_WAITING:
-            raise Busy("too many requests are waiting for a task", remedy="ask again soon")
-        lease, order, again = 0.0, server.order, request.index is not None
-        if request.index is not None:
-            draw = server.streams.draw_at(request.index)
-        elif order.recovered and (before := order.recall(call.key, call.digest)) is not None:
-            (draw, lease), again = before, True  # it is drawn, and only its reply is missing
-        else:
-            lease = (server.config.lease or 0.0) if request.lease is None else check_lease(request.lease)
-            draw = order.advance(request.stream)
-        if not server.streams.cheap:
-            if again:
-                self._spawn(call, self._fetch(draw, lease))
-            else:
-                server.streams.pending.hold(draw)
-                self._spawn(call, self._make(call, draw, lease))  # which runs after the commit of this batch
-            return
-        try:
-            task = server.streams.task(draw)
-            data = self._pack_sample(task, draw, lease)
-        except Exception as error:
-            told = error if again else order.fail(draw, error, call.key, call.digest)
-            self.replies.keep(call.key, call.digest, pack(failure(told)))
-            raise told from None
-        if not again:
-            order.hand_out(draw, task.idx, call.key, call.digest, lease, call.client)
-        self._reply_and_keep(call, data)
-
-    async def _fetch(self, draw: Draw, lease: float) -> bytes:
-        return self._pack_sample(await self.server.host.fetch(draw), draw, lease)
-
-    async def _make(self, call: Call, draw: Draw, lease: float) -> bytes:
-        async def fetch(draw: Draw) -> tuple[int, bytes]:
-            task = await self.server.host.fetch(draw)
-            return task.idx, self._pack_sample(task, draw, lease)
-
-        given: Given = {"request": call.key, "digest": call.digest, "lease": lease, "holder": call.client}
-        return await self.server.make(draw, fetch, **given)
-
-    def _pack_sample(self, task: Task, draw: Draw, lease: float = 0.0) -> bytes:
-        """The response with a task, sealed."""
-        if type(task) is not Task:
-            # As it will be once it has travelled: an integer in a field of floats comes out as a float.
-            task = unpack(pack(task), type(task))
-        sealed = msgspec.Raw(pack_task(task, self.server.signer.sign(task)))
-        self.server.metrics.sources[task.data_source] += 1
-        return pack(messages.SampleResponse(task=sealed, index=draw.index, attempt=draw.attempt, lease=lease or None))
-
-    def _renew(self, call: Call, request: messages.LeaseRequest) -> bytes:
-        pending = self.server.streams.pending
-        return messages.pack_reply(found=pending.renew_task(request.idx, call.client, request.lease))
-
-    def _finish_lease(self, call: Call, request: messages.LeaseRequest) -> None:
-        if not self._is_known(call):
-            found = self.server.streams.pending.finish_task(request.idx, call.client)
-            self._reply_and_keep(call, messages.pack_reply(found=found))
-
-    def _observe(self, call: Call, request: messages.ObserveRequest) -> None:
-        server = self.server
-        task = server.signer.read_task(request.task, server.taskset)
-        if self._is_known(call):
-            return
-        server.order.keep_curriculum(call.key, request.stream)
-        server.streams.observe(task, request.reward, request.stream)
-        server.streams.pending.finish_task(task.idx, call.client)
-        self._reply_and_keep(call, messages.pack_reply())
-
-    def _state(self, call: Call, request: messages.StateRequest) -> bytes:
-        return messages.pack_reply(state=self.server.streams.state(request.stream))
-
-    def _restore(self, call: Call, request: messages.RestoreRequest) -> None:
-        if self._is_known(call):
-            return
-        for stream in request.state.streams:
-            self.server.order.keep_stream(call.key, stream)
-        self.server.streams.restore(request.state)
-        self._reply_and_keep(call, messages.pack_reply())
-
-    def _reply_and_keep(self, call: Call, data: bytes) -> None:
+    def reply_and_keep(self, call: Call, data: bytes) -> None:
         self.replies.keep(call.key, call.digest, data)
         self._changing.append(call)
         self._reply(call, data)
@@ -358,15 +276,34 @@ class ZmqDoor(Door):
 
     # Rollouts and episodes
 
-    def _run(self, call: Call, request: Request) -> None:
-        size = request.n if isinstance(request, messages.RunGroupRequest) else 1
+    def _run(self, call: Call, request: messages.RunHead | messages.RunGroupRequest) -> None:
+        size = (request.of or request.n) if isinstance(request, messages.RunGroupRequest) else 1
         if not 1 <= size <= MOST_IN_GROUP:
             raise UsageError(f"a group has 1 to {MOST_IN_GROUP} rollouts, got {size}")
-        pending = self.server.streams.pending
+        host, pending = self.server.host, self.server.streams.pending
+        if request.version is not None:
+            host.reach_version(request.model, request.endpoint, request.version)
         lease = pending.find(messages.read_idx(call.payload), call.client) if pending.leased else None
-        begun = self._begin(call, lambda: self.server.host.run_request(call.method, call.payload, size), size)
-        if begun and lease is not None:
+        if lease is None:
+            self._begin(call, lambda: host.run_request(call.method, call.payload, size), size)
+        elif self._begin(call, lambda: self._run_leased(call, size, request.finish), size):
             pending.begin_work(lease, call.key)
+
+    async def _run_leased(self, call: Call, size: int, finish: bool) -> bytes:
+        data = await self.server.host.run_request(call.method, call.payload, size)
+        pending = self.server.streams.pending
+        if unpack(data, messages.RunResponse).cut_off:
+            pending.end_work(call.key, finish=False, expired=False)
+        elif not finish:
+            pending.end_work(call.key, finish=None)
+        return data
+
+    def _change_weights(self, call: Call, request: messages.WeightsRequest) -> None:
+        if not self.is_known(call):
+            self.spawn(call, self._do_change_weights(call.method, request))
+
+    async def _do_change_weights(self, method: str, request: messages.WeightsRequest) -> bytes:
+        return messages.pack_reply(quiet=await self.server.host.change_weights(method, request))
 
     def _start(self, call: Call, request: messages.StartRequest) -> None:
         self._begin(call, lambda: self._start_episode(call, request), 1)
@@ -391,8 +328,8 @@ class ZmqDoor(Door):
         # A start that was answered before it was cancelled: nobody will step what it began.
         episode = (book.live.get(request.id) if isinstance(request.id, str) else None) or book.by_name(target)
         if episode is not None and episode.terms is self._terms:
-            if not self._is_known(call):
-                self._spawn(call, self._cancel_episode(episode.id))
+            if not self.is_known(call):
+                self.spawn(call, self._cancel_episode(episode.id))
             return None
         running = self._running.get(target)
         found = running is not None and running.task.get_name() != "sample" and running.task.cancel()

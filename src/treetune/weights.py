@@ -1,0 +1,264 @@
+"""The weights behind a model while they are trained: which version is current, and when the model may not be asked.
+
+    weights = Weights()
+    weights.tell(7)                                     # the trainer: they are version 7 now
+    await weights.pause(calls="finish")                 # no call of the model begins any more
+    weights.resume(8)                                   # rollouts go on, with version 8
+
+A rollout asks its policy between `begin_call` and `end_call`, and waits in `wait` where there is a pause. What waits
+does not run out of time, and no pause is for ever: whoever began it may be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar
+
+from treetune.errors import UsageError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PAUSE_SECONDS = 600.0
+LONGEST_PAUSE = 86400.0
+MOST_MODELS = 1024
+"""Models whose weights are told apart."""
+HIGHEST_VERSION = 2**31 - 1
+"""Trainers keep the versions of tokens in 32 bits."""
+
+Calls = Literal["finish", "abort", "leave"]
+"""What a pause does with the calls under way: waits for their ends, aborts them (each is made again afterwards), or
+leaves them to whoever serves the model."""
+Stale = Literal["cut", "mark"]
+"""What becomes of a rollout that is too old: it is cut off, or goes on and its trace says so."""
+
+
+class Weights:
+    def __init__(self, counts: Counter[str] | None = None) -> None:
+        """`counts` is where pauses and aborted calls are counted."""
+        self.version: int | None = None
+        """None: nobody has told."""
+        self.paused = False
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        self._calls: dict[asyncio.Task[Any], bool] = {}
+        """Those under way, by the tasks that wait for them: whether they were aborted."""
+        self._changed = asyncio.Event()
+        """Set for a moment where somebody may have waited for it: no call is under way, or the pause is over."""
+        self._watching: set[Callable[[int], None]] = set()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    # What the trainer, or whoever serves the model, tells
+
+    def tell(self, version: int) -> None:
+        """They are of this version now, which may be an earlier one than before."""
+        self.version = check_version(version)
+        for watch in list(self._watching):
+            watch(version)
+
+    def reach(self, version: int) -> bool:
+        """They are at least of this version; says whether that was news."""
+        if self.version is not None and version <= self.version:
+            return False
+        self.tell(version)
+        return True
+
+    async def pause(self, calls: Calls = "finish", seconds: float = PAUSE_SECONDS) -> bool:
+        """No call begins until `resume`, or until so many seconds have passed. Says whether none is under way."""
+        check_pause(calls, seconds)
+        if not self.paused:
+            self.counts["pauses"] += 1
+        self.paused = True
+        loop = asyncio.get_running_loop()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = loop.call_later(seconds, self._expire)
+        if calls == "abort":
+            for task in [task for task, aborted in self._calls.items() if not aborted]:
+                self._calls[task] = True
+                task.cancel()
+        while calls != "leave" and self.paused and self._calls:
+            await self._changed.wait()
+        return not self._calls
+
+    def resume(self, version: int | None = None) -> None:
+        """Rollouts go on, with this version where it is given."""
+        if version is not None:
+            self.tell(version)
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        self.paused = False
+        self._wake()
+
+    def _expire(self) -> None:
+        log.warning("a pause was not ended in its time: rollouts go on with the weights that there are")
+        self.counts["expired_pauses"] += 1
+        self.resume()
+
+    @property
+    def pause_left(self) -> float:
+        """Seconds until the pause ends by itself."""
+        if self._expiry is None:
+            return 0.0
+        return max(0.001, self._expiry.when() - asyncio.get_running_loop().time())
+
+    # What rollouts ask
+
+    async def wait(self) -> float:
+        """Returns when there is no pause; gives the seconds that it took."""
+        began = time.perf_counter()
+        while self.paused:
+            await self._changed.wait()
+        return time.perf_counter() - began
+
+    def begin_call(self) -> asyncio.Task[Any]:
+        """A call of the model begins, in the task that is running; `end_call` must follow."""
+        # `asyncio.timeout` would do the same at three times the cost, in every call of every rollout.
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls[task] = False
+        return task
+
+    def was_aborted(self, call: asyncio.Task[Any]) -> bool:
+        """Whether a pause is why the call was cancelled: it is to be made again."""
+        aborted = self._calls[call] and call.cancelling() == 1  # nobody else cancelled it
+        if aborted:
+            self.counts["aborted_calls"] += 1
+        return aborted
+
+    def end_call(self, call: asyncio.Task[Any]) -> None:
+        if self._calls.pop(call):
+            call.uncancel()
+        if self.paused and not self._calls:
+            self._wake()
+
+    def watch(self, changed: Callable[[int], None]) -> None:
+        """Has it called with each new version, until `unwatch`."""
+        self._watching.add(changed)
+
+    def unwatch(self, changed: Callable[[int], None]) -> None:
+        self._watching.discard(changed)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is known of them, and nobody uses them."""
+        return self.version is None and not (self.paused or self._calls or self._watching)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed.clear()
+
+
+class Staleness:
+    """How far the weights may move on while one rollout is played: by `most` versions. Beyond that it is cut off, or
+    only marked."""
+
+    def __init__(self, most: int, stale: Stale = "cut") -> None:
+        if most < 0 or stale not in ("cut", "mark"):
+            raise UsageError(f"max_staleness is 0 or more, and stale 'cut' or 'mark'; got {most!r} and {stale!r:.40}")
+        self.most, self._stale = most, stale
+        self._playing: asyncio.Timeout | None = None
+        self._why: str | None = None
+
+    async def play(self, rollout: Awaitable[None]) -> str | None:
+        """Plays it; says why it was cut off, where it was."""
+        try:
+            async with asyncio.timeout(None) as playing:
+                self._playing = playing
+                await rollout
+        except TimeoutError:
+            if not playing.expired():
+                raise
+        finally:
+            self._playing = None
+        return self._why
+
+    def cut(self, why: str) -> None:
+        """Ends it where it is; one that has been played stays as it is."""
+        if self._stale == "cut" and self._playing is not None and self._why is None:
+            self._why = why
+            self._playing.reschedule(asyncio.get_running_loop().time())
+
+
+class WeightsBook:
+    """The weights of the models of a host, by what requests call them."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+        self._all: dict[tuple[str | None, str | None], Weights] = {}
+
+    def of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
+        key = (model, endpoint.rstrip("/") if endpoint is not None else None)
+        found = self._all.get(key)
+        if found is None:
+            if len(self._all) >= MOST_MODELS:
+                self._forget_idle()
+            found = self._all[key] = Weights(self._counts)
+        return found
+
+    def known(self) -> list[tuple[str | None, str | None, Weights]]:
+        """Those that somebody told something of."""
+        return [(*key, one) for key, one in self._all.items() if one.version is not None or one.paused]
+
+    def figures(self) -> dict[str, int]:
+        known = [weights for _, _, weights in self.known()]
+        versions = [weights.version for weights in known if weights.version is not None]
+        figures = {"paused_models": sum(weights.paused for weights in known)}
+        return {**figures, "version": max(versions)} if versions else figures
+
+    def _forget_idle(self) -> None:
+        self._all = {key: one for key, one in self._all.items() if not one.idle}
+        if len(self._all) >= MOST_MODELS:
+            raise UsageError(f"the weights of {MOST_MODELS} models are told apart, and of no more")
+
+
+class TrainedModels:
+    """A host whose models are trained while it plays."""
+
+    weights: WeightsBook
+
+    def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
+        """Those of the model that a request names."""
+        return self.weights.of(model, endpoint)
+
+    async def set_version(self, version: int, *, model: str | None = None, endpoint: str | None = None) -> None:
+        self.weights_of(model, endpoint).tell(version)
+
+    async def pause(
+        self,
+        *,
+        calls: Calls = "finish",
+        seconds: float = PAUSE_SECONDS,
+        model: str | None = None,
+        endpoint: str | None = None,
+    ) -> bool:
+        return await self.weights_of(model, endpoint).pause(calls, seconds)
+
+    async def resume(
+        self, version: int | None = None, *, model: str | None = None, endpoint: str | None = None
+    ) -> None:
+        self.weights_of(model, endpoint).resume(version)
+
+
+def check_version(version: int) -> int:
+    if not 0 <= version <= HIGHEST_VERSION:
+        raise UsageError(f"a version of the weights is 0 to {HIGHEST_VERSION}, got {version!r:.40}")
+    return version
+
+
+def read_version(told: object) -> int | None:
+    """The version that a server of models tells, as a number or its digits; None for any other word, as `default`."""
+    if isinstance(told, str) and told.isascii() and told.isdigit() and len(told) <= 10:
+        told = int(told)
+    return told if type(told) is int and 0 <= told <= HIGHEST_VERSION else None
+
+
+def check_pause(calls: str, seconds: float) -> None:
+    if calls not in ("finish", "abort", "leave"):
+        raise UsageError(f"calls is 'finish', 'abort' or 'leave', not {calls!r:.40}")
+    if not 0 < seconds <= LONGEST_PAUSE:
+        raise UsageError(f"a pause has more than 0 and at most {LONGEST_PAUSE:.0f} seconds, got {seconds!r:.40}")
