@@ -24,6 +24,7 @@ from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
 VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert", "train"}
+VERBS |= {"export"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
 TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers"}
@@ -59,6 +60,7 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
         "convert": ["convert", target, "out.parquet", "--to", "verl", "--force", *number, "--json"],
         "serve": ["serve", target, "--http", "127.0.0.1:0"],
         "train": ["train", "verl", target, *number, "--dry-run", "--json"],
+        "export": ["export", "verifiers", target, "--to", "my-env", "--json"],
     }[verb]
 
 
@@ -88,6 +90,8 @@ def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
             assert result.json["rows"] >= 3
         elif verb == "audit":
             assert len(result.json["tasks"]) == 3
+        elif verb == "export":  # what becomes of it: tests/trainers/test_verifiers_export.py
+            assert result.json["infinite"] is endless
         elif verb == "train":  # the others: tests/cli/test_train.py, where a server is tried too
             assert result.json["data"]["train"]
         elif verb != "validate":

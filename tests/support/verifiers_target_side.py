@@ -122,6 +122,7 @@ def verbs(folder):
         "eval": ["eval", target, *gold, "-o", str(folder / "run")],
         "profile": ["profile", target, *gold, "-r", "2", "-o", str(folder / "rates.jsonl")],
         **{f"build {each}": ["build", target, "--format", each, "-n", "3"] for each in ("verl", "skyrl", "trl")},
+        "train": ["train", "verl", target, "-n", "3", "--dry-run"],
         "convert": ["convert", target, str(folder / "out.parquet"), "--to", "verl", "-n", "3"],
     }
     with contextlib.redirect_stdout(io.StringIO()):

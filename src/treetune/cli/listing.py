@@ -23,6 +23,7 @@ from treetune.policies import SPELLINGS
 from treetune.rows.formats import IN_PARQUET
 from treetune.target import NEEDS_TASKS, taskset_class
 from treetune.tokens import NO_IMAGES
+from treetune.trainers.verifiers import ALREADY_THERE
 
 
 def list_command(
@@ -171,6 +172,7 @@ VERBS = (
     "convert",
     "serve",
     "train",
+    "export",
 )
 BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
 """The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
@@ -183,13 +185,14 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     def table(rows: type[StrEnum], columns: Sequence[str], refused: Mapping[Any, str]) -> Any:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
 
-    no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
+    no_target = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
+    no_target |= {(TargetKind.VERIFIERS, "export"): ALREADY_THERE}
     refused = {
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
         (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
         (TaskKind.IMAGES, "slime"): NO_IMAGES,
     }
-    return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, refused)}
+    return {"target": table(TargetKind, VERBS, no_target), "task": table(TaskKind, PLAYERS, refused)}
 
 
 def as_text() -> str:
