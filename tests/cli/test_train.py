@@ -111,7 +111,8 @@ def test_trl_plays_the_tasks_themselves(folder, treetune):
     assert result.json["data"] == {"tasks": "kinds_of.py:Countdowns", "num_tasks": 2}
 
 
-def test_slime_draws_the_tasks_itself(folder, treetune):
+def test_slime_draws_the_tasks_itself(folder, treetune, monkeypatch):
+    monkeypatch.delitem(sys.modules, "slime", raising=False)  # what stands in for it in other tests
     result = treetune(
         "train", "slime", "kinds_of.py:Countdowns", "--steps", "3", "-m", "M", "lr=1e-6", "rollout_batch_size=4",
         "colocate=false", "use-wandb=true", "--dry-run", "--json",
