@@ -34,6 +34,7 @@ QUICK = {
     "validate": ["--scale", "5", "--repeat", "1"],
     "scorers": [],
     "prompt_dataset": ["--scale", "5"],
+    "verl_loop": [],
     "sandbox": [],
     "serve": ["sample", "rollouts"],
     "http_steps": ["step"],

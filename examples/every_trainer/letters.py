@@ -28,3 +28,14 @@ class Letters(Taskset):
     def load_tasks(self):
         for number in range(256):
             yield Task(prompt=f"Write small letters, {number}.", env_class="letters.py:Writing")
+
+
+class Line(Taskset):
+    """The same in one turn, scored by the taskset itself."""
+
+    def load_tasks(self):
+        for number in range(256):
+            yield Task(prompt=f"Write small letters, {number}.")
+
+    def reward(self, task, answer):
+        return sum(letter in "abcdefghijklmnopqrstuvwxyz" for letter in answer) / max(1, len(answer))

@@ -1,6 +1,7 @@
 """`treetune list --matrix`: every cell that says yes works, and every no says what the matrix says.
 
-What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones.
+What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones; judges in
+the rows of trainers in `judges/test_elsewhere.py`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
-VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert"}
+VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert", "train"}
+VERBS |= {"export"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async"}
-"""What takes these kinds is tried in the tests of each trainer, with the real one."""
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers"}
+"""What takes these kinds is tried in the tests of each trainer, with the real one (slime: recorded calls of it)."""
 
 
 @pytest.fixture
@@ -58,6 +60,8 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
         "build": ["build", target, "--format", *format, *number, "--json"],
         "convert": ["convert", target, "out.parquet", "--to", "verl", "--force", *number, "--json"],
         "serve": ["serve", target, "--http", "127.0.0.1:0"],
+        "train": ["train", "verl", target, *number, "--dry-run", "--json"],
+        "export": ["export", "verifiers", target, "--to", "my-env", "--json"],
     }[verb]
 
 
@@ -65,7 +69,8 @@ def test_every_cell_is_one_that_is_tried():
     found = cells()
     assert all(set(row) == VERBS | DOORS for row in found["target"].values())
     assert all(set(row) == {"eval", *DOORS, *TRAINERS} for row in found["task"].values())
-    assert TARGETS.keys() | {TargetKind.SERVER} == set(TargetKind)
+    # An environment of verifiers is tried in `test_verifiers_targets.py`, where verifiers is installed.
+    assert TARGETS.keys() | {TargetKind.SERVER, TargetKind.VERIFIERS} == set(TargetKind)
     assert KINDS.keys() == set(TaskKind)
 
 
@@ -86,6 +91,10 @@ def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
             assert result.json["rows"] >= 3
         elif verb == "audit":
             assert len(result.json["tasks"]) == 3
+        elif verb == "export":  # what becomes of it: tests/trainers/test_verifiers_export.py
+            assert result.json["infinite"] is endless
+        elif verb == "train":  # the others: tests/cli/test_train.py, where a server is tried too
+            assert result.json["data"]["train"]
         elif verb != "validate":
             assert result.json["tasks"][0]["rows"] >= 3
 
@@ -146,7 +155,7 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
 def test_only_images_are_refused_by_a_trainer():
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async")}
+    assert refused == {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async", "slime")}
 
 
 @pytest.mark.parametrize("kind", [TaskKind.MULTI_TURN, TaskKind.TOOLS])

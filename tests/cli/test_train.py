@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from kinds import write_targets
 
 from treetune.errors import UsageError
 from treetune.trainers import launch
 from treetune.trainers.areal.run import make_rows, serve
 from treetune.trainers.launch import TRAINERS, Launch, TrainRequest, as_text, merge, plan
+from treetune.trainers.verl import LOOPS
 
 
 @pytest.fixture
@@ -60,6 +62,38 @@ def test_a_dry_run_builds_the_data_and_starts_nothing(folder, treetune):
     assert told["config"]["trainer.train_batch_size"] == "4"  # of a larger batch nothing would be trained
     assert told["command"][1:3] == ["-m", "treetune.trainers.skyrl"]
     assert f"tasks={file}" in told["command"]
+
+
+@pytest.mark.parametrize(("task", "played"), [("Countdowns", True), ("Doubled", True), ("Doubles", False)])
+def test_verl_plays_what_has_turns_or_tools_by_our_loop_and_scores_the_rest(folder, treetune, task, played):
+    result = treetune("train", "verl", f"kinds_of.py:{task}", "--steps", "2", "-m", "M", "--dry-run", "--json")
+    assert result.code == 0, result.err
+    config = result.json["config"]
+    (file,) = result.json["data"]["train"]
+    assert config["data.train_files"] == config["data.val_files"] == f"[{file}]"
+    assert config["actor_rollout_ref.model.path"] == "M"
+    assert config["reward.custom_reward_function.path"] == "pkg://treetune.trainers.verl"
+    assert (LOOPS in config) == played
+    assert ("agent_name" in pq.read_schema(file).names) == played
+    assert result.json["command"][1:3] == ["-m", "verl.trainer.main_ppo"]
+
+
+def test_verl_is_told_how_our_loop_plays_and_who_else_scores(folder, treetune):
+    others = folder / "loops.yaml"
+    others.write_text("[{name: other, _target_: some.Loop}]")
+    result = treetune(
+        "train", "verl", "kinds_of.py:Countdowns", "treetune_loop.max_turns=3", f"{LOOPS}={others}",
+        "reward.custom_reward_function.path=mine.py", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    config = result.json["config"]
+    assert config["reward.custom_reward_function.path"] == "mine.py"
+    loops = yaml.safe_load(Path(config[LOOPS]).read_text())
+    assert [loop["name"] for loop in loops] == ["other", "treetune"]
+    assert loops[1]["max_turns"] == 3
+    assert not any(key.startswith("treetune_loop") for key in config)
+    result = treetune("train", "verl", "kinds_of.py:Countdowns", "treetune_loop.max_turn=3", "--dry-run")
+    assert "did you mean 'max_turns'" in result.err
 
 
 def test_trl_plays_the_tasks_themselves(folder, treetune):

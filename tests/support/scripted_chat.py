@@ -2,7 +2,8 @@
 
     with scripted_chat() as url: ...            # http://127.0.0.1:PORT/v1
 
-The model `broken` answers 500, `broken-later` from its second turn on, and `silent` never answers.
+With `scripts`, a model of one of their names says what its script says, turn by turn. The model `broken` answers 500,
+`broken-later` from its second turn on, and `silent` never answers.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from aiohttp import web
 
 
 @contextmanager
-def scripted_chat() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
+def scripted_chat(scripts: dict[str, list[Any]] | None = None) -> Iterator[str]:
+    command = [sys.executable, __file__, json.dumps(scripts or {})]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield process.stdout.readline().strip()
@@ -61,7 +63,11 @@ async def complete(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "out of order"}}, status=500)
     if model == "silent":
         await asyncio.sleep(3600)
-    message = {"role": "assistant", **answer(messages, body.get("tools") or [])}
+    if model in SCRIPTS:
+        said = SCRIPTS[model][turns]
+        message = {"role": "assistant", **(said if isinstance(said, dict) else {"content": said})}
+    else:
+        message = {"role": "assistant", **answer(messages, body.get("tools") or [])}
     finish = "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "message": message, "finish_reason": finish}
     usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
@@ -69,7 +75,11 @@ async def complete(request: web.Request) -> web.Response:
     return web.json_response(whole)
 
 
+SCRIPTS: dict[str, list[Any]] = {}
+
+
 async def main() -> None:
+    SCRIPTS.update(json.loads(sys.argv[1]))
     app = web.Application()
     app.router.add_post("/v1/chat/completions", complete)
     runner = web.AppRunner(app)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import requests
 import torch
+import vllm_server
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
@@ -41,11 +42,7 @@ class WeightsInFolder:
     def send_weights(self, iterator):
         weights = {name: tensor.detach().contiguous().clone() for name, tensor in iterator}
         save_file(weights, self.folder / "model.safetensors", metadata={"format": "pt"})
-        reload = {"method": "reload_weights"}
-        requests.post(f"{self.url}/collective_rpc", json=reload, timeout=60).raise_for_status()
-        # What it remembers of prompts was computed with the old weights.
-        anew = {"reset_running_requests": "true"}
-        requests.post(f"{self.url}/reset_prefix_cache", params=anew, timeout=60).raise_for_status()
+        vllm_server.load_again(self.url)
         self.sent += 1
 
     def destroy(self): ...

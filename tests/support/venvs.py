@@ -39,6 +39,16 @@ SKYRL = (
 )  # fmt: skip
 """The real SkyRL: `venv(*SKYRL)`."""
 
+SKYRL_TINKER = (
+    "skyrl-tinker",
+    *SKYRL[1:],
+    # Its Tinker API and the JAX backend of that.
+    [
+        "tinker==0.20.0", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "peft==0.18.1", "cloudpathlib==0.26.0",
+        "fastapi[standard]==0.162.7", "sqlmodel==0.0.48", "sqlalchemy[asyncio]==2.1.8", "aiosqlite==0.22.1",
+        "asyncpg==0.32.0", "psycopg2-binary==2.9.13",
+    ],
+)  # fmt: skip
 TRL = (
     "trl",
     ["torch==2.13.0"],
@@ -89,6 +99,8 @@ VERIFIERS = ("verifiers", ["verifiers==0.4.0"])
 """verifiers' v1: `vf-eval`, its environment server and client."""
 VERIFIERS_V0 = ("verifiers-v0", ["verifiers==0.1.14"])
 """The last with environments of v0, `load_environment`."""
+OPENENV = ("openenv", ["openenv==0.10.0", "ors-sdk==0.1.0"])
+"""The real OpenEnv and ORS, servers and clients."""
 MODELS = (
     "models",
     ["torch==2.13.0"],
@@ -236,6 +248,8 @@ def _settings_of_pip() -> dict[str, str]:
 def run(python: Path, *arguments: str | Path, timeout: float = 600, cwd: Path | None = None, **environment: str) -> str:
     """What a program prints in such an environment; it must end well."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), environment.pop("PYTHONPATH", "")])
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; threads of torch would spin for the others'
+        environment.setdefault("OMP_NUM_THREADS", "1")
     done = subprocess.run(
         [python, *map(str, arguments)],
         capture_output=True,

@@ -19,12 +19,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_module
 from transformers import AutoTokenizer
 from verl import DataProto
 from verl.experimental.agent_loop import AgentLoopWorker
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
@@ -100,7 +104,10 @@ class Side:
         self.config.transfer_queue.enable = True
         self.tokenizer = AutoTokenizer.from_pretrained(request["model"])
         self.engine = Scripted(str(folder), request["model"])
-        self.workers: dict[str, Any] = {}
+        tq.init(self.config.transfer_queue)
+        # Both at once: to start one takes most of the time of all runs.
+        self.worker_v0 = ray.remote(AgentLoopWorker).remote(self.config, self.engine)
+        self.worker_v1 = AgentLoopWorkerTQ.remote(self.config, self.engine)
 
     def run(self, number: int, run: dict[str, Any]) -> dict[str, Any]:
         print(f"run {number}: {run['name']}", flush=True)
@@ -122,13 +129,16 @@ class Side:
         written = calls.read_text().splitlines() if calls.exists() else []
         agents = [row.get("agent_name") for row in rows]
         seconds = time.monotonic() - began
-        return {"samples": samples, "calls": list(map(json.loads, written)), "agents": agents, "seconds": seconds}
+        found = {"samples": samples, "calls": list(map(json.loads, written)), "agents": agents, "seconds": seconds}
+        played = samples["samples"] if isinstance(samples, dict) else samples
+        if isinstance(played, list) and played:
+            sources = {row["uid"]: row["data_source"] for row in rows}
+            found |= {"advantages": advantages(played), "validation": validation(played, sources)}
+        return found
 
     def v0(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> list[dict[str, Any]]:
-        if "v0" not in self.workers:
-            self.workers["v0"] = ray.remote(AgentLoopWorker).remote(self.config, self.engine)
         batch = self.batch(rows, run)
-        return self.read_batch(ray.get(self.workers["v0"].generate_sequences.remote(batch), timeout=120))
+        return self.read_batch(ray.get(self.worker_v0.generate_sequences.remote(batch), timeout=400))
 
     def here(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> Any:
         """In this process, and cancelled after a while where the run says so."""
@@ -174,15 +184,12 @@ class Side:
         return samples
 
     def v1(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> Any:
-        if "v1" not in self.workers:
-            tq.init(self.config.transfer_queue)
-            self.workers["v1"] = AgentLoopWorkerTQ.remote(self.config, self.engine)
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "dummy_tensor"}
         columns["__rollout_n__"] = [run.get("n", 1)] * len(rows)
         batch = tu.get_tensordict(columns, non_tensor_dict={"global_steps": 3})
-        ray.get(self.workers["v1"].generate_sequences.remote(batch))
+        ray.get(self.worker_v1.generate_sequences.remote(batch))
         uids = [row["uid"] for row in rows]
-        for _ in range(600):
+        for _ in range(3000):
             known = tq.kv_list("train")["train"]
             states = [known.get(uid, {}).get("status") for uid in uids]
             if all(state in ("finished", "failure") for state in states):
@@ -204,6 +211,27 @@ class Side:
             "uid": key,
             "tag": {name: tag[name] for name in ("min_global_steps", "max_global_steps")},
         }
+
+
+def advantages(samples: list[dict[str, Any]]) -> list[list[float]]:
+    """Of each token, by verl's own GRPO, where rewards are only compared with the mean of their group."""
+    length = max(len(sample["rm_scores"]) for sample in samples)
+
+    def pad(name: str) -> torch.Tensor:
+        return torch.tensor([sample[name] + [0] * (length - len(sample[name])) for sample in samples])
+
+    uids = np.array([sample["uid"].split("_")[0] for sample in samples])
+    found, _ = compute_grpo_outcome_advantage(
+        pad("rm_scores").float(), pad("response_mask"), uids, norm_adv_by_std_in_grpo=False
+    )
+    return [row[: len(sample["rm_scores"])] for row, sample in zip(found.tolist(), samples, strict=True)]
+
+
+def validation(samples: list[dict[str, Any]], sources: dict[str, str]) -> dict[str, Any]:
+    """What verl's validation would say, by data source."""
+    uids = [sample["uid"].split("_")[0] for sample in samples]
+    values = {key: [sample["info"][key] for sample in samples] for key in samples[0]["info"]}
+    return process_validation_metrics([sources[uid] for uid in uids], uids, values)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ minute, most of which are imports.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -64,3 +65,14 @@ def wait_for(url: str, running: subprocess.Popen[bytes], log: Path) -> None:
         except OSError:
             assert running.poll() is None, f"vLLM ended with {running.returncode}:\n{log.read_text()[-3000:]}"
             time.sleep(0.5)
+
+
+def load_again(url: str) -> None:
+    """Has it take the weights that are in its folder now. What it remembers of prompts was computed with others."""
+    post(f"{url}/collective_rpc", {"method": "reload_weights"})
+    post(f"{url}/reset_prefix_cache?reset_running_requests=true", {})
+
+
+def post(url: str, body: dict[str, str]) -> None:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=120).close()

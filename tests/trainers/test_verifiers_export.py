@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import venvs
-from kinds import write_targets
+from kinds import KINDS, TARGETS, write_targets
 from scripted_chat import scripted_chat
 
+from treetune import Task, Taskset
+from treetune.cli.listing import cells
 from treetune.errors import UsageError
 from treetune.target import load_taskset
-from treetune.trainers.verifiers import export_package
+from treetune.trainers.verifiers import export_package, packing
+from treetune.trainers.verifiers.packing import open_taskset
+from treetune.trainers.verifiers.playable import check_playable
 
 
 @pytest.fixture
@@ -32,6 +37,56 @@ def test_a_package_has_the_config_and_the_code_of_its_target(folder, treetune):
     assert (package / "code" / "kinds_of.py").read_text() == (folder / "kinds_of.py").read_text()
     assert "package:code/kinds_of.py:Countdowns" in (package / "taskset.yaml").read_text()
     assert str(folder) not in "".join(file.read_text() for file in package.rglob("*.*") if file.suffix != ".pyc")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_package_has_the_tasks_of_every_kind_of_target(folder, monkeypatch, target):
+    name, _ = TARGETS[target]
+    tasks = load_taskset(name).select_tasks(3)
+    written = export_package(name, folder / "my-env")
+    elsewhere = folder / "elsewhere"
+    shutil.move(written.folder, elsewhere)
+    for file in folder.glob("*.*"):
+        if file.is_file():
+            file.unlink()
+    monkeypatch.chdir(elsewhere)
+    found = open_taskset(elsewhere / "my_env" / "taskset.yaml", {}).select_tasks(3)
+    assert [task.uid for task in found] == [task.uid for task in tasks]
+
+
+def test_what_a_package_cannot_carry_is_refused(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(UsageError, match="is not installed: others could not import it"):
+        export_package("kinds_of:Doubles", folder / "my-env")
+    with pytest.raises(UsageError, match=r"verifiers:my-env is an environment of verifiers already"):
+        export_package("verifiers:my-env", folder / "my-env")
+    with pytest.raises(UsageError, match="is a running server"):
+        export_package("http://127.0.0.1:1", folder / "my-env")
+    monkeypatch.setattr(packing, "MOST_BYTES", 10)
+    with pytest.raises(UsageError, match="more than"):
+        export_package("truths.jsonl", folder / "my-env")
+
+
+class Groups(Taskset):
+    def load_tasks(self):
+        return [Task(prompt="?")]
+
+    def score_group(self, task, traces):
+        return [1.0 for _ in traces]
+
+
+class Begun(Taskset):
+    def load_tasks(self):
+        return [Task(prompt=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "It is"}])]
+
+    def reward(self, task, answer):
+        return 1.0
+
+
+@pytest.mark.parametrize(("taskset", "words"), [(Groups(), "together"), (Begun(), "begins the answer")])
+def test_what_verifiers_cannot_play_is_refused(taskset, words):
+    with pytest.raises(UsageError, match=words):
+        check_playable(taskset, taskset.select_tasks())
 
 
 def test_overrides_are_part_of_a_package(folder, treetune):
@@ -122,6 +177,21 @@ def test_vf_eval_gives_the_rewards_of_eval(folder, treetune, model, target, numb
     assert found == eval_rewards(treetune, target, model, number)
     assert expected in (None, found)
     assert len(set(found)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("verifiers")
+def test_every_kind_of_task_is_played(folder):
+    """The column of the matrix: what earns the whole reward in `eval` earns it in verifiers."""
+    row = {kind: cells()["task"][kind]["verifiers"] for kind in KINDS}
+    assert all(said is True for said in row.values())
+    names = {f"kind-{number}": kind for number, kind in enumerate(KINDS)}
+    packages = [export_package(KINDS[kind][0], folder / name).folder for name, kind in names.items()]
+    with scripted_chat({name: KINDS[kind][1] for name, kind in names.items()}) as url:
+        script = Path(venvs.__file__).with_name("verifiers_kinds_side.py")
+        path = os.pathsep.join(map(str, packages))
+        printed = venvs.run(venvs.venv(*venvs.VERIFIERS), script, url, *names, PYTHONPATH=path, cwd=folder)
+    assert json.loads(printed.splitlines()[-1]) == {name: [True, 1.0, 1] for name in names}
 
 
 @pytest.mark.slow

@@ -201,7 +201,7 @@ def played(folder) -> Played:
         }
         (folder / "request.json").write_text(json.dumps(asked))
         side = SUPPORT / "verl_loop_side.py"
-        venvs.run(python, side, folder / "request.json", folder / "answer.json", timeout=400, **caches)
+        venvs.run(python, side, folder / "request.json", folder / "answer.json", timeout=900, **caches)
     return Played(json.loads((folder / "answer.json").read_text()), (folder / "log").read_text().split("\n"))
 
 
@@ -265,7 +265,7 @@ def in_eval(folder: Path, target: str, *scripts: list[str]) -> list[tuple[float,
         for task, script in zip(tasks, scripts, strict=True):
             policy = tool_shop.Script() if script is WORDS else Replay([Completion(text=text) for text in script])
             traces.append(await run_rollout(taskset, task, policy))
-        return [(trace.reward, trace.passed) for trace in traces]
+        return [(trace.reward, trace.passed()) for trace in traces]
 
     return asyncio.run(play())
 
@@ -346,6 +346,27 @@ def test_a_failed_episode_leaves_the_mean_of_its_group_as_it_is(played, worker):
     assert masked["info"]["acc"] == (0.5 if worker == "v1" else None)
     if worker == "v1":  # its metrics want a number of every sample
         assert masked["tag"] == {"min_global_steps": 10, "max_global_steps": 21}
+
+
+@WORKERS
+def test_grpo_compares_the_others_as_if_the_failed_one_were_not_there(played, worker):
+    name = f"a group {worker}"
+    for sample, advantages in zip(samples(played, name), played.answers[name]["advantages"], strict=True):
+        reward = sum(sample["rm_scores"])
+        expected = 0.0 if sample["info"]["failed"] else reward - 0.75
+        trained = {advantage for advantage, mask in zip(advantages, sample["response_mask"], strict=True) if mask}
+        assert trained == (set() if sample["info"]["failed"] else {expected})
+        assert {advantage for advantage in advantages} <= {0.0, expected}
+
+
+def test_validation_has_its_figures_by_data_source_and_no_zero_for_a_failure(played):
+    (found,) = played.answers["a bad task v0"]["validation"].values()
+    assert (found["acc"], found["failed"], found["num_turns"]) == (
+        {"mean@1": 1.0},
+        {"mean@1": pytest.approx(1 / 3)},
+        {"mean@1": pytest.approx(5 / 3)},
+    )
+    assert played.answers["gsm8k v1"]["validation"]["sums"]["acc"] == {"mean@1": 1.0}
 
 
 def test_a_failed_episode_can_be_dropped_from_its_group(played):

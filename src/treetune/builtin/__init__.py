@@ -46,6 +46,7 @@ TOOLS = {
 
 FOREIGN_TASKSETS = {
     "agentbench": "treetune.builtin.shell.agentbench:taskset_class",
+    "verifiers": "treetune.trainers.verifiers.imported:taskset_class",
     "openenv": "treetune.serve.openenv.taskset:taskset_class",
     "ors": "treetune.serve.ors.taskset:taskset_class",
 }

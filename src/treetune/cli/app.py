@@ -48,8 +48,8 @@ def make_app(verb: str | None) -> typer.Typer:
     app = typer.Typer(
         name="treetune",
         help="One task, every trainer: declare an RL task once, look at it, check it, evaluate it.",
-        epilog="A TARGET is a taskset's id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name) "
-        "or a server (tcp://, http://). Any key of its config can be set: --taskset.shuffle.seed 0",
+        epilog="A TARGET is a taskset's id, config.yaml, file.py:Name, module:Name, rows (a file, folder or hub name), "
+        "verifiers:ID or a server (tcp://, http://). Any key of its config can be set: --taskset.shuffle.seed 0",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

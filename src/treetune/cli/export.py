@@ -55,4 +55,4 @@ def verifiers_command(
     screen.say(
         f"try it:        vf-eval {written.id} -n 4 -m MODEL --no-push --client.base-url http://127.0.0.1:8000/v1"
     )
-    return screen.say(f'in prime-rl:   taskset = {{ id = "{written.id}" }}')
+    return screen.say(f'in prime-rl:   [orchestrator.train.source.env.taskset] id = "{written.id}"')

@@ -20,9 +20,10 @@ from treetune.config import defaults_of, field_docs, load_yaml
 from treetune.errors import TreetuneError
 from treetune.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.policies import SPELLINGS
-from treetune.rows.formats import FORMATS
+from treetune.rows.formats import IN_PARQUET
 from treetune.target import NEEDS_TASKS, taskset_class
 from treetune.tokens import NO_IMAGES
+from treetune.trainers.verifiers import ALREADY_THERE
 
 
 def list_command(
@@ -145,6 +146,7 @@ class TargetKind(StrEnum):
     ROWS = "rows"
     MIXTURE = "mixture"
     INFINITE = "infinite"
+    VERIFIERS = "verifiers:ID"
     SERVER = "server"
 
 
@@ -153,6 +155,7 @@ class TaskKind(StrEnum):
 
     RULE = "ground truth"
     SCORER = "scorer"
+    JUDGE = "judge"
     REWARD = "own reward"
     ENVIRONMENT = "environment, one turn"
     MULTI_TURN = "environment, several turns"
@@ -160,10 +163,21 @@ class TaskKind(StrEnum):
     IMAGES = "images"
 
 
-VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
-BY_ADDRESS = ("show", "audit", "eval", "profile")
-"""The verbs that take the address of a server."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async")
+VERBS = (
+    "show",
+    "validate",
+    "audit",
+    "eval",
+    "profile",
+    *(f"build {format}" for format in IN_PARQUET),
+    "convert",
+    "serve",
+    "train",
+    "export",
+)
+BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
+"""The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -172,12 +186,14 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     def table(rows: type[StrEnum], columns: Sequence[str], refused: Mapping[Any, str]) -> Any:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
 
-    no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
+    no_target = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
+    no_target |= {(TargetKind.VERIFIERS, "export"): ALREADY_THERE}
     refused = {
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
         (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
+        (TaskKind.IMAGES, "slime"): NO_IMAGES,
     }
-    return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, refused)}
+    return {"target": table(TargetKind, VERBS, no_target), "task": table(TaskKind, PLAYERS, refused)}
 
 
 def as_text() -> str:

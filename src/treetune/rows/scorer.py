@@ -92,8 +92,11 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     further = config.pop("extra", {})
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
     cls = type(taskset)
-    named = {"path": keep_class(cls, cache_dir), "name": cls.__qualname__}
-    node = {"custom_cls": named, **mark_variables(keep_files(keys, cache_dir))}
+    if (foreign := getattr(cls, "FOREIGN", None)) is not None:  # made by its name, which any process knows
+        named: dict[str, Any] = {"id": foreign}
+    else:
+        named = {"custom_cls": {"path": keep_class(cls, cache_dir), "name": cls.__qualname__}}
+    node = {**named, **mark_variables(keep_files(keys, cache_dir))}
     _keep_tools(node, cache_dir)
     return msgspec.json.encode(node).decode()
 

@@ -25,6 +25,7 @@ TRAINERS = {
     "skyrl": "treetune.trainers.skyrl.launch:plan",
     "slime": "treetune.trainers.slime.launch:plan",
     "trl": "treetune.trainers.trl.launch:plan",
+    "verl": "treetune.trainers.verl.launch:plan",
 }
 """Each trainer with the function that plans its training. Documented in docs/trainers.md."""
 

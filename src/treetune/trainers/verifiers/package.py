@@ -32,6 +32,8 @@ from treetune.target import build_taskset, describe, read_target, refuse_server
 from treetune.trainers.verifiers.packing import Packing
 from treetune.trainers.verifiers.playable import check_playable
 
+ALREADY_THERE = "is an environment of verifiers already"
+"""What `export` says of one."""
 MARK = ".treetune-export.json"
 RESERVED = {
     "harbor", "nemo_gym", "openenv", "textarena", "bash", "browser_use", "claude_code", "codex", "hermes_agent",
@@ -64,7 +66,7 @@ def export_package(
     """Writes the package into `folder`, whose name is that of the package unless `name` is given."""
     refuse_server(target, "export")
     if target.startswith("verifiers:"):
-        raise UsageError(f"{target} is an environment of verifiers already", remedy="use it there as it is")
+        raise UsageError(f"{target} {ALREADY_THERE}", remedy="use it there as it is")
     folder = folder.expanduser().absolute()
     id, module = package_name(name or folder.name, folder)
     data = read_target(target, overrides, split, usual="train")

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from treetune import plugins
-from treetune.config import FileName, map_declared
+from treetune.config import FileName, load_yaml, map_declared, with_overrides
 from treetune.errors import UsageError
 from treetune.files import source_of, with_imports
 from treetune.rows.trust import FILE, is_installed
+from treetune.target import build_taskset
 from treetune.task import Task
 from treetune.taskset import Taskset
 
@@ -31,7 +32,14 @@ MOST_BYTES = 256 * 2**20
 """Of the data that a package carries."""
 
 
-def unpack(value: Any, folder: Path) -> Any:
+def open_taskset(config: Path, overrides: dict[str, str]) -> Taskset[Any, Any]:
+    """The taskset of an exported package."""
+    node = _unpack(load_yaml(config)["taskset"], config.parent)
+    data = with_overrides({"taskset": node}, overrides, source=str(config))
+    return build_taskset(data["taskset"], raw=overrides, source=str(config))
+
+
+def _unpack(value: Any, folder: Path) -> Any:
     """A node with the names that a package gave to its files as paths."""
 
     def locate(text: str) -> str:

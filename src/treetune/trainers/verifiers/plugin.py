@@ -23,18 +23,16 @@ from verifiers.v1.errors import HarnessError, TaskError
 from verifiers.v1.runtimes import ProgramResult, SubprocessConfig
 
 from treetune import streams
-from treetune.config import load_yaml, with_overrides
 from treetune.episode import Limits
 from treetune.errors import TreetuneError, UsageError, described
 from treetune.pending import Draw
 from treetune.rollout import Rollout
 from treetune.streams import Streams
-from treetune.target import build_taskset
 from treetune.task import Message, Task, digest
 from treetune.taskset import Taskset
 from treetune.trace import Outcome, Trace
 from treetune.trainers.verifiers.intercepted import InterceptedModel
-from treetune.trainers.verifiers.packing import unpack
+from treetune.trainers.verifiers.packing import open_taskset
 from treetune.trainers.verifiers.playable import check_playable, check_task
 
 OPENING = "(The environment opens the conversation.)"
@@ -78,13 +76,6 @@ class _Served:
         if own.INFINITE and not own.random_access:
             own = open_taskset(self._file, self._overrides)
         return await streams.load(own)
-
-
-def open_taskset(config: Path, overrides: dict[str, str]) -> Taskset[Any, Any]:
-    """The taskset of an exported package."""
-    node = unpack(load_yaml(config)["taskset"], config.parent)
-    data = with_overrides({"taskset": node}, overrides, source=str(config))
-    return build_taskset(data["taskset"], raw=overrides, source=str(config))
 
 
 class TreetuneData(vf.TaskData):  # type: ignore[misc]

@@ -149,8 +149,8 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         outputs = []
         for sequence, routed in zip(sequences, experts, strict=True):
             given = sequence.mask.index(1) if 1 in sequence.mask else len(sequence.ids)
-            output = self._sample(sequence, given, bool(sequence.logprobs), ended.reward, calls, fields)
-            output.num_turns = 2 * game.turns
+            logprobs = bool(sequence.logprobs)
+            output = self._sample(sequence, given, logprobs, ended.reward, 2 * game.turns, calls, fields)
             if routed is not None:
                 output.routed_experts = routed[: given + len(output.response_ids)]
             outputs.append(output)
@@ -170,7 +170,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         fields = {"min_global_steps": version, "max_global_steps": version, **known}
         fields |= {"turn_scores": [], "reward_extra_info": information}
         reward = 0.0 if others is None else others.reward
-        return self._sample(TokenSequence(prompt), len(prompt), logprobs, reward, calls, fields)
+        return self._sample(TokenSequence(prompt), len(prompt), logprobs, reward, 0, calls, fields)
 
     def _sample(
         self,
@@ -178,11 +178,12 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         given: int,
         logprobs: bool,
         reward: float,
+        messages: int,
         calls: ModelCalls,
         fields: Mapping[str, Any],
     ) -> Any:
         """A sequence whose first `given` tokens are the prompt. Where there is no response, which verl wants, it is an
-        end that nothing sampled."""
+        end that nothing sampled. The v1 trainer knows only fields that are set."""
         end = given + self.rollout_config.response_length
         response = sequence.ids[given:end] or [self.tokenizer.eos_token_id]
         timing = {"generate_sequences": calls.seconds}
@@ -192,6 +193,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             response_mask=sequence.mask[given:end] or [0],
             response_logprobs=(sequence.logprobs[given:end] or [0.0]) if logprobs else None,
             reward_score=reward,
+            num_turns=messages,
             metrics=AgentLoopMetrics(**timing, num_preempted=-1 if calls.preempted is None else calls.preempted),
             extra_fields={"tool_rewards": [], **fields},
         )
