@@ -71,9 +71,7 @@ def main() -> None:
     skyrl = venvs.venv(*venvs.SKYRL)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        model = place / "tokenizer"
-        save = f"import tokenizers_side; tokenizers_side.smollm2().save_pretrained({str(model)!r})"
-        venvs.run(venvs.venv(*venvs.MODELS), "-c", save, PYTHONPATH=str(TESTS))
+        model = venvs.smollm2()
         (place / "run.py").write_text(RUN)
         few, many = write(place / "few.parquet", 1), write(place / "many.parquet", given.scale)
 

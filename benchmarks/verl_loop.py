@@ -68,8 +68,11 @@ TEMPLATE = """
 
 RUN = '''
 import asyncio, json, sys, threading, time
+import hydra
 from hydra import compose, initialize_config_module
-from verl.experimental.agent_loop import AgentLoopWorker
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopWorker, DictConfigWrap, ToolListWrap, _agent_loop_registry)
+import verl.experimental.agent_loop.tool_agent_loop
 from verl.workers.rollout.replica import TokenOutput
 
 model, rows, loops, tool, turns, episodes = sys.argv[1:]
@@ -97,12 +100,6 @@ def noted(function):
             local.inside = False
             recorded.append((function, args, kwargs))
     return call
-
-
-def cost_of(work):
-    cpu, wall = time.process_time(), time.perf_counter()
-    work()
-    return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def tokenise(calls):
@@ -133,29 +130,38 @@ tokenizer.__class__ = type("Timed", (kind,), {name: noted(getattr(kind, name)) f
 row = json.loads(open(rows).read())
 
 
-async def keep(output, validate, **kwargs):
-    return output
+def loops_of(agent):
+    """verl makes one for every row, by the same means for both."""
+    wrapped = {"trainer_config": DictConfigWrap(config), "data_config": DictConfigWrap(config.data)}
+    given = {"server_manager": engine, "tokenizer": tokenizer, "processor": None, "dataset_cls": worker.dataset_cls,
+             "hf_model_type": worker.hf_model_type, "tools": ToolListWrap(worker.tools)}
+    return [hydra.utils.instantiate(config=_agent_loop_registry[agent], **wrapped, **given) for _ in range(episodes)]
 
-worker._agent_loop_postprocess = keep  # the same for both
 
-
-async def play(agent):
-    trajectory = {"step": 0, "sample_index": 0, "rollout_n": 0, "validate": False}
+async def play(agent, loops):
     sampling = {"temperature": 1.0, "logprobs": True}
-    runs = [worker._run_agent_loop(dict(sampling), trajectory, agent_name=agent, trace=False,
-                                   uid=str(number), tools_kwargs={}, **row) for number in range(episodes)]
-    return await asyncio.gather(*runs)
+    rows = ({**row, "uid": str(number), "tools_kwargs": {}} for number in range(episodes))
+    return await asyncio.gather(*(loop.run(dict(sampling), **row) for loop, row in zip(loops, rows)))
+
+
+async def spend(agent):
+    loops = loops_of(agent)
+    cpu, wall = time.process_time(), time.perf_counter()
+    outputs = await play(agent, loops)
+    return outputs, time.process_time() - cpu, time.perf_counter() - wall
 
 
 per = 1 / turns / episodes
 found = {}
 for agent in ("treetune", "tool_agent") * 4:
     recorded = []
-    outputs = asyncio.run(play(agent))
+    outputs, _, _ = asyncio.run(spend(agent))
     assert {sum(output.response_mask) for output in outputs} == {(turns - 1) * len(said[0]) + len(said[1])}
     calls, recorded = recorded, None
-    cpu, wall = cost_of(lambda: asyncio.run(play(agent)))
-    words, _ = cost_of(lambda: tokenise(calls))
+    _, cpu, wall = asyncio.run(spend(agent))
+    words = time.process_time()
+    tokenise(calls)
+    words = time.process_time() - words
     found.setdefault(agent, []).append([(cpu - words) * per, wall * per, words * per])
 found = {agent: [min(column) for column in zip(*costs)] for agent, costs in found.items()}
 print(json.dumps(found))

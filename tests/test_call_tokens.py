@@ -8,7 +8,7 @@ from typing import Any
 
 import call_chats
 import pytest
-import venvs
+import real_tokenizers
 from call_chats import TOOLS
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, plain, writes_hermes, writes_llama
 
@@ -31,23 +31,21 @@ def test_what_is_trained_on_is_what_was_sampled(format, rewrites):
         assert seen["breaks"] > 10  # it does not show what is said beside calls
 
 
+REAL = [
+    "qwen2.5", "qwen3", "qwen3.5", "deepseek-v3", "deepseek-r1", "mistral-tools", "mistral-tekken",
+    "mistral-sentencepiece", "llama3.2", "smollm2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def real_chats():
+    return real_tokenizers.report("call_chats.py", 200, REAL)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["qwen2.5", "qwen3", "qwen3.5"],
-        ["deepseek-v3", "deepseek-r1"],
-        ["mistral-tools", "mistral-tekken"],
-        ["mistral-sentencepiece"],
-        ["llama3.2"],
-        ["smollm2"],
-    ],
-    ids=lambda names: names[0],
-)
-def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
-    python = venvs.venv(*venvs.MODELS)
-    report = json.loads(venvs.run(python, venvs.ROOT / "tests" / "support" / "call_chats.py", 200, *names))
-    for key, seen in report.items():
+@pytest.mark.parametrize("name", REAL)
+def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(name, real_chats):
+    for key, seen in real_chats[name].items():
         counts = Counter(seen)
         assert counts["calls"] > 200, key
         assert counts["unreadable"] > 50, key

@@ -8,6 +8,7 @@ from typing import Any
 
 import chats
 import pytest
+import real_tokenizers
 import venvs
 from chat_templates import TEMPLATES, Letters, forgets_thoughts, plain, thinks_first, trims
 from hypothesis import given
@@ -32,13 +33,18 @@ def test_what_is_trained_on_is_what_was_sampled(template, rewrites):
         assert seen["breaks"] > 5
 
 
+REAL = ["qwen2.5", "qwen3", "deepseek-v3", "deepseek-r1", "mistral-tekken", "mistral-sentencepiece", "smollm2"]
+
+
+@pytest.fixture(scope="module")
+def real_chats():
+    return real_tokenizers.report("chats.py", 300, REAL)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [["qwen2.5"], ["qwen3"], ["deepseek-v3", "deepseek-r1"], ["mistral-tekken"],
-                                   ["mistral-sentencepiece"], ["smollm2"]], ids=lambda names: names[0])  # fmt: skip
-def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(names):
-    python = venvs.venv(*venvs.MODELS)
-    report = json.loads(venvs.run(python, venvs.ROOT / "tests" / "support" / "chats.py", 300, *names))
-    for key, seen in report.items():
+@pytest.mark.parametrize("name", REAL)
+def test_so_it_is_with_the_templates_and_tokenizers_of_real_models(name, real_chats):
+    for key, seen in real_chats[name].items():
         counts = Counter(seen)
         assert counts["naive drifts"] > 50, key
         assert counts["changed"] > 50, key

@@ -256,7 +256,8 @@ class LocalHost(TrainedModels):
         policy, weights = self._policy_of(model, endpoint), self.weights_of(model, endpoint)
         if (version := options.get("version")) is not None:
             weights.reach(check_version(version))
-        make_staleness = Staleness.maker(options.get("max_staleness"), options.get("stale"))
+        if (most := options.get("max_staleness")) is not None:
+            Staleness(most, options.get("stale", "cut"))  # refused before any rollout begins
         limits, sampling = self._narrow(options.get("limits")), options.get("sampling")
         occurrence, attempt = options.get("occurrence", 0), options.get("attempt", 0)
 
@@ -271,7 +272,7 @@ class LocalHost(TrainedModels):
                     occurrence=occurrence,
                     rollout=rollout,
                     weights=weights,
-                    staleness=make_staleness(),
+                    staleness=None if most is None else Staleness(most, options.get("stale", "cut")),
                 )
             trace.step = options.get("step")
             trace.attempt = attempt
@@ -305,6 +306,12 @@ class LocalHost(TrainedModels):
             record.begin(observation, tools)
         self.episodes.add(id, home, terms or self._terms, name, record)
         return Started(id, observation, tools)
+
+    async def look_at_tools(self, task: Task) -> list[dict[str, Any]]:
+        """What an episode of the task offers; it is closed at once, and counts as none."""
+        home, _, tools = await self._open(f"e-{secrets.token_hex(12)}", task)
+        await home.close()
+        return tools
 
     def _new_record(self, task: Task, step: int | None) -> EpisodeRecord | None:
         """Where what episodes come to is counted: a server does."""

@@ -23,7 +23,7 @@ from treetune.threads import call
 from treetune.tokens import Tokens
 from treetune.tool_messages import with_calls
 from treetune.trace import Failure, Outcome, Trace, Turn
-from treetune.weights import Aborted, Staleness, Weights
+from treetune.weights import Staleness, Weights
 
 _MOST_ABORTS = 30
 """How often in a row the server of a model may abort a call before the rollout fails."""
@@ -195,7 +195,46 @@ class Rollout:
             continues=continues,
             tools=trace.tools,
         )
-        completion = await self._ask(episode, request)
+        weights, timing = self._weights, trace.timing
+        for number in range(_MOST_ABORTS):
+            if weights is not None and weights.paused:
+                await self._wait(weights, episode)
+            version, began = None if weights is None else weights.version, time.perf_counter()
+            call = None if weights is None else weights.begin_call()
+            try:
+                completion = await in_time(self._policy.complete(request), self._limits, self._until)
+            except asyncio.CancelledError:
+                if weights is None or call is None or not weights.was_aborted(call):
+                    raise
+                continue
+            finally:
+                timing.policy += time.perf_counter() - began
+                if weights is not None and call is not None:
+                    weights.end_call(call)
+            if version is not None or completion.version is not None or completion.versions is not None:
+                self._note_version(request, completion, version)
+            if completion.finish_reason != "abort":
+                return self._take(request, completion)
+            # The server of the model ended it: it goes on from its tokens, where the policy works on tokens.
+            request.partial = completion
+            if weights is not None:
+                weights.counts["aborted_calls"] += 1
+            if weights is None or not weights.paused:
+                await in_time(asyncio.sleep(min(_LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
+        raise PolicyError(
+            f"the server of {self._policy.name} aborted {_MOST_ABORTS} calls in a row",
+            remedy="pause the task server while the weights change: client.pause(), client.resume(version)",
+        )
+
+    async def _wait(self, weights: Weights, episode: Episode) -> None:
+        """Until the pause is over. The seconds are nobody's: the rollout has so many more."""
+        waited = await weights.wait()
+        self.trace.timing.paused += waited
+        episode.extend(waited)
+        self._until = None if self._until is None else self._until + waited
+
+    def _take(self, request: Request, completion: Completion) -> Completion:
+        trace = self.trace
         if not completion.text.isascii() or completion.message is not None:
             completion.text = without_surrogates(completion.text)
             completion.message = completion.message and without_surrogates(completion.message)
@@ -215,37 +254,6 @@ class Rollout:
                 message=completion.as_message(),
             )
         return completion
-
-    async def _ask(self, episode: Episode, request: Request) -> Completion:
-        """What the policy answers. A call that is aborted while the weights change is made again: from the tokens that
-        it had sampled, where the policy works on tokens."""
-        weights, timing = self._weights, self.trace.timing
-        for number in range(_MOST_ABORTS):
-            if weights is not None and weights.paused:
-                waited = await weights.wait()
-                timing.paused += waited
-                episode.extend(waited)
-                self._until = None if self._until is None else self._until + waited
-            version, began = None if weights is None else weights.version, time.perf_counter()
-            answer = in_time(self._policy.complete(request), self._limits, self._until)
-            try:
-                completion = await (answer if weights is None else weights.call(answer))
-            except Aborted:
-                continue
-            finally:
-                timing.policy += time.perf_counter() - began
-            self._note_version(request, completion, version)
-            if completion.finish_reason != "abort":
-                return completion
-            request.partial = completion
-            if weights is not None:
-                weights.counts["aborted_calls"] += 1
-            if weights is None or not weights.paused:
-                await in_time(asyncio.sleep(min(_LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
-        raise PolicyError(
-            f"the server of {self._policy.name} aborted {_MOST_ABORTS} calls in a row",
-            remedy="pause the task server while the weights change: client.pause(), client.resume(version)",
-        )
 
     def _note_version(self, request: Request, completion: Completion, version: int | None) -> None:
         """Which weights sampled it: by the word of whoever serves them, else those that were current when it began."""

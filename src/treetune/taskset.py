@@ -11,10 +11,9 @@ memory.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import count as count_from
 from itertools import islice
 from operator import index as index_of
@@ -24,12 +23,12 @@ import msgspec
 from typing_extensions import TypeVar
 
 from treetune import order
-from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError, UsageError, described, user_code
-from treetune.files import parse_again
+from treetune.errors import TasksetError, TreetuneError, UsageError, described, user_code
 from treetune.plugins import absolute_spec, folders_of
 from treetune.score import UNCHECKED, Verdict
 from treetune.task import Task
 from treetune.taskset_config import TasksetConfig
+from treetune.taskset_contract import check_task, may_read_seed, no_tasks
 from treetune.tools import (
     Gold,
     NamedTool,
@@ -94,7 +93,7 @@ class Taskset(Generic[TaskT, ConfigT]):
             raise TasksetError(f"{self.name} has task_at() but no length", remedy="write count(), or set INFINITE")
         for named in name_tools(self.config.tools, ()):  # a wrong name is told now
             check_tool(self._tool_spec(named))
-        if self.INFINITE and self.config.shuffle is not None and not self._may_read_seed():
+        if self.INFINITE and self.config.shuffle is not None and not may_read_seed(type(self), Taskset):
             warnings.warn(
                 f"{self.name} is INFINITE and reads no seed: shuffle.seed has no effect. "
                 "Read self.seed where its tasks are generated.",
@@ -293,7 +292,7 @@ class Taskset(Generic[TaskT, ConfigT]):
             return self._curriculum.size
         count = self._count()
         if count == 0:
-            raise self._empty()
+            raise no_tasks(self.name)
         return count
 
     def _count(self) -> int | None:
@@ -345,18 +344,14 @@ class Taskset(Generic[TaskT, ConfigT]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be worked out again stays behind: a pickled taskset is small, and holds no open generator."""
-        kept = {
-            key: value
-            for key, value in self.__dict__.items()
-            if not isinstance(getattr(type(self), key, None), cached_property)
-        }
+        again = {key for key in self.__dict__ if isinstance(getattr(type(self), key, None), cached_property)}
+        kept = {key: value for key, value in self.__dict__.items() if key not in again}
         return {**kept, "_reader": None, "_read": 0}
 
     @cached_property
     def _loaded(self) -> list[TaskT]:
         with user_code(f"{self.name}.load_tasks()"):
-            tasks = self.load_tasks()
-            return tasks if isinstance(tasks, list) else list(tasks)
+            return tasks if isinstance(tasks := self.load_tasks(), list) else list(tasks)
 
     def _first(self, num_tasks: int | None) -> Iterator[TaskT]:
         # A finite generator would have to be built whole to know its count: it is asked for only where it is written.
@@ -372,7 +367,7 @@ class Taskset(Generic[TaskT, ConfigT]):
         if wanted is not None and given < wanted and (self.INFINITE or count is not None):
             raise self._missing(given, f"it ended after {given} tasks")
         if not given:
-            raise self._empty()
+            raise no_tasks(self.name)
 
     def _forward(self, index: int) -> TaskT:
         """Reads an infinite generator forward to `index`; going back means starting over."""
@@ -388,20 +383,8 @@ class Taskset(Generic[TaskT, ConfigT]):
         raise self._missing(index, f"it ended after {self._read} tasks")
 
     def _set_position(self, task: TaskT, position: int) -> TaskT:
-        if type(task) is not self.task_type:
-            kind = type(task).__name__
-            declare = f"declare it: class {type(self).__name__}(Taskset[{kind}, ...])"
-            problem = f"{self.name} declares tasks of type {self.task_type.__name__}, but gave a {kind}"
-            raise TasksetError(problem, remedy=declare if isinstance(task, Task) else "give Task(prompt=...) objects")
-        try:
-            # A struct does not check its fields when it is made. From here on it holds what its record holds, wherever
-            # it is played: a date in `extra_info` is its text.
-            task = _decoder(self.task_type).decode(_encoder.encode(task))  # type: ignore[assignment]
-        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-            problem = f"{self.name}: task {position} cannot be saved as JSON and read back: {error}"
-            remedy = "give its fields values of their declared types: text, numbers, lists, dicts"
-            raise TasksetError(problem, remedy=remedy) from None
-        return msgspec.structs.replace(task, idx=position, data_source=task.data_source or self.name)
+        checked: TaskT = check_task(task, self.task_type, of=self.name, by=type(self).__name__, position=position)
+        return msgspec.structs.replace(checked, idx=position, data_source=task.data_source or self.name)
 
     def _missing(self, position: int, problem: str) -> TreetuneError:
         """What to say where there is no task at a position: the taskset promised one, or nobody did."""
@@ -410,28 +393,5 @@ class Taskset(Generic[TaskT, ConfigT]):
         count = self._count() or 0
         if position >= count:
             return UsageError(f"{self.name} has no task {position}: they are numbered from 0 to {count - 1}")
-        remedy = "count() must be the number of tasks"
-        return TasksetError(f"{self.name}.count() says {count}, but {problem}", remedy=remedy)
-
-    def _empty(self) -> EmptyTasksetError:
-        remedy = "load_tasks() must give at least one; look at its filters and files"
-        return EmptyTasksetError(f"{self.name} has no tasks", remedy=remedy)
-
-    def _may_read_seed(self) -> bool:
-        """Whether the code of its classes speaks of a seed; a config that is handed on whole may be read anywhere."""
-        import inspect
-
-        bases = type(self).__mro__[: type(self).__mro__.index(Taskset)]
-        try:
-            source = "".join(parse_again(lambda: list(map(inspect.getsource, bases))))
-        except (OSError, TypeError):
-            return True
-        return re.search(r"seed|shuffle|self\.config\b(?!\.)", source) is not None
-
-
-_encoder = msgspec.json.Encoder()
-
-
-@lru_cache(maxsize=256)
-def _decoder(task_type: type[Task]) -> msgspec.json.Decoder[Task]:
-    return msgspec.json.Decoder(task_type)
+        said = f"{self.name}.count() says {count}, but {problem}"
+        return TasksetError(said, remedy="count() must be the number of tasks")

@@ -5,8 +5,8 @@
     await weights.pause(calls="finish")                 # no call of the model begins any more
     weights.resume(8)                                   # rollouts go on, with version 8
 
-A rollout asks its policy through `call`, and waits in `wait` where there is a pause. What waits does not run out of
-time, and no pause is for ever: whoever began it may be gone.
+A rollout asks its policy between `begin_call` and `end_call`, and waits in `wait` where there is a pause. What waits
+does not run out of time, and no pause is for ever: whoever began it may be gone.
 """
 
 from __future__ import annotations
@@ -37,24 +37,6 @@ Stale = Literal["cut", "mark"]
 """What becomes of a rollout that is too old: it is cut off, or goes on and its trace says so."""
 
 
-class Aborted(Exception):
-    """A call was aborted by a pause; it is to be made again."""
-
-
-class _Call:
-    """A call under way. `asyncio.timeout` would do; every call of a model makes one, and this costs a third."""
-
-    __slots__ = ("_task", "aborted")
-
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self._task, self.aborted = task, False
-
-    def abort(self) -> None:
-        if not self.aborted:
-            self.aborted = True
-            self._task.cancel()
-
-
 class Weights:
     def __init__(self, counts: Counter[str] | None = None) -> None:
         """`counts` is where pauses and aborted calls are counted."""
@@ -62,7 +44,8 @@ class Weights:
         """None: nobody has told."""
         self.paused = False
         self.counts: Counter[str] = Counter() if counts is None else counts
-        self._calls: set[_Call] = set()
+        self._calls: dict[asyncio.Task[Any], bool] = {}
+        """Those under way, by the tasks that wait for them: whether they were aborted."""
         self._changed = asyncio.Event()
         """Set for a moment where somebody may have waited for it: no call is under way, or the pause is over."""
         self._watching: set[Callable[[int], None]] = set()
@@ -94,8 +77,9 @@ class Weights:
             self._expiry.cancel()
         self._expiry = loop.call_later(seconds, self._expire)
         if calls == "abort":
-            for call in self._calls:
-                call.abort()
+            for task in [task for task, aborted in self._calls.items() if not aborted]:
+                self._calls[task] = True
+                task.cancel()
         while calls != "leave" and self.paused and self._calls:
             await self._changed.wait()
         return not self._calls
@@ -131,25 +115,26 @@ class Weights:
             await self._changed.wait()
         return time.perf_counter() - began
 
-    async def call(self, answer: Awaitable[T]) -> T:
-        """What the model answers; raises `Aborted` where a pause did not wait for it."""
+    def begin_call(self) -> asyncio.Task[Any]:
+        """A call of the model begins, in the task that is running; `end_call` must follow."""
+        # `asyncio.timeout` would do the same at three times the cost, in every call of every rollout.
         task = asyncio.current_task()
         assert task is not None
-        call, cancelling = _Call(task), task.cancelling()
-        self._calls.add(call)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if call.aborted and task.cancelling() == cancelling + 1:  # nobody else cancelled it
-                self.counts["aborted_calls"] += 1
-                raise Aborted from None
-            raise
-        finally:
-            if call.aborted:
-                task.uncancel()
-            self._calls.discard(call)
-            if self.paused and not self._calls:
-                self._wake()
+        self._calls[task] = False
+        return task
+
+    def was_aborted(self, call: asyncio.Task[Any]) -> bool:
+        """Whether a pause is why the call was cancelled: it is to be made again."""
+        aborted = self._calls[call] and call.cancelling() == 1  # nobody else cancelled it
+        if aborted:
+            self.counts["aborted_calls"] += 1
+        return aborted
+
+    def end_call(self, call: asyncio.Task[Any]) -> None:
+        if self._calls.pop(call):
+            call.uncancel()
+        if self.paused and not self._calls:
+            self._wake()
 
     def watch(self, changed: Callable[[int], None]) -> None:
         """Has it called with each new version, until `unwatch`."""
@@ -178,14 +163,6 @@ class Staleness:
         self.most, self._stale = most, stale
         self._playing: asyncio.Timeout | None = None
         self._why: str | None = None
-
-    @classmethod
-    def maker(cls, most: int | None, stale: Stale | None) -> Callable[[], Staleness | None]:
-        """What makes one for each of several rollouts; None where any age will do."""
-        if most is None:
-            return lambda: None
-        cls(most, stale or "cut")  # refused before any rollout begins
-        return lambda: cls(most, stale or "cut")
 
     async def play(self, rollout: Awaitable[None]) -> str | None:
         """Plays it; says why it was cut off, where it was."""

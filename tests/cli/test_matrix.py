@@ -1,6 +1,7 @@
 """`treetune list --matrix`: every cell that says yes works, and every no says what the matrix says.
 
-What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones.
+What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones; judges in
+the rows of trainers in `judges/test_elsewhere.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build sk
 VERBS |= {"export"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "verifiers"}
-"""What takes these kinds is tried in the tests of each trainer, with the real one."""
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers"}
+"""What takes these kinds is tried in the tests of each trainer, with the real one (slime: recorded calls of it)."""
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
 def test_only_images_are_refused_by_a_trainer():
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async")}
+    assert refused == {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async", "slime")}
 
 
 @pytest.mark.parametrize("kind", [TaskKind.MULTI_TURN, TaskKind.TOOLS])

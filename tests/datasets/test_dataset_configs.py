@@ -271,6 +271,11 @@ def test_column_faults_of_all_tasks_are_told_together_before_anything_is_built(s
     assert built_nothing(tmp_path)
 
 
+def test_a_column_that_only_a_scorer_reads_is_told_under_the_scorer(source):
+    wrong = source(scorer={"kind": "choice", "choices": "optoins"}, extra_fields=["levle"])
+    assert sorted(faults_of(get_dataset_paths, [wrong])) == ["tasks[0].extra_fields", "tasks[0].scorer"]
+
+
 def test_a_source_that_cannot_be_read_is_told_beside_the_column_faults(source, tmp_path):
     broken = source(name="broken.jsonl")
     (tmp_path / "broken.jsonl").write_text('{"question": \n')

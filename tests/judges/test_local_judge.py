@@ -15,7 +15,7 @@ WHATEVER_THE_CODE = "import subprocess, sys; subprocess.run([sys.executable, '-m
 
 def test_a_local_model_judges_and_what_cannot_be_read_is_a_failure(tmp_path):
     sampling = {"temperature": 0.0, "max_tokens": 48}
-    scorer = {"model": f"local:{venvs.gguf()}", "sampling": sampling, "retries": 1, "max_concurrent": 1}
+    scorer = {"model": f"local:{venvs.smollm2()}", "sampling": sampling, "retries": 1, "max_concurrent": 1}
     write_tasks(tmp_path, scorer, ["Paris", "Rome"])
     command = ["eval", "tasks.yaml", "-m", "scripted:gold", "-o", "run", "--json"]
     printed = venvs.run(venvs.venv(*venvs.MODELS), "-c", WHATEVER_THE_CODE, *command, cwd=tmp_path)

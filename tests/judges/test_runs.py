@@ -209,6 +209,10 @@ def test_a_python_taskset_names_a_judge_as_its_scorer(treetune, tmp_path):
             {"model": "judge", "endpoint": {"base_url": "http://x/v1", "api_key_env": "NO_SUCH_KEY"}},
             "NO_SUCH_KEY is not",
         ),
+        (
+            {"model": "judge", "endpoint": {"base_url": "http://x/v1", "api_key_env": "NO_SUCH_KEY"}},
+            "or set scorer.endpoint.api_key_env",
+        ),
         ({"model": "judge", "metod": "grade"}, "taskset.scorer.metod: unknown key; did you mean 'method'"),
         ({}, "taskset.scorer: a judge needs either model"),
         ({"model": "m", "method": "guess"}, "taskset.scorer.method: expected one of grade, equal, rubric, pairwise"),

@@ -163,6 +163,16 @@ def test_the_tools_of_a_taskset_come_with_its_rows(format: str, tmp_path: Path, 
     assert play(rows, {"tool": "ask", "arguments": {"whom": "Ann"}}, "blue").reward == 1.0
 
 
+def test_a_file_of_tools_is_kept_and_not_said_to_score(tmp_path: Path, treetune: Any) -> None:
+    (tmp_path / "server.py").write_text("")
+    keys = {"id": "reverse-text", "tools": [{"mcp": {"command": ["python", str(tmp_path / "server.py")]}}]}
+    (tmp_path / "tasks.yaml").write_text(json.dumps({"taskset": keys}))
+    built = treetune("build", str(tmp_path / "tasks.yaml"), "--format", "skyrl", "-n", "2", "--json")
+    assert built.code == 0, built.err
+    assert f"these rows name {tmp_path / 'server.py'}, which is kept in the cache" in built.err
+    assert "scores" not in built.err
+
+
 def test_gold_answers_may_be_calls_in_every_verb_that_plays_them(tmp_path: Path, treetune: Any) -> None:
     (tmp_path / "secrets_of.py").write_text(CODE)
     target = f"{tmp_path}/secrets_of.py:Secrets"

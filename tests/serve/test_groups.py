@@ -196,15 +196,17 @@ def test_too_many_groups_without_variance_in_a_row_are_an_error(play):
     play(test)
 
 
-def test_what_was_cut_off_is_drawn_again(play):
+@pytest.mark.parametrize("no_variance", ["keep", "drop"])
+def test_what_was_cut_off_is_drawn_again(play, trained, no_variance):
     async def test(client, watch):
         stream = f"stream-{watch.name}"
         await watch.control(permits=0)
         await client.set_version(1, **watch.of)
-        options = {"no_variance": "keep", "max_staleness": 0, "stream": stream, "count": 2}
+        options = {"no_variance": no_variance, "max_staleness": 0, "stream": stream, "count": 2}
         groups = client.sample_groups(2, **options, **watch.ask)
         first = asyncio.create_task(anext(groups))
         await watch.wait(open=2)
+        answers(trained, watch.name, [False, False])
         await client.set_version(2, **watch.of)
         await watch.control(permits=None)
         return [(await first).task.idx, *[group.task.idx async for group in groups]]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,12 @@ pytest.importorskip("mcp")
 
 from mcp import Client, ClientSession, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
+
+from treetune import Environment, Task, Taskset
+from treetune.serve.http import HttpConfig
+from treetune.serve.http.door import HttpDoor
+from treetune.serve.mcp.door import SESSION_HEADER, McpDoor
+from treetune.serve.server import EnvServer
 
 TOKEN = "a-token-of-the-test"
 SHOP = """
@@ -63,7 +70,10 @@ def texts(result: Any) -> list[str]:
 
 async def play(session: Any, *, named: bool = False) -> None:
     """One episode; where requests have no session, each names it."""
-    assert [tool.name for tool in (await session.list_tools()).tools] == ["start", "answer", "close"]
+    # Many clients ask once, before anything is started.
+    tools = {tool.name: tool.input_schema for tool in (await session.list_tools()).tools}
+    assert list(tools) == ["start", "answer", "close", "search", "buy"]
+    assert ("episode" in tools["search"]["required"]) == named
     refused = await session.call_tool("answer", {"text": "hello"})
     assert refused.is_error
     assert "call `start`" in texts(refused)[0]
@@ -189,3 +199,65 @@ def test_what_does_not_go_with_standard_output_is_refused(treetune, shop, option
     refused = treetune("serve", "shop.py:Shopping", "--mcp", *option)
     assert refused.code == 2
     assert "--http" in refused.err + refused.out
+
+
+def test_what_vanished_clients_leave_is_forgotten(monkeypatch):
+    """Over HTTP nobody says that a client is gone: its episodes end by themselves."""
+    monkeypatch.setattr("treetune.serve.mcp.door._MANY_ENDED", 4)
+
+    class Stays(Taskset):
+        def load_tasks(self):
+            return [Task(prompt="?")]
+
+        def environment(self, task):
+            return Environment(task)
+
+    class Context:
+        def __init__(self, session):
+            self.request = SimpleNamespace(headers={SESSION_HEADER: session})
+
+    async def vanish():
+        door = McpDoor(idle_seconds=0.01)
+        http = HttpDoor(HttpConfig(address="127.0.0.1:0"), mounts={"/mcp": door})
+        server = EnvServer(Stays(), doors=[http, door])
+        await server.start()
+        try:
+            for number in range(40):
+                started = await door._call_tool(Context(f"s{number}"), SimpleNamespace(name="start", arguments={}))
+                assert not started.is_error
+                while server.host.episodes.live:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            return len(door._tools), len(door._episodes)
+        finally:
+            await server.close()
+
+    tools, episodes = asyncio.run(vanish())
+    assert max(tools, episodes) < 10
+
+
+def test_tools_that_cannot_be_listed_before_a_start_are_listed_after_it():
+    class Broken(Taskset):
+        tries = 0
+
+        def load_tasks(self):
+            return [Task(prompt="?")]
+
+        def environment(self, task):
+            self.tries += 1
+            if self.tries == 1:
+                raise OSError("the disk is away")
+            return Environment(task)
+
+    async def look():
+        door = McpDoor()
+        server = EnvServer(Broken(), doors=[HttpDoor(HttpConfig(address="127.0.0.1:0"), mounts={"/mcp": door}), door])
+        await server.start()
+        try:
+            context = SimpleNamespace(request=None)
+            listed = await door._list_tools(context, None)
+            started = await door._call_tool(context, SimpleNamespace(name="start", arguments={}))
+            return [tool.name for tool in listed.tools], started.is_error, (await server.host.info()).cursor
+        finally:
+            await server.close()
+
+    assert asyncio.run(look()) == (["start", "answer", "close"], False, 1)

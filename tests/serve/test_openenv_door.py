@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from http_playing import BOTH
-from openenv_playing import Echo, Echoes, playing
+from openenv_playing import Echo, Echoes, Shopping, playing
 from serving import Numbers, Stream, run, until
 
 
@@ -115,5 +115,112 @@ def test_a_failed_step_is_an_error_and_no_reward_and_the_episode_is_closed():
             again = await socket.ask("step", {"message": "more"})
             assert again["data"]["code"] == "EXECUTION_ERROR"
             assert client.server.metrics.outcomes == {"environment_error": 1}
+
+    run(play())
+
+
+# Tools
+
+
+def test_calls_come_in_three_forms_and_earn_the_same():
+    call = {"id": "a", "type": "function", "function": {"name": "buy", "arguments": '{"item": "red 1"}'}}
+
+    async def play():
+        async with playing(Shopping()) as client, client.socket() as socket:
+            first = (await socket.ask("reset", {"index": 1}))["data"]
+            assert [tool["function"]["name"] for tool in first["metadata"]["tools"]] == ["search", "buy"]
+            listed = (await socket.ask("step", {"type": "list_tools"}))["data"]["observation"]["tools"]
+            assert [(tool["name"], tool["input_schema"]["type"]) for tool in listed] == [
+                ("search", "object"),
+                ("buy", "object"),
+            ]
+            told = await socket.ask("step", {"message": "I buy.", "tool_calls": [call]})
+            assert (told["data"]["reward"], told["data"]["done"]) == (1.0, True)
+            assert told["data"]["observation"]["messages"][0]["tool_call_id"] == "a"
+            await socket.ask("reset", {"index": 1})
+            action = {"type": "call_tool", "tool_name": "buy", "arguments": {"item": "red 1"}}
+            called = (await socket.ask("step", action))["data"]
+            assert (called["reward"], called["done"]) == (1.0, True)
+            assert (called["observation"]["tool_name"], called["observation"]["result"]) == ("buy", "bought")
+            await socket.ask("reset", {"index": 1})
+            over_rpc = (await socket.call("tools/call", name="buy", arguments={"item": "red 1"}))["result"]
+            assert over_rpc["structured_content"]["reward"] == 1.0
+            assert (over_rpc["data"], over_rpc["is_error"]) == ("bought", False)
+
+    run(play())
+
+
+def test_what_a_call_does_wrong_is_told_to_the_model_and_costs_a_turn():
+    async def play():
+        async with playing(Shopping()) as client, client.socket() as socket:
+            await socket.ask("reset", {})
+            wrong = (await socket.ask("step", {"type": "call_tool", "tool_name": "serach"}))["data"]
+            assert "there is no tool 'serach'" in wrong["observation"]["error"]["message"]
+            assert (wrong["reward"], wrong["done"]) == (0.0, False)
+            assert (await socket.call("tools/call", name="serach"))["error"]["code"] == -32602
+            assert [tool["name"] for tool in (await socket.call("tools/list"))["result"]["tools"]] == [
+                "search",
+                "buy",
+                "answer",
+            ]
+            said = (await socket.call("tools/call", name="answer", arguments={"text": "hello"}))["result"]
+            assert said["data"] == "Use the tools."
+
+    run(play())
+
+
+# HTTP
+
+
+def test_a_request_over_http_has_an_environment_of_its_own():
+    async def play():
+        async with playing(Numbers()) as client:
+            status, first = await client.ask("POST", "/reset", {"seed": 4})
+            assert (status, first["observation"]["text"], first["reward"]) == (200, "0/4", None)
+            status, step = await client.ask("POST", "/step", {"action": {"message": "4"}, "seed": 4})
+            assert (status, step["reward"], step["done"]) == (200, 1.0, True)
+            assert (await client.ask("GET", "/state"))[1]["step_count"] == 0
+            assert not client.live
+            assert not client.door.sessions
+
+    run(play())
+
+
+def test_tasks_are_listed_by_split_and_index_and_what_is_told_begins_them():
+    async def play():
+        async with playing(Echoes(), split="val") as client:
+            assert (await client.ask("GET", "/list_environments"))[1] == ["echoes"]
+            assert (await client.ask("GET", "/Echoes/splits"))[1] == [{"name": "val", "type": "validation"}]
+            asked = {"split": "val"}
+            assert (await client.ask("POST", "/echoes/num_tasks", asked))[1] == {"num_tasks": 5}
+            assert len((await client.ask("POST", "/echoes/tasks", asked))[1]["tasks"]) == 5
+            task = (await client.ask("POST", "/echoes/task", {**asked, "index": -1}))[1]["task"]
+            assert task == {"split": "val", "index": 4}
+            ranged = (await client.ask("POST", "/echoes/task_range", {**asked, "start": 1, "stop": -2}))[1]["tasks"]
+            assert [one["index"] for one in ranged] == [1, 2]
+            for path, body, status in [
+                ("/other/tasks", asked, 404),
+                ("/echoes/tasks", {"split": "train"}, 400),
+                ("/echoes/task", {**asked, "index": 5}, 400),
+                ("/echoes/task", asked, 422),
+                ("/echoes/tasks", {**asked, "more": 1}, 422),
+            ]:
+                assert (await client.ask("POST", path, body))[0] == status, path
+            async with client.socket() as socket:
+                assert (await socket.ask("reset", task))["data"]["observation"]["text"] == "task 4"
+
+    run(play())
+
+
+def test_an_endless_taskset_has_tasks_by_index_and_no_number_of_them():
+    async def play():
+        async with playing(Numbers()) as client:
+            asked = {"split": "train"}
+            for path in ("num_tasks", "tasks", "task_range"):
+                assert (await client.ask("POST", f"/numbers/{path}", asked))[0] == 501
+            assert (await client.ask("POST", "/numbers/task", {**asked, "index": 9}))[1]["task"]["index"] == 9
+            ranged = await client.ask("POST", "/numbers/task_range", {**asked, "start": 7, "stop": 9})
+            assert [one["index"] for one in ranged[1]["tasks"]] == [7, 8]
+            assert (await client.ask("POST", "/numbers/task_range", {**asked, "start": 0, "stop": 10**9}))[0] == 400
 
     run(play())

@@ -317,11 +317,14 @@ class Obedient(EnvServer):
     async def _start(self):
         await super()._start()
         errands = Errands(ModelsConfig(), self.taskset)
-        self.host._policy_of = errands.policy_of
+        self.host.models, self.host._policy_of = errands, errands.policy_of
         self._opened.push_async_callback(errands.close)
 
 
 class Errands(Models):
+    def check(self, model, endpoint):
+        return model, endpoint
+
     def _load(self, name, address):
         return OpenAIPolicy(name, EndpointConfig(base_url=address, api_key_env=name, max_retries=0))
 

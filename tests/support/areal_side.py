@@ -33,6 +33,8 @@ from treetune.errors import UsageError
 from treetune.sandbox import probe
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
+from treetune.trainers.areal.alias import write_alias
+from treetune.trainers.areal.workflow import log as workflow_log
 
 
 @pytest.fixture(scope="module")
@@ -282,11 +284,11 @@ def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, m
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
-    areal.log.addHandler(handler)
+    workflow_log.addHandler(handler)
     try:
         asyncio.run(run())
     finally:
-        areal.log.removeHandler(handler)
+        workflow_log.removeHandler(handler)
     assert seen == [{"unreachable": 3}]
     assert any("lost to the task server, not to the model" in text for text in records)
     from areal.utils import stats_tracker
@@ -442,7 +444,7 @@ def as_printed(tmp_path, monkeypatch):
     write there."""
     import areal.workflow
 
-    command = [sys.executable, "-m", "treetune.trainers.areal", str(tmp_path)]
+    command = [sys.executable, "-m", "treetune.trainers.areal.alias", str(tmp_path)]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.startswith("wrote ")
     (code,) = re.findall(r"```python\n(# areal/workflow/os_interaction.py\n.*?)```", PAGE.read_text(), re.S)
     (tmp_path / "os_interaction.py").write_text(code)
@@ -455,7 +457,7 @@ def as_printed(tmp_path, monkeypatch):
 def test_a_file_of_that_name_that_is_not_ours_stays(tmp_path):
     (tmp_path / "task_server.py").write_text("mine = 1\n")
     with pytest.raises(UsageError, match="is not ours"):
-        areal.write_alias(str(tmp_path))
+        write_alias(str(tmp_path))
     assert (tmp_path / "task_server.py").read_text() == "mine = 1\n"
 
 

@@ -11,12 +11,10 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from chats import encoded, sampled_of
-from hypothesis import HealthCheck, Phase, given, settings
+from chats import encoded, sampled_of, try_all
 from hypothesis import strategies as st
 
 from treetune.call_formats import FORMATS
@@ -196,20 +194,7 @@ def as_texts(arguments: dict[str, Any]) -> dict[str, str]:
 def check(tokenizer: Any, rewrites: str, format: str | None, examples: int) -> Counter[str]:
     seen: Counter[str] = Counter()
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(conversations)
-    def property(conversation: Any) -> None:
-        play(tokenizer, conversation, rewrites, format, seen)
-
-    run: Callable[[], None] = property
-    run()
+    try_all(conversations, lambda conversation: play(tokenizer, conversation, rewrites, format, seen), examples)
     return seen
 
 
@@ -217,9 +202,10 @@ if __name__ == "__main__":
     import real_tokenizers
 
     examples = int(sys.argv[1])
-    report = {
-        f"{name} {rewrites}": check(tokenizer, rewrites, None, examples)
-        for name, tokenizer in real_tokenizers.load(sys.argv[2:]).items()
-        for rewrites in ("split", "keep")
-    }
+    report: dict[str, dict[str, Counter[str]]] = {}
+    for name in sys.argv[2:]:
+        tokenizer = real_tokenizers.load(name)
+        report[name] = {
+            f"{name} {rewrites}": check(tokenizer, rewrites, None, examples) for rewrites in ("split", "keep")
+        }
     print(json.dumps(report))

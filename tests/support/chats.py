@@ -2,7 +2,7 @@
 
 Used by the fast tests with tokenizers written for them, and, in an environment with real tokenizers, as a program:
 
-    python chats.py NAME...        # prints what was seen, as JSON
+    python chats.py EXAMPLES NAME...        # prints what was seen, as JSON
 """
 
 from __future__ import annotations
@@ -197,7 +197,17 @@ def naive_drifts(tokenizer: Any, conversation: Any, arguments: dict[str, Any]) -
 def check(tokenizer: Any, rewrites: str, arguments: dict[str, Any], examples: int) -> Counter[str]:
     seen: Counter[str] = Counter()
 
-    @settings(
+    def property(conversation: Any) -> None:
+        play(tokenizer, conversation, rewrites, arguments, seen)
+        seen["naive drifts"] += naive_drifts(tokenizer, conversation, arguments)
+
+    try_all(conversations, property, examples)
+    return seen
+
+
+def try_all(conversations: Any, property: Callable[[Any], None], examples: int) -> None:
+    """The same conversations each time."""
+    options = settings(
         max_examples=examples,
         deadline=None,
         database=None,
@@ -205,14 +215,8 @@ def check(tokenizer: Any, rewrites: str, arguments: dict[str, Any], examples: in
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    @given(conversations)
-    def property(conversation: Any) -> None:
-        play(tokenizer, conversation, rewrites, arguments, seen)
-        seen["naive drifts"] += naive_drifts(tokenizer, conversation, arguments)
-
-    run: Callable[[], None] = property
+    run: Any = options(given(conversations)(property))
     run()
-    return seen
 
 
 SPELLINGS = [
@@ -243,17 +247,18 @@ if __name__ == "__main__":
     import real_tokenizers
 
     examples = int(sys.argv[1])
-    report = {}
-    for name, tokenizer in real_tokenizers.load(sys.argv[2:]).items():
+    report: dict[str, dict[str, Counter[str]]] = {}
+    for name in sys.argv[2:]:
+        tokenizer, report[name] = real_tokenizers.load(name), {}
         variants = [{}, {"enable_thinking": False}] if name == "qwen3" else [{}]
         for arguments in variants:
             for rewrites in ("split", "keep"):
                 key = f"{name}{' ' + json.dumps(arguments) if arguments else ''} {rewrites}"
-                report[key] = check(tokenizer, rewrites, arguments, examples)
+                report[name][key] = check(tokenizer, rewrites, arguments, examples)
                 if name.startswith("qwen") and not arguments:
                     played = [
                         play_calls(tokenizer, before, as_text)
                         for before in ("", "I look.") for as_text in (True, False)
                     ]  # fmt: skip
-                    report[key]["calls split"] = sum(len(tokens.sequences) - 1 for tokens in played)
+                    report[name][key]["calls split"] = sum(len(tokens.sequences) - 1 for tokens in played)
     print(json.dumps(report))

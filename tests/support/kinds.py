@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pictures import COLOURS, png
+from scripted_judges import named
 
 from treetune.cli.listing import TargetKind, TaskKind
 from treetune.images import to_url
@@ -15,7 +16,7 @@ from treetune.tools_in_text import call_as_text
 
 CODE = '''
 from treetune import Environment, Step, Task, Taskset, tool
-from treetune.scorers import includes
+from treetune.scorers import includes, judge
 
 
 class Doubles(Taskset):
@@ -36,6 +37,14 @@ class Named(Taskset):
     def load_tasks(self):
         for n, town in enumerate(("Paris", "Rome", "Oslo", "Bern")):
             yield Task(prompt=f"Name capital {n}.", reward_spec={"ground_truth": town})
+
+
+class Judged(Taskset):
+    scorer = judge(model=JUDGE, method="equal")
+
+    def load_tasks(self):
+        for n in range(4):
+            yield Task(prompt=f"Name capital {n}.", reward_spec={"ground_truth": "Paris"})
 
 
 class Endless(Doubles):
@@ -115,6 +124,7 @@ TARGETS: dict[TargetKind, tuple[str, bool]] = {
 KINDS: dict[TaskKind, tuple[str, list[Any]]] = {
     TaskKind.RULE: ("truths.jsonl", ["2"]),
     TaskKind.SCORER: ("kinds_of.py:Named", ["It is Paris."]),
+    TaskKind.JUDGE: ("kinds_of.py:Judged", ["It is Paris."]),
     TaskKind.REWARD: ("kinds_of.py:Doubles", ["0"]),
     TaskKind.ENVIRONMENT: ("environments.jsonl", ["#### 2"]),
     TaskKind.MULTI_TURN: ("kinds_of.py:Countdowns", ["2", "1"]),
@@ -131,7 +141,7 @@ def written(action: Any) -> str:
 
 def write_targets(folder: Path) -> None:
     urls = {colour: to_url(png(COLOURS[colour])) for colour in COLOURS}
-    (folder / "kinds_of.py").write_text(f"IMAGES = {urls}\n{CODE}")
+    (folder / "kinds_of.py").write_text(f"IMAGES = {urls}\nJUDGE = {named('Fair')!r}\n{CODE}")
     (folder / "tasks.yaml").write_text(
         "train_tasks: [{loading_params: {args: [json], kwargs: {data_files: sums.jsonl, split: train}}, "
         "prompt_template: '{question}', ground_truth: answer, data_source: sums}]\n"

@@ -11,9 +11,25 @@ from pathlib import PurePath
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-RAY = ("test_dataset_ray.py", "test_pool_ray.py", "test_skyrl.py", "test_verl.py")
+RAY = (
+    "test_cpu_training.py",
+    "test_dataset_ray.py",
+    "test_pool_ray.py",
+    "test_skyrl.py",
+    "test_verl.py",
+    "test_verl_loop.py",
+)
 """What starts clusters of Ray."""
-LONGEST = ("test_skyrl.py",)
+LONGEST = (
+    "test_cpu_training.py",
+    "test_skyrl.py",
+    "test_trl.py",
+    "test_os_interaction_agentbench.py",
+    "test_local_model.py",
+    "test_prompt_dataset_skyrl.py",
+    "test_call_tokens.py",
+    "test_tokens.py",
+)
 """The files whose slow tests take longest, the longest first. The others come in the order of their names."""
 
 

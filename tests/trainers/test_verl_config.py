@@ -350,6 +350,66 @@ def test_a_wrong_setting_of_the_loop_is_told_before_anything_starts(settings, fa
     assert fault in str(error.value)
 
 
+PYTHON = """
+from treetune import Environment, Step, Task, Taskset
+
+class Doubles(Taskset):
+    def load_tasks(self):
+        for n in range(5):
+            yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+
+    def reward(self, task, answer):
+        return float(answer == task.ground_truth)
+
+class Twice(Environment):
+    MULTI_TURN = True
+
+class Several(Doubles):
+    def load_tasks(self):
+        return [Task(prompt="Again.", env_class="python.py:Twice")]
+
+class Endless(Doubles):
+    INFINITE = True
+    load_tasks = Taskset.load_tasks
+
+    def task_at(self, index):
+        return Task(prompt=f"Double {index}.", reward_spec={"ground_truth": str(2 * index)})
+"""
+
+
+def python_tasks(config, folder, train):
+    (folder / "python.py").write_text(PYTHON)
+    config["train_tasks"] = [{"id": f"{folder}/python.py:{train}"}]
+    config["val_tasks"] = [{"id": f"{folder}/python.py:Doubles", "max_rows": 3}]
+    return config
+
+
+def test_tasks_in_python_stand_in_the_lists_too(declared, fake_verl, folder):
+    main_ppo = fake_verl(RELEASES["0.9"])
+    config = python_tasks(declared(TRAINER, AGENT, BASIC), folder, "Doubles")
+    run_with_tasks(config)
+    assert [call[0] for call in main_ppo.calls] == ["main"]
+    train, val = rows_of(config.data.train_files[0]), rows_of(config.data.val_files[0])
+    assert (len(train), len(val), agents_in(config)) == (5, 3, {None})
+    assert config.reward.custom_reward_function.name == "compute_score"
+    source, truth, extra = (train[2][name] for name in ("data_source", "reward_model", "extra_info"))
+    assert compute_score(source, "4", truth["ground_truth"], extra)["score"] == 1.0
+
+
+def test_tasks_in_python_of_several_turns_are_played_by_our_loop(declared, fake_verl, folder):
+    fake_verl(RELEASES["0.9"])
+    config = python_tasks(declared(TRAINER, AGENT, BASIC), folder, "Several")
+    run_with_tasks(config)
+    assert agents_in(config) == {"treetune"}
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "treetune"
+
+
+def test_tasks_in_python_without_an_end_need_one(declared, folder):
+    config = python_tasks(declared(TRAINER, BASIC), folder, "Endless")
+    with pytest.raises(ConfigError, match=r"train_tasks\[0\].*Endless is INFINITE: its rows need an end"):
+        run_with_tasks(config)
+
+
 def test_nothing_is_played_where_scoring_is_left_alone(declared, fake_verl):
     fake_verl(RELEASES["0.9"])
     config = of_several_turns(with_ground_truth(declared(TRAINER, AGENT, "leave_scoring: true", BASIC)))

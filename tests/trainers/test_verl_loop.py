@@ -348,6 +348,27 @@ def test_a_failed_episode_leaves_the_mean_of_its_group_as_it_is(played, worker):
         assert masked["tag"] == {"min_global_steps": 10, "max_global_steps": 21}
 
 
+@WORKERS
+def test_grpo_compares_the_others_as_if_the_failed_one_were_not_there(played, worker):
+    name = f"a group {worker}"
+    for sample, advantages in zip(samples(played, name), played.answers[name]["advantages"], strict=True):
+        reward = sum(sample["rm_scores"])
+        expected = 0.0 if sample["info"]["failed"] else reward - 0.75
+        trained = {advantage for advantage, mask in zip(advantages, sample["response_mask"], strict=True) if mask}
+        assert trained == (set() if sample["info"]["failed"] else {expected})
+        assert {advantage for advantage in advantages} <= {0.0, expected}
+
+
+def test_validation_has_its_figures_by_data_source_and_no_zero_for_a_failure(played):
+    (found,) = played.answers["a bad task v0"]["validation"].values()
+    assert (found["acc"], found["failed"], found["num_turns"]) == (
+        {"mean@1": 1.0},
+        {"mean@1": pytest.approx(1 / 3)},
+        {"mean@1": pytest.approx(5 / 3)},
+    )
+    assert played.answers["gsm8k v1"]["validation"]["sums"]["acc"] == {"mean@1": 1.0}
+
+
 def test_a_failed_episode_can_be_dropped_from_its_group(played):
     assert played.answers["dropped v1"]["samples"]["states"] == ["finished"]
     assert sorted(rewards(played, "dropped v1")) == [0.0, 1.5]

@@ -82,7 +82,9 @@ def build_target(
     """Builds what a target names, with its dotted overrides; an entry for each file. `further` and `engine` are for
     dataset tasks."""
     target = locate(target)
-    format_named(format)
+    if not format_named(format).in_parquet:
+        remedy = f"treetune convert {target} rows{format_named(format).endings[0]} --to {format}"
+        raise UsageError(f"{format} reads no parquet, which is what is built", remedy=remedy)
     build_lists = partial(_build_lists, screen=screen, source=target, format=format, force=force, engine=engine)
     if _declares_lists(target):
         from treetune.datasets.declared import read_declared
@@ -110,8 +112,8 @@ def build_target(
             entries = [_entry("train", taskset.name, *built, None)]  # its rows are made anew each time
     for file in pop_kept_files():
         Screen(as_json=True).say(
-            f"{file} scores these rows, and is kept in the cache: other nodes need the cache folder "
-            "(TREETUNE_TASK_CACHE_DIR), or the class in an installed package"
+            f"these rows name {file}, which is kept in the cache: other nodes need the cache folder "
+            "(TREETUNE_TASK_CACHE_DIR), or the code in an installed package"
         )
     return entries
 
@@ -203,7 +205,7 @@ def convert_command(
             "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl.",
         ),
     ],
-    to: Annotated[str, option("verl, skyrl or trl.", "--to", metavar="FORMAT")],
+    to: Annotated[str, option("verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")],
     from_: Annotated[str | None, option("The format of IN, else told by its columns.", "--from")] = None,
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,

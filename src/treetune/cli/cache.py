@@ -13,6 +13,7 @@ from treetune.cli.options import CacheDir, Json, option
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UnknownNameError, UsageError
+from treetune.judges.verdicts import KeptVerdicts
 from treetune.rows.cache import Cache, Entry, default_cache_dir
 
 cache_app = typer.Typer()
@@ -20,11 +21,12 @@ cache_app = typer.Typer()
 
 @cache_app.command("list")
 def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
-    """Everything that was built, last used first, and how much room it takes."""
+    """Everything that was built, last used first, and how much room it takes; and the verdicts of judges."""
     cache = Cache(default_cache_dir(cache_dir))
     entries = cache.entries()
     total = f"{len(entries)} built" if entries else "nothing is built"
-    _report(cache, entries, ("entries", "size"), f"{total} in {cache.folder}", json)
+    verdicts = KeptVerdicts(cache.folder).measure()
+    _report(cache, entries, ("entries", "size"), f"{total} in {cache.folder}", json, verdicts)
 
 
 @cache_app.command("show")
@@ -45,19 +47,23 @@ def show_command(
 
 @cache_app.command("prune")
 def prune_command(
-    older_than: Annotated[float | None, option("What was not used for so many days.", metavar="DAYS", min=0)] = None,
+    older_than: Annotated[
+        float | None, option("What was not used for so many days; verdicts as old.", metavar="DAYS", min=0)
+    ] = None,
     all: Annotated[bool, option("Everything.", "--all")] = False,
     damaged: Annotated[bool, option("What is damaged, or left by a killed build.", "--damaged")] = False,
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """Remove built files. What is being built right now stays."""
+    """Remove built files, and the verdicts of judges. What is being built right now stays."""
     if older_than is None and not all and not damaged:
         raise UsageError("nothing is selected", remedy="pass --older-than DAYS, --damaged or --all")
     cache = Cache(default_cache_dir(cache_dir))
     removed = cache.prune(older_than_days=older_than, all=all, damaged=damaged)
+    selected = all or older_than is not None
+    verdicts = KeptVerdicts(cache.folder).prune(None if all else older_than) if selected else (0, 0)
     total = f"{len(removed)} removed from {cache.folder}, freed" if removed else "nothing to remove"
-    _report(cache, removed, ("removed", "freed"), total, json)
+    _report(cache, removed, ("removed", "freed"), total, json, verdicts)
 
 
 def _find(cache: Cache, wanted: str) -> Entry:
@@ -87,12 +93,16 @@ def _entry_to_json(cache: Cache, entry: Entry) -> dict[str, Any]:
     return {"key": entry.key, "path": str(cache.path(entry.key)), **{name: getattr(entry, name) for name in shown}}
 
 
-def _report(cache: Cache, entries: list[Entry], names: tuple[str, str], total: str, json: bool) -> None:
-    """Entries and their size; `names` are those of both in JSON, `total` is what is said of them."""
+def _report(
+    cache: Cache, entries: list[Entry], names: tuple[str, str], total: str, json: bool, verdicts: tuple[int, int]
+) -> None:
+    """Entries and their size; `names` are those of both in JSON, `total` is what is said of them. `verdicts` are how
+    many there are beside them, and their size."""
     size = sum(entry.size for entry in entries)
     if json:
         listed = [_entry_to_json(cache, entry) for entry in entries]
-        return print_json({"cache_dir": str(cache.folder), names[0]: listed, names[1]: size})
+        found = {"number": verdicts[0], "size": verdicts[1]}
+        return print_json({"cache_dir": str(cache.folder), names[0]: listed, names[1]: size, "verdicts": found})
     screen = Screen()
     rows = []
     for entry in entries:
@@ -101,7 +111,9 @@ def _report(cache: Cache, entries: list[Entry], names: tuple[str, str], total: s
         rows.append((_short(entry.key), count, decimal(entry.size), entry.source, used, _state(entry)))
     if entries:
         screen.print(make_table(rows, ("key", "rows", "size", "source", "used", "state"), right=("rows", "size")))
-    return screen.say(f"{total}: {decimal(size)}")
+    screen.say(f"{total}: {decimal(size)}")
+    if verdicts[0]:
+        screen.say(f"verdicts of judges: {verdicts[0]:,}, {decimal(verdicts[1])}")
 
 
 def _ago(seconds: float) -> str:

@@ -20,7 +20,7 @@ from treetune.config import defaults_of, field_docs, load_yaml
 from treetune.errors import TreetuneError
 from treetune.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.policies import SPELLINGS
-from treetune.rows.formats import FORMATS
+from treetune.rows.formats import IN_PARQUET
 from treetune.target import NEEDS_TASKS, taskset_class
 from treetune.tokens import NO_IMAGES
 from treetune.trainers.verifiers import ALREADY_THERE
@@ -155,6 +155,7 @@ class TaskKind(StrEnum):
 
     RULE = "ground truth"
     SCORER = "scorer"
+    JUDGE = "judge"
     REWARD = "own reward"
     ENVIRONMENT = "environment, one turn"
     MULTI_TURN = "environment, several turns"
@@ -168,7 +169,7 @@ VERBS = (
     "audit",
     "eval",
     "profile",
-    *(f"build {format}" for format in FORMATS),
+    *(f"build {format}" for format in IN_PARQUET),
     "convert",
     "serve",
     "train",
@@ -176,7 +177,7 @@ VERBS = (
 )
 BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
 """The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "verifiers")
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -190,6 +191,7 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     refused = {
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
         (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
+        (TaskKind.IMAGES, "slime"): NO_IMAGES,
     }
     return {"target": table(TargetKind, VERBS, no_target), "task": table(TaskKind, PLAYERS, refused)}
 

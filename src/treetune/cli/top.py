@@ -80,7 +80,7 @@ def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Ta
     if "version" in now or now.get("paused_models"):
         paused = f"; {now['paused_models']:,} models paused" if now.get("paused_models") else ""
         rows.append(("weights", f"version {now.get('version', 'unknown')}{paused}"))
-    if now["counts"]:
+    if now.get("counts"):
         counted = (f"{name.replace('_', ' ')}: {count:,}" for name, count in sorted(now["counts"].items()))
         rows.append(("as asked for", "  ".join(counted)))
     if now["skipped_draws"]:

@@ -79,11 +79,13 @@ class RowBuilder:
             with gather_faults(faults):
                 self._choices = Choices(config.choices, names)
             names = [*(name for name in names if name not in MADE), *MADE]
+        read = set() if config.scorer is None else set(config.scorer.columns())  # added to the extra fields
         for field in [] if made else config.extra_fields:
+            key = "scorer" if field in read else "extra_fields"
             if field in RESERVED:
-                faults.append(("extra_fields", f"{field!r} is a key that Treetune fills in itself"))
+                faults.append((key, f"{field!r} is a key that Treetune fills in itself"))
             elif field not in names:
-                faults.append(("extra_fields", no_column(field, names)))
+                faults.append((key, no_column(field, names)))
         if not made and not taskset.overrides_rows:
             faults += [("images", no_column(name, names)) for name in config.images if name not in names]
         if config.images and config.max_prompt_length is not None:

@@ -60,6 +60,8 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def check(self) -> None:
         """Raises what is wrong with it, before anything is asked."""
+        if is_behind_endpoint(self.model):
+            self.endpoint.api_key("scorer.endpoint")
         check_policy(self.model, _NO_TASKS, self.endpoint)
 
 

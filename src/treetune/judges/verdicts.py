@@ -5,6 +5,8 @@ A file each, in the folder `verdicts` of the cache, so that processes and machin
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,38 @@ class Said(msgspec.Struct, kw_only=True):
     prompt: str
     answer: str
     usage: Usage
+
+
+class KeptVerdicts:
+    """All verdicts of a cache, whoever gave them."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self.folder = cache_dir / "verdicts"
+
+    def measure(self) -> tuple[int, int]:
+        """How many there are, and their bytes."""
+        sizes = [size for _, size, _ in self._files()]
+        return len(sizes), sum(sizes)
+
+    def prune(self, older_than_days: float | None = None) -> tuple[int, int]:
+        """Removes all of them, or those that were written so many days ago; how many, and their bytes."""
+        latest = None if older_than_days is None else time.time() - older_than_days * 86400
+        number = freed = 0
+        for path, size, written in list(self._files()):
+            if latest is None or written < latest:
+                with suppress(OSError):
+                    path.unlink()
+                    number, freed = number + 1, freed + size
+        for folder in self.folder.glob("*"):
+            with suppress(OSError):  # which still has some
+                folder.rmdir()
+        return number, freed
+
+    def _files(self) -> Iterator[tuple[Path, int, float]]:
+        for path in self.folder.glob("*/*"):
+            with suppress(OSError):  # another process removed it
+                found = path.stat()
+                yield path, found.st_size, found.st_mtime
 
 
 class VerdictCache:

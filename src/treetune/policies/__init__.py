@@ -44,13 +44,14 @@ class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The header of a reply that tells the version of the weights, a number. Without it `weight_version` is read, where
     SGLang puts it: in `metadata` or `meta_info` of the reply."""
 
-    def api_key(self) -> str | None:
+    def api_key(self, place: str = "--endpoint") -> str | None:
+        """`place` is where the endpoint is configured, for who has to set a key."""
         name = self.api_key_env or ("OPENAI_API_KEY" if self.base_url.rstrip("/") == OPENAI else None)
         if name is None:
             return None
         key = os.environ.get(name)
         if not key:
-            remedy = f"export {name}=..., or set --endpoint.api_key_env, or --endpoint.base_url where no key is needed"
+            remedy = f"export {name}=..., or set {place}.api_key_env, or {place}.base_url where no key is needed"
             raise UsageError(f"the environment variable {name} is not set", remedy=remedy)
         return key
 

@@ -1,4 +1,4 @@
-"""The formats of trainers' rows: verl's, SkyRL's and TRL's.
+"""The formats of trainers' rows: verl's, SkyRL's, TRL's and NeMo Gym's.
 
     FORMATS["skyrl"].row_of(task)
     detect(row).task_of(row)
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from treetune.environment import Contract, contract_of
-from treetune.errors import TreetuneError, UnknownNameError, UsageError
+from treetune.errors import UnknownNameError, UsageError
 from treetune.images import has_images
 from treetune.plugins import environments
-from treetune.rows import agent_column, image_columns, round_trip
+from treetune.rows import agent_column, image_columns, nemo_gym, round_trip
 from treetune.rows.arrow_values import children_of, drop_nulls, json_fields_of, set_column, struct_of, with_json_fields
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of, with_type
-from treetune.task import ForeignTask, Message, Task, digest, uid_of
+from treetune.task import ForeignTask, Message, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +54,12 @@ class Format:
     environments say how a ground truth is stored and which further columns there are."""
     endings: ClassVar[tuple[str, ...]] = ()
     """Of names of files that the trainer's loader knows, where it does not know all."""
+    in_parquet: ClassVar[bool] = True
+    """Whether the trainer's loader reads parquet, and JSON with the types of the `datasets` library."""
+
+    def to_plain(self, row: Mapping[str, Any]) -> Row:
+        """A row with the columns that all formats share, where the trainer has others."""
+        return dict(row)
 
     @property
     def truth(self) -> tuple[str, ...]:
@@ -116,7 +122,7 @@ class Format:
 
     @cached_property
     def _own(self) -> frozenset[str]:
-        return frozenset((*round_trip.SHARED, *self.columns))
+        return frozenset((*round_trip.SHARED, *self.columns, self.truth[0]))
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
         return truth
@@ -278,7 +284,28 @@ class TrlFormat(Format):
         return super().convert(table)
 
 
-FORMATS: dict[str, Format] = {format.name: format for format in (VerlFormat(), SkyRLFormat(), TrlFormat())}
+class NemoGymFormat(Format):
+    """`responses_create_params.input` and `expected_answer`, one row on each line."""
+
+    name, columns, endings, in_parquet = "nemo-gym", (nemo_gym.PARAMS,), (".jsonl",), False
+
+    def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
+        return nemo_gym.to_nemo(super().row_of(task, text_truth=text_truth, scorer=scorer))
+
+    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
+        return super().task_of_pruned(self.to_plain(row), whole=whole)
+
+    to_plain = staticmethod(nemo_gym.from_nemo)
+
+    def _store_truth(self, truth: Any, task: Task) -> Any:
+        return round_trip.truth_text(truth) if isinstance(truth, bool | int | float) else truth
+
+    def write_images(self, messages: list[Message], note: Row) -> Row:
+        return {"prompt": messages}
+
+
+FORMATS: dict[str, Format] = {one.name: one for one in (VerlFormat(), SkyRLFormat(), TrlFormat(), NemoGymFormat())}
+IN_PARQUET = tuple(format.name for format in FORMATS.values() if format.in_parquet)
 
 COLUMNS = frozenset(round_trip.SHARED).union(*(format.columns for format in FORMATS.values()))
 """The columns of all formats; any other column is the user's own."""
@@ -349,30 +376,6 @@ def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any
     if env_class == round_trip.SCORED:
         return msgspec.structs.replace(task, extra_info={**task.extra_info, "scorer": scorer})
     return with_type(task, taskset_of(scorer)) if isinstance(task, ForeignTask) and scorer[:1] == "{" else task
-
-
-def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_class") -> str:
-    """What identifies a row: the uid that it carries or, where it carries none, that of its task."""
-    extra = row.get("extra_info")
-    extra = extra if isinstance(extra, dict) else {}
-    given = extra.get("uid")
-    if isinstance(given, str | int) and not isinstance(given, bool) and given != "":
-        return str(given)
-    prompt, env_class, spec = row.get(prompt_key), row.get(env_class_key), row.get("reward_spec")
-    plain = isinstance(env_class, str) and env_class != round_trip.SCORED and round_trip.KEY not in extra
-    if plain and isinstance(prompt, list) and isinstance(spec, dict):
-        # Without making the task.
-        return uid_of(prompt, spec, env_class)
-    named = {name: value for name, value in row.items() if name not in (prompt_key, env_class_key)}
-    named |= {name: value for name, value in (("prompt", prompt), ("env_class", env_class)) if value is not None}
-    try:
-        try:
-            format = detect(named)
-        except UsageError:
-            format = FORMATS["skyrl"]
-        return format.task_of_pruned(named).uid
-    except (TreetuneError, TypeError):  # no task: reading the prompt reports what is wrong
-        return digest(repr(row))
 
 
 def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.errors import EmptyTasksetError, StorageError, TasksetError
+from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError
 from treetune.images import urls_in
 from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import encode_json
@@ -53,6 +53,9 @@ def write_file(
     """
     path, rows_format = Path(path).expanduser(), format_named(format)
     refuse_unwritable(path)
+    if rows_format.endings and path.suffix not in rows_format.endings:
+        problem = f"{format} reads no files named {path.suffix}"
+        raise UsageError(problem, remedy=f"name a file that ends in {' or '.join(rows_format.endings)}")
     write = write_parquet if kind_of(path) is FileKind.PARQUET else _write_json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

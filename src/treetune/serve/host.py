@@ -59,7 +59,7 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class Models:
     def __init__(self, config: ModelsConfig, taskset: Taskset[Any, Any]) -> None:
-        self._default = config.model
+        self.default = config.model
         own = {config.model: config.endpoint} if config.model is not None else {}
         self._endpoints = {**own, **config.models}
         self.names = list(self._endpoints)
@@ -71,7 +71,7 @@ class Models:
 
     def check(self, model: str | None, endpoint: str | None) -> tuple[str, str | None]:
         """The name and the address of a model that requests may name."""
-        name = model or self._default
+        name = model or self.default
         if name is None:
             raise Denied("this server has no model of its own", remedy="serve with -m MODEL, or step episodes")
         address = endpoint.rstrip("/") if endpoint is not None else None
@@ -85,9 +85,9 @@ class Models:
         return name, address
 
     def policy_of(self, model: str | None, endpoint: str | None) -> Policy:
-        key = self.check(model, endpoint)
+        key = (model or self.default or "", endpoint.rstrip("/") if endpoint is not None else None)
         if key not in self._policies:
-            self._policies[key] = self._load(*key)
+            self._policies[key] = self._load(*self.check(model, endpoint))
             if len(self._policies) > _MOST_POLICIES:
                 _, retired = self._policies.popitem(last=False)
                 loop = asyncio.get_running_loop()  # in an hour nothing can be waiting for it any more
@@ -145,10 +145,11 @@ class ServerHost(LocalHost):
         self._spec, self._on_scored = spec, on_scored
 
     def weights_of(self, model: str | None = None, endpoint: str | None = None) -> Weights:
-        return self.weights.of(*self.models.check(model, endpoint))
+        return self.weights.of(model or self.models.default, endpoint)
 
     async def change_weights(self, method: str, request: WeightsRequest) -> bool:
         """Does what `set_version`, `pause` or `resume` ask; of a pause, whether no call is under way."""
+        self.models.check(request.model, request.endpoint)
         of = {"model": request.model, "endpoint": request.endpoint}
         if method == "pause":
             return await self.pause(calls=request.calls, seconds=request.seconds, **of)
@@ -162,6 +163,7 @@ class ServerHost(LocalHost):
 
     def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
         """A request says that the weights are at least of this version."""
+        self.models.check(model, endpoint)
         self.weights_of(model, endpoint).reach(version)
 
     async def prepare(self) -> None:

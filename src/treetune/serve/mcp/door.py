@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from typing import Any
 
@@ -24,13 +25,15 @@ from mcp_types import INVALID_PARAMS, CallToolResult, ListToolsResult
 
 from treetune import __version__
 from treetune.episode_book import Terms
-from treetune.errors import TreetuneError
+from treetune.errors import TreetuneError, described
 from treetune.serve.mcp import wire
 from treetune.serve.server import Door, EnvServer
 
 SESSION_HEADER = "mcp-session-id"
 _STDIO = "stdio"
 _MOST_BYTES = 8 << 20
+_MANY_ENDED = 256
+log = logging.getLogger("treetune.serve")
 
 
 class McpDoor(Door):
@@ -45,8 +48,9 @@ class McpDoor(Door):
         """Of each session, the episode that it plays."""
         self._tools: dict[str, list[dict[str, Any]]] = {}
         """Of each live episode, what may be called."""
-        self._offered: list[dict[str, Any]] = []
-        """What the last episode offered: listed before a session has started its own."""
+        self._offered: list[dict[str, Any]] | None = None
+        """What the last episode offered, listed before a session has started its own; None: nobody has looked yet."""
+        self._looking = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
         self._manager: StreamableHTTPSessionManager | None = None
         self._ending = asyncio.Event()
@@ -134,8 +138,21 @@ class McpDoor(Door):
     async def _list_tools(self, context: Any, params: Any) -> ListToolsResult:
         session = self._session_of(context)
         episode = self._episodes.get(session) if session is not None else None
-        offered = self._tools.get(episode, self._offered) if episode is not None else self._offered
+        offered = self._tools.get(episode) if episode is not None else None
+        if offered is None:
+            async with self._looking:
+                offered = self._offered = await self._look() if self._offered is None else self._offered
         return ListToolsResult(tools=[*wire.OWN, *(wire.describe_tool(one, session is None) for one in offered)])
+
+    async def _look(self) -> list[dict[str, Any]]:
+        """What the first task offers: many clients ask once, before any episode has begun. No cursor moves."""
+        streams, host = self.server.streams, self.server.host
+        try:
+            # A generator has no task at an index.
+            return [] if streams.sequential else await host.look_at_tools(await host.fetch(streams.draw_at(0)))
+        except Exception as error:  # whoever starts it is told
+            log.warning("the tools of the first task cannot be listed: %s", described(error))
+            return []
 
     async def _call_tool(self, context: Any, params: Any) -> CallToolResult:
         session = self._session_of(context)
@@ -166,6 +183,7 @@ class McpDoor(Door):
             await self.server.host.episodes.cancel(before, self._terms)
             self._forget(before)
         started, task, index = await self.server.start_episode(asked.task_index, self._terms)
+        self._forget_ended()
         listed = self._offered
         self._tools[started.episode], self._offered = started.tools, started.tools
         if session is not None:
@@ -197,6 +215,13 @@ class McpDoor(Door):
         if (episode := self._episodes.get(session)) is not None:
             await self.server.host.episodes.cancel(episode, self._terms)
             self._forget(episode)
+
+    def _forget_ended(self) -> None:
+        """Forgets, once there are many, the episodes that ended by themselves: their clients are gone."""
+        live = self.server.host.episodes.live
+        if len(self._tools) > 2 * self._terms.live + _MANY_ENDED:
+            self._tools = {id: tools for id, tools in self._tools.items() if id in live}
+            self._episodes = {session: id for session, id in self._episodes.items() if id in live}
 
     def _forget(self, episode: str) -> None:
         self._tools.pop(episode, None)

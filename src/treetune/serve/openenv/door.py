@@ -159,7 +159,7 @@ class OpenEnvDoor(Door):
 
     async def _reset(self, request: HttpRequest) -> bytes:
         """As in OpenEnv, a request has an environment of its own: this one shows how a task begins."""
-        asked = wire.read_reset(read_body(dict[str, Any], request.body))
+        asked = wire.read_reset(read_body(dict[str, Any], request.body), "body")
         return encode(await self._with_session(lambda session: session.reset(asked)))
 
     async def _step(self, request: HttpRequest) -> bytes:
@@ -167,10 +167,10 @@ class OpenEnvDoor(Door):
         body = read_body(dict[str, Any], request.body)
         action = body.get("action")
         if not isinstance(action, dict):
-            is_given = "action" in body
-            wrong = wire.Wrong.kind("dict", action, "action") if is_given else wire.Wrong.missing(body, "action")
+            is_given, at = "action" in body, ("body", "action")
+            wrong = wire.Wrong.kind("dict", action, *at) if is_given else wire.Wrong.missing(body, *at)
             raise wire.invalid([wrong])
-        asked, value = wire.read_reset(body), wire.read_action(action)
+        asked, value = wire.read_reset(body, "body"), wire.read_action(action)
 
         async def play(session: Session) -> dict[str, Any]:
             await session.reset(Reset(asked.seed, None, asked.index, asked.task_index, asked.split))

@@ -140,14 +140,19 @@ class Reset(msgspec.Struct):
         return index
 
 
-def read_reset(data: Mapping[str, Any]) -> Reset:
+def read_reset(data: Mapping[str, Any], *at: str) -> Reset:
+    """`at` is where it stands in what was sent over HTTP."""
     wrong = [
-        Wrong.kind("int" if kind is int else "string", value, key)
+        Wrong.kind("int" if kind is int else "string", value, *at, key)
         for key, kind in (("seed", int), ("episode_id", str), ("index", int), ("task_index", int), ("split", str))
         if (value := data.get(key)) is not None and (not isinstance(value, kind) or isinstance(value, bool))
     ]
     refuse(wrong)
-    return msgspec.convert(data, Reset)
+    asked = msgspec.convert(data, Reset)
+    if at and asked.seed is not None and asked.seed < 0:
+        problem = "Input should be greater than or equal to 0"
+        raise invalid([Wrong("greater_than_equal", (*at, "seed"), problem, asked.seed)])
+    return asked
 
 
 class ToolAction(NamedTuple):

@@ -102,6 +102,7 @@ class PoolHost(ServerHost):
         return quiet
 
     def reach_version(self, model: str | None, endpoint: str | None, version: int) -> None:
+        self.models.check(model, endpoint)
         if self.weights_of(model, endpoint).reach(version):
             request = messages.WeightsRequest(model=model, endpoint=endpoint, version=version)
             for member in self.workers.ready:

@@ -6,22 +6,18 @@
     )
 
 One call of `arun_episode` plays one episode. A trajectory holds the tokens that were sampled, exactly.
-
-    python -m treetune.trainers.areal       # so that `areal.workflow.task_server` is this, in all processes of AReaL's
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import uuid
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from treetune.errors import MissingExtraError, UsageError
+from treetune.errors import MissingExtraError
 from treetune.score import total
 from treetune.serve import ServeError, TaskServerClient
 from treetune.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
@@ -154,30 +150,3 @@ def open_servers(
     client = TaskServerClient(urls, token=os.environ.get(token_env) or None, timeout=timeout, patience=patience)
     register_loop_cleanup(client.close)
     return client, FailureLog(log)
-
-
-_ALIAS = """\"\"\"Treetune's workflow, under the name that AReaL's users know.\"\"\"
-
-from treetune.trainers.areal import TaskServerWorkflow
-
-__all__ = ["TaskServerWorkflow"]
-"""
-
-
-def write_alias(folder: str | None = None) -> Path:
-    """Writes `areal/workflow/task_server.py`, or the same file into another folder; one that says something else
-    stays."""
-    import areal.workflow
-
-    path = Path(folder or areal.workflow.__path__[0]) / "task_server.py"
-    if path.exists() and path.read_text() != _ALIAS:
-        raise UsageError(f"{path} is there already, and is not ours", remedy="name another folder, or remove it")
-    path.write_text(_ALIAS)
-    return path
-
-
-if __name__ == "__main__":
-    try:
-        print(f"wrote {write_alias(*sys.argv[1:2])}")
-    except UsageError as error:
-        sys.exit(str(error))

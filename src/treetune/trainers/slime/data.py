@@ -22,17 +22,19 @@ from treetune.cache_folder import default_cache_dir, write_atomically
 from treetune.errors import DrawFailed, ResumeError, UsageError
 from treetune.pending import Draw, Pending
 from treetune.rows.scorer import refuse_groups, scorer_for
-from treetune.target import load_taskset
+from treetune.target import NEEDS_TASKS, is_server, load_taskset
 from treetune.task import Task, digest
 from treetune.taskset import Taskset
 from treetune.trainers.slime.groups import set_up
-from treetune.trainers.slime.samples import DRAW, fields_of
+from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of
 from treetune.trainers.slime.settings import settings_of
 
 log = logging.getLogger("treetune.slime")
 
 _READ_BY_SLIME = (".jsonl", ".parquet")
 _SLICE = re.compile(r"(.*?)(?:@\[(\d*):(\d*)\])?", re.S)
+_MOST_LOSSES = 3
+"""So often a group may come back whose episodes were lost."""
 _MOST_FAILURES = 8 * streams.DRAW_TRIES
 """So many tasks in a row that cannot be made are an error."""
 
@@ -51,6 +53,11 @@ class TreetuneData:
         target = getattr(args, "prompt_data", None)
         if not target:
             raise UsageError("no tasks are named", remedy="pass --prompt-data TARGET: an id, tasks.yaml, file.py:Name")
+        if is_server(target):
+            raise UsageError(
+                f"{target} is a running server, and --prompt-data {NEEDS_TASKS}",
+                remedy=f"name what it serves, and in the file of --custom-config-path treetune: {{urls: [{target}]}}",
+            )
         self.args = args
         settings_of(args)  # faults are told before anything is loaded
         overrides = {}
@@ -83,7 +90,11 @@ class TreetuneData:
         for group in samples:
             if len(group) != most:
                 raise UsageError(f"a group of {len(group)} samples, with --n-samples-per-prompt {most}")
-            self._buffer.append([one[0] if isinstance(one, list) else one for one in group])
+            group = [one[0] if isinstance(one, list) else one for one in group]
+            if any(map(_is_hopeless, group)):
+                log.warning("group %s is left out: its episodes are lost again and again", group[0].group_index)
+            else:
+                self._buffer.append(group)
 
     def save(self, rollout_id: int) -> None:
         if (folder := getattr(self.args, "save", None)) is not None:
@@ -161,12 +172,18 @@ class TreetuneData:
         state = self._streams.state()
         found = {}
         for group in self._buffer:
-            draw = group[0].metadata[DRAW]
-            found[draw["index"]] = Pending(draw["index"], draw["position"])
+            if (draw := group[0].metadata.get(DRAW)) is not None:
+                found[draw["index"]] = Pending(draw["index"], draw["position"])
         own = state.streams[""]
         pending = sorted([*own.pending, *found.values()], key=lambda each: each.index)
         changed = {**state.streams, "": streams.StreamState(own.index, own.curriculum, pending)}
         return streams.State(changed, state.taskset)
+
+
+def _is_hopeless(sample: Any) -> bool:
+    """Whether the episode of a sample need not be tried once more."""
+    lost = sample.metadata.get(LOST)
+    return lost == UNANSWERED or (lost is not None and sample.metadata[TIMES_LOST] >= _MOST_LOSSES)
 
 
 def _state_path(folder: str, rollout_id: int | None) -> Path:

@@ -55,6 +55,11 @@ class Engine:
         """After an abort, in another call of slime's."""
         self._params = sampling_params
 
+    def mask_all(self) -> None:
+        """What was sampled so far is not trained on: the weights are others now."""
+        for sample in self.samples:
+            sample.loss_mask = [0] * sample.response_length
+
     async def sample(self, prompt: Prompt) -> Sampled:
         if self._state.aborted:
             raise Aborted

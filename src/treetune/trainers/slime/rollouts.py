@@ -27,7 +27,7 @@ from treetune.trainers.one_answer import play_rows
 from treetune.trainers.play import play
 from treetune.trainers.row_episodes import RowEpisodes, is_misuse
 from treetune.trainers.slime.engine import Aborted, Engine, NoRoom
-from treetune.trainers.slime.samples import DRAW, begin_anew, is_lost, lose, task_of
+from treetune.trainers.slime.samples import DRAW, UNANSWERED, begin_anew, is_lost, lose, task_of
 from treetune.trainers.slime.settings import settings_of
 
 log = logging.getLogger("treetune.slime")
@@ -40,7 +40,11 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """Plays the episode of a sample, and gives the sample back; several where history was rewritten."""
     process = _process_of(args)
     rollout = process.waiting.pop(sample.session_id, None)
-    most = process.settings.tries + (rollout is not None)
+    most = process.settings.tries
+    if rollout is not None:
+        most += 1  # its environment may be gone by now
+        if getattr(args, "mask_offpolicy_in_partial_rollout", False):
+            rollout.engine.mask_all()
     for left in reversed(range(most)):
         try:
             if rollout is None:
@@ -55,7 +59,8 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
                 rollout = None
                 continue
             await _close(rollout)
-            return process.lose(sample, "model" if isinstance(error, PolicyError) else "environment", error)
+            process.lose(sample, "model" if isinstance(error, PolicyError) else "environment", error)
+            return _as_lost(args, sample, evaluation)
         except BaseException:
             await _close(rollout)
             raise
@@ -80,7 +85,13 @@ def _answer_in(sample: Any, tokenizer: Any) -> str:
     return str(tokenizer.decode(said, skip_special_tokens=True))
 
 
-def _as_asked(args: Any, reward: float, evaluation: bool = False) -> Any:
+def _as_lost(args: Any, sample: Any, evaluation: bool) -> Any:
+    # An evaluation looks into the reward before it is asked whether there is one.
+    sample.reward = _as_asked(args, None, evaluation) if evaluation else None
+    return sample
+
+
+def _as_asked(args: Any, reward: float | None, evaluation: bool = False) -> Any:
     """A number; a mapping where slime is told to look into one."""
     own = getattr(args, "eval_reward_key", None) if evaluation else None
     key = own or getattr(args, "reward_key", None)
@@ -97,7 +108,12 @@ class _Rollout:
         self.episode = episode
         self.game = Game(process.chat, process.hooks, episode)
         self.engine = Engine(args, sample, {}, process.state, context, process.settings.model_timeout)
-        self.max_turns = process.settings.max_turns
+        settings = process.settings
+        self.limits: dict[str, Any] = {
+            "longest_prompt": None,  # the engine knows how much room there is
+            "max_turns": settings.max_turns,
+            "seconds": settings.episode_seconds,
+        }
         self.seconds = 0.0
 
     @classmethod
@@ -114,7 +130,7 @@ class _Rollout:
         self.engine.go_on(sampling_params)
         began = time.perf_counter()
         try:
-            await play(self.game, self.engine.sample, longest_prompt=None, max_turns=self.max_turns)
+            await play(self.game, self.engine.sample, **self.limits)
         except NoRoom:
             self.game.cut_off()
         finally:
@@ -136,7 +152,7 @@ class _Process:
         self.state = GenerateState(args)
         settings, arguments = self.settings, getattr(args, "apply_chat_template_kwargs", None)
         self.chat = ChatTokens(
-            self.state.tokenizer, arguments, rewrites=settings.rewrites, call_format=settings.call_format
+            self.state.tokenizer, arguments, rewrites=settings.rewrites or "split", call_format=settings.call_format
         )
         self.hooks = Hooks(settings.max_turns, settings.turn_discount)
         self.episodes = RowEpisodes(
@@ -153,7 +169,7 @@ class _Process:
         asked = getattr(args, "rollout_batch_size", 1) * getattr(args, "n_samples_per_prompt", 1)
         self._most_losses = max(_FEWEST_LOSSES, 2 * asked)
 
-    def lose(self, sample: Any, why: str, error: TreetuneError) -> Any:
+    def lose(self, sample: Any, why: str, error: TreetuneError) -> None:
         """A sample without a reward. Where nothing else comes any more, or nothing can, the error is raised."""
         if isinstance(error, ServeError):
             self._failures.add(error)
@@ -165,16 +181,15 @@ class _Process:
         if self._lost_in_a_row >= self._most_losses:
             raise ServeError(f"{self._lost_in_a_row} episodes in a row were lost: {error.message}", remedy=error.remedy)
         lose(sample, why)
-        return sample
 
     def finish(self, sample: Any, rollout: _Rollout, evaluation: bool) -> Any:
         """The samples of an episode that was played to its end."""
         game, samples = rollout.game, rollout.engine.samples
         earned = game.reward
         if earned is None:
-            log.warning("sample %s is left out: there is no room for an answer to its first prompt", sample.index)
-            lose(sample, "prompt_too_long")
-            return sample
+            log.warning("sample %s is left out: no room or time for an answer to its first prompt", sample.index)
+            lose(sample, UNANSWERED)
+            return _as_lost(self.args, sample, evaluation)
         self._lost_in_a_row = 0
         kinds = type(sample.status)
         cut = bool(game.info.get("truncated")) or samples[-1].status == kinds.TRUNCATED
@@ -200,6 +215,16 @@ def _process_of(args: Any) -> _Process:
     if found is None or found.args is not args:
         found = _processes[loop] = _Process(args)
     return found
+
+
+async def close() -> None:
+    """Closes what the rollouts of this event loop hold: stopped episodes, connections. So does the end of the process,
+    less politely."""
+    process = _processes.pop(asyncio.get_running_loop(), None)
+    if process is not None:
+        for rollout in process.waiting.values():
+            await _close(rollout)
+        await process.episodes.close()
 
 
 async def _stop(process: _Process, sample: Any, rollout: _Rollout | None) -> Any:

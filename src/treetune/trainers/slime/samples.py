@@ -20,6 +20,10 @@ ROW = "treetune_row"
 """The key of the metadata with the row of the task, as JSON."""
 LOST = "lost"
 """The key of the metadata that says why an episode has no reward."""
+TIMES_LOST = "times_lost"
+"""The key of the metadata with how often that happened."""
+UNANSWERED = "unanswered"
+"""Why an episode is lost that has no room or time for a first answer: no second try can save it."""
 DRAW = "treetune_draw"
 """The key of the metadata with the draw that a group is of."""
 
@@ -61,6 +65,6 @@ def is_lost(sample: Any) -> bool:
 def lose(sample: Any, why: str) -> None:
     """Nothing was played that a reward could be for: the sample has none, and trains nothing."""
     begin_anew(sample)
-    sample.metadata[LOST] = why
+    sample.metadata |= {LOST: why, TIMES_LOST: sample.metadata.get(TIMES_LOST, 0) + 1}
     sample.remove_sample = True
     sample.status = type(sample.status).ABORTED

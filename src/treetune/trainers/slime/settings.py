@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from treetune.config import convert
+from treetune.errors import UsageError
 from treetune.tokens import Rewrites
 
 
@@ -18,8 +19,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The most answers of one episode; most environments end it themselves."""
     turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     """A reward is multiplied by this for each turn."""
-    rewrites: Rewrites = "split"
-    """Where a chat template rewrites history: `split` gives several samples, `keep` goes on from the sampled tokens."""
+    rewrites: Rewrites | None = None
+    """Where a chat template rewrites history: `split` gives several samples, `keep` goes on from the sampled tokens.
+    Absent: `split`, but `keep` with `--partial-rollout`, for slime stops no rollouts of several samples."""
+    episode_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """The most seconds of an episode, looked at between turns; what it has earned by then counts."""
     call_format: str | None = None
     """How the model writes calls of tools, where its chat template does not show that."""
     tries: Annotated[int, msgspec.Meta(ge=1)] = 2
@@ -39,6 +43,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def settings_of(args: Any) -> Settings:
     """Those of slime's arguments, read once."""
     found = getattr(args, "treetune", None)
-    if not isinstance(found, Settings):
-        found = args.treetune = convert(found, Settings, path="treetune", source="--custom-config-path")
-    return found
+    if isinstance(found, Settings):
+        return found
+    found = convert(found, Settings, path="treetune", source="--custom-config-path")
+    partial = bool(getattr(args, "partial_rollout", False))
+    if partial and found.rewrites == "split":
+        problem = "--partial-rollout stops no rollouts of several samples, as treetune.rewrites: split makes them"
+        raise UsageError(problem, remedy="set treetune.rewrites: keep, or leave one of them out")
+    args.treetune = msgspec.structs.replace(found, rewrites=found.rewrites or ("keep" if partial else "split"))
+    return settings_of(args)

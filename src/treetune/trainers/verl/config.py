@@ -28,7 +28,7 @@ DEFAULT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 def get_dataset_paths(task_configs: Iterable[Any], cache_dir: str | Path | None = None) -> list[str]:
     """The parquet path of each task, built where it is not cached; refused where the files could not be joined."""
-    lists = {"tasks": load_tasks(task_configs, cache_dir)}
+    lists = {"tasks": load_tasks(task_configs, cache_dir, of_any_class=True)}
     check_environments(lists)
     check_columns(lists)
     return _build_paths(lists["tasks"], name_agents(lists)["tasks"])
@@ -51,7 +51,7 @@ def load_tasksets(config: Any, cache_dir: str | Path | None = None) -> dict[str,
     data = get_value(config, "data")
     if data is not None and not isinstance(data, Mapping):
         faults.append(("data", f"expected keys and values, got {data!r}"))
-    lists = load_lists(config, cache_dir, faults)
+    lists = load_lists(config, cache_dir, faults, of_any_class=True)
     if faults:
         raise ConfigError(faults)
     check_environments(lists)

@@ -95,6 +95,8 @@ class ModelCalls:
 
     def experts_of(self, sequences: Sequence[TokenSequence]) -> list[Any]:
         """The experts that the engine routed each sequence to, where it tells: its last turn has them all."""
+        if not any(routed is not None for routed in self._experts):
+            return [None] * len(sequences)
         found, turn = [], -1
         for sequence in sequences:
             starts = zip([0, *sequence.mask], sequence.mask, strict=False)

@@ -1,0 +1,61 @@
+"""What a taskset promises, and how it is seen that it does not keep it.
+
+task = check_task(task, Task, of="doubles", by="Doubles", position=3)
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
+
+from treetune.errors import EmptyTasksetError, TasksetError
+from treetune.files import parse_again
+from treetune.task import Task
+
+TaskT = TypeVar("TaskT", bound=Task)
+
+
+def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position: int) -> TaskT:
+    """The task as its record holds it, of the type that was declared; `of` names the taskset, `by` its class."""
+    if type(task) is not declared:
+        kind = type(task).__name__
+        remedy = f"declare it: class {by}(Taskset[{kind}, ...])"
+        problem = f"{of} declares tasks of type {declared.__name__}, but gave a {kind}"
+        raise TasksetError(problem, remedy=remedy if isinstance(task, Task) else "give Task(prompt=...) objects")
+    try:
+        # A struct does not check its fields when it is made. From here on it holds what its record holds, wherever it
+        # is played: a date in `extra_info` is its text.
+        return _decoder(declared).decode(_encoder.encode(task))  # type: ignore[return-value]
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        problem = f"{of}: task {position} cannot be saved as JSON and read back: {error}"
+        remedy = "give its fields values of their declared types: text, numbers, lists, dicts"
+        raise TasksetError(problem, remedy=remedy) from None
+
+
+def no_tasks(name: str) -> EmptyTasksetError:
+    remedy = "load_tasks() must give at least one; look at its filters and files"
+    return EmptyTasksetError(f"{name} has no tasks", remedy=remedy)
+
+
+def may_read_seed(cls: type, upto: type) -> bool:
+    """Whether the code of a class, or of one between it and `upto`, speaks of a seed; a config that is handed on whole
+    may be read anywhere."""
+    import inspect
+
+    bases = cls.__mro__[: cls.__mro__.index(upto)]
+    try:
+        source = "".join(parse_again(lambda: list(map(inspect.getsource, bases))))
+    except (OSError, TypeError):
+        return True
+    return re.search(r"seed|shuffle|self\.config\b(?!\.)", source) is not None
+
+
+_encoder = msgspec.json.Encoder()
+
+
+@lru_cache(maxsize=256)
+def _decoder(task_type: type[Task]) -> msgspec.json.Decoder[Task]:
+    return msgspec.json.Decoder(task_type)
