@@ -34,10 +34,12 @@ QUICK = {
     "validate": ["--scale", "5", "--repeat", "1"],
     "scorers": [],
     "prompt_dataset": ["--scale", "5"],
+    "verl_loop": [],
     "sandbox": [],
     "serve": ["sample", "rollouts"],
     "http_steps": ["step"],
     "http_client": [],
+    "openenv": ["--repeat", "2"],
     "floods": ["--seconds", "3"],
 }
 """Every benchmark, with the arguments that make it quick."""

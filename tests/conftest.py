@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import command_line
+import packing
 import pytest
 from command_line import Result
 from hypothesis import settings
@@ -26,16 +27,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parent.parent
 
 
-RAY = ("test_dataset_ray.py", "test_pool_ray.py", "test_skyrl.py", "test_verl.py")
-"""What starts clusters of Ray, which find each other."""
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` the tests of a file stay together, as their virtual environment and data are made once;
-    those that start Ray come one after the other."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.path.name in RAY else item.path.name))
+    packing.sort_longest_first(items)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """TREETUNE_TEST_SKIPPED names a file for the ids of skipped tests: `pytest @FILE` runs them where they can."""
+    if report.skipped and "PYTEST_XDIST_WORKER" not in os.environ and (file := os.environ.get("TREETUNE_TEST_SKIPPED")):
+        with open(file, "a") as ids:
+            ids.write(f"{report.nodeid}\n")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> packing.GroupScheduling | None:
+    """With `--dist loadgroup`, the tests of a file stay together."""
+    return packing.GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from treetune.trainers.areal import TaskServerWorkflow
 class OSInteractionWorkflow(TaskServerWorkflow):
     def format_observation_to_messages(self, observation: dict[str, Any], history: list[Any]) -> list[Any]:
         """What a script printed is told apart from what a person says."""
-        if observation["type"] == "text" and history:
+        if observation["type"] == "text" and any(message["role"] == "assistant" for message in history):
             observation = {**observation, "content": f"The machine says:\n\n{observation['content']}"}
         return super().format_observation_to_messages(observation, history)
 

@@ -53,6 +53,8 @@ class Terms(msgspec.Struct, eq=False):
     """Bounds the replies that are kept of a live episode; the latest always is."""
     live: int = 0
     """How many live on these terms."""
+    starting: int = 0
+    """How many are being started."""
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):

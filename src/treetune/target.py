@@ -107,7 +107,8 @@ def _lay_over(base: Any, given: Any) -> Any:
 
 
 def is_server(target: str) -> bool:
-    return "://" in target
+    """Whether it is the address of a server of ours; one of another project's has its prefix before it."""
+    return "://" in target and target.partition(":")[0] not in plugins.tasksets.foreign
 
 
 def refuse_server(target: str, verb: str) -> None:

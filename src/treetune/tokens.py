@@ -13,6 +13,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -176,8 +177,7 @@ class ChatTokens:
         said = {"role": "assistant", "content": prompt.prefix + _cut(self._decode(ids, visible=True), stop)}
         if self._tools is None:
             return said
-        special = set(self._tokenizer.all_special_ids)
-        while ids and ids[-1] in special:
+        while ids and ids[-1] in self._special_ids:
             ids.pop()
         text = prompt.prefix + _cut(self._decode(ids), stop)
         # Where the prompt has begun a thought, calls come after the end of it.
@@ -185,7 +185,7 @@ class ChatTokens:
         content, calls = parse(thought + text, self._tools.format, self._tools.tools, turn)
         if not calls:
             return said
-        for token in self._tokenizer.all_special_tokens:
+        for token in self._special_tokens:
             content = content.replace(token, "")
         return {**said, "content": content.removeprefix(thought) or None, "tool_calls": calls}
 
@@ -245,7 +245,7 @@ class ChatTokens:
             return None
         opened = given[: len(given) - len(prefix.lstrip())].rstrip()
         # The end token of the answer; nothing where it was cut off before one.
-        ended = last.sampled and last.sampled[-1] in self._tokenizer.all_special_ids
+        ended = last.sampled and last.sampled[-1] in self._special_ids
         end = self._decode(last.sampled[-1:]) if ended else ""
         added = self._find_by_mark(messages, answer, opened, now, end, continues)
         return added if added is not None else self._find_by_end(messages, answer, opened, now, end)
@@ -347,15 +347,28 @@ class ChatTokens:
         if self._decode_apart(ids) == text:
             return ids, True
         # Some tokenizers put a space before the first word of a text: so this one must not be the first.
-        anchor = self._tokenizer.all_special_tokens[0]
+        anchor = self._special_tokens[0]
         first, both = self._encode(anchor), self._encode(anchor + text)
         follows = both[: len(first)] == first
         return (both[len(first) :] if follows else ids), follows
 
     def _decode_apart(self, ids: list[int]) -> str:
         """The text of tokens that follow others; some tokenizers drop the space that a text begins with."""
-        anchor: list[int] = self._tokenizer.all_special_ids[:1]
-        return self._decode(anchor + ids)[len(self._decode(anchor)) :]
+        return self._decode(self._special_ids[:1] + ids)[self._anchor_length :]
+
+    # A tokenizer makes these anew each time that it is asked.
+
+    @cached_property
+    def _special_ids(self) -> list[int]:
+        return list(self._tokenizer.all_special_ids)
+
+    @cached_property
+    def _special_tokens(self) -> list[str]:
+        return list(self._tokenizer.all_special_tokens)
+
+    @cached_property
+    def _anchor_length(self) -> int:
+        return len(self._decode(self._special_ids[:1]))
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

@@ -38,6 +38,15 @@ def render(value: Any) -> Any:
     return _cut(without_surrogates(value))
 
 
+def parts_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The contents of messages, one after the other; a system message is part of what is shown."""
+    parts: list[dict[str, Any]] = []
+    for message in messages:
+        content = render(message.get("content"))
+        parts += content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    return parts
+
+
 def _is_part(part: Any) -> bool:
     if not isinstance(part, dict):
         return False

@@ -14,7 +14,7 @@ SIDE = Path(__file__).parents[1] / "support" / "agentbench_side.py"
 
 @pytest.fixture(scope="module")
 def side():
-    python = venvs.venv("agentbench", ["agentrl-worker==0.4.0"])
+    python = venvs.venv(*venvs.AGENTBENCH)
 
     def ask(what: str):
         return json.loads(venvs.run(python, SIDE, what, timeout=120).splitlines()[-1])

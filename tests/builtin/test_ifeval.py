@@ -6,7 +6,7 @@ import json
 
 import pytest
 from ifeval_cases import ANSWERS, INSTRUCTIONS, cases
-from venvs import run, venv
+from venvs import IFEVAL, run, venv
 
 from treetune import Task
 from treetune.builtin.ifeval import instructions
@@ -128,10 +128,7 @@ line of stars is no sentence; and abbreviations end none, which nltk knows only 
 
 @pytest.mark.slow
 def test_the_reference_says_the_same():
-    python = venv(
-        "ifeval", ["--no-deps", "lm-eval==0.4.13"], ["langdetect==1.0.9", "immutabledict", "nltk==3.10.4", "packaging"],
-        treetune=False,
-    )  # fmt: skip
+    python = venv(*IFEVAL)
     pytest.importorskip("langdetect")
     theirs = json.loads(run(python, "tests/support/ifeval_cases.py").splitlines()[-1])
     ours = [follows(*case) for case in cases()]

@@ -14,6 +14,7 @@ from kinds import KINDS, TARGETS, write_targets
 
 from conftest import ROOT
 from treetune.cli.listing import TargetKind, TaskKind, as_text, cells
+from treetune.rows.reading import read_rows
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
@@ -23,11 +24,11 @@ from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
-VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert"}
+VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert", "train"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL"}
-"""What takes these kinds is tried in the tests of each trainer, with the real one."""
+TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers"}
+"""What takes these kinds is tried in the tests of each trainer, with the real one (slime: recorded calls of it)."""
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
         "build": ["build", target, "--format", *format, *number, "--json"],
         "convert": ["convert", target, "out.parquet", "--to", "verl", "--force", *number, "--json"],
         "serve": ["serve", target, "--http", "127.0.0.1:0"],
+        "train": ["train", "verl", target, *number, "--dry-run", "--json"],
     }[verb]
 
 
@@ -65,7 +67,8 @@ def test_every_cell_is_one_that_is_tried():
     found = cells()
     assert all(set(row) == VERBS | DOORS for row in found["target"].values())
     assert all(set(row) == {"eval", *DOORS, *TRAINERS} for row in found["task"].values())
-    assert TARGETS.keys() | {TargetKind.SERVER} == set(TargetKind)
+    # An environment of verifiers is tried in `test_verifiers_targets.py`, where verifiers is installed.
+    assert TARGETS.keys() | {TargetKind.SERVER, TargetKind.VERIFIERS} == set(TargetKind)
     assert KINDS.keys() == set(TaskKind)
 
 
@@ -86,6 +89,8 @@ def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
             assert result.json["rows"] >= 3
         elif verb == "audit":
             assert len(result.json["tasks"]) == 3
+        elif verb == "train":  # the others: tests/cli/test_train.py, where a server is tried too
+            assert result.json["data"]["train"]
         elif verb != "validate":
             assert result.json["tasks"][0]["rows"] >= 3
 
@@ -143,14 +148,17 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
             assert (result.code, said in result.err) == (2, True), (verb, result.err)
 
 
-def test_several_turns_and_tools_are_refused_for_verl(folder, treetune):
+def test_only_images_are_refused_by_a_trainer():
     found = cells()["task"]
     refused = {(kind, place) for kind in found for place, said in found[kind].items() if said is not True}
-    assert refused == {(TaskKind.MULTI_TURN, "verl"), (TaskKind.TOOLS, "verl"), (TaskKind.IMAGES, "AReaL")}
-    for kind, place in refused - {(TaskKind.IMAGES, "AReaL")}:
-        result = treetune(*command("build verl", KINDS[kind][0]))
-        assert result.code != 0
-        assert cells()["task"][kind][place] in result.err
+    assert refused == {(TaskKind.IMAGES, trainer) for trainer in ("AReaL", "TRL async", "slime")}
+
+
+@pytest.mark.parametrize("kind", [TaskKind.MULTI_TURN, TaskKind.TOOLS])
+def test_rows_for_verl_name_an_agent_loop_where_one_answer_is_not_all(folder, treetune, kind):
+    built = treetune(*command("build verl", KINDS[kind][0])).json
+    assert {row["agent_name"] for row in read_rows(built["train_files"][0])} == {"treetune"}
+    assert "agent_loop_config_path" in built["overrides"][0]
 
 
 def test_the_docs_show_what_the_command_prints(treetune):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from treetune import Task
 from treetune.errors import TasksetError, UsageError
 from treetune.rows import read_tasks, scorer
+from treetune.rows.reading import read_rows
 from treetune.target import load_taskset
 from treetune.trainers.verl import compute_score
 from treetune.validate import write_tasks
@@ -135,12 +138,24 @@ def test_a_task_whose_environment_opens_has_its_opening_as_the_prompt_of_its_row
     ]
 
 
-def test_episodes_of_several_turns_are_refused_for_verl(treetune, folder):
-    done = treetune("build", "alphabet-sort", "-n", "3")
-    assert done.code == 2
-    assert "several turns" in done.err
-    assert "SkyRL" in done.err
-    assert len(built(treetune, "alphabet-sort", "-n", "3", "--format", "skyrl")) == 3
+def test_rows_of_several_turns_name_the_loop_that_plays_them_in_verl(treetune, folder):
+    rows = built(treetune, "alphabet-sort", "-n", "3")
+    assert [row["agent_name"] for row in rows] == ["treetune"] * 3
+    tasks = load_taskset("alphabet-sort").select_tasks(3)
+    for name in ("rows.parquet", "rows.json", "rows.jsonl"):
+        assert treetune("convert", "alphabet-sort", name, "--to", "verl", "-n", "3", "--no-check").code == 0
+        assert [row["agent_name"] for row in read_rows(folder / name)] == ["treetune"] * 3
+        # It follows from the task, and is no part of it.
+        read = list(read_tasks(folder / name))
+        assert [task.uid for task in read] == [task.uid for task in tasks]
+        assert all(task.extra_info.keys() <= {"scorer"} for task in read)
+    told = treetune("build", "alphabet-sort", "-n", "3")
+    (loops,) = re.findall(r"actor_rollout_ref.rollout.agent.agent_loop_config_path=(\S+)", told.out + told.err)
+    assert yaml.safe_load(Path(loops).read_text()) == [
+        {"name": "treetune", "_target_": "treetune.trainers.verl.loop.TreetuneLoop"}
+    ]
+    assert "agent_name" not in built(treetune, "reverse-text", "-n", "3")[0]
+    assert "agent_name" not in built(treetune, "alphabet-sort", "-n", "3", "--format", "skyrl")[0]
 
 
 # What rows may run

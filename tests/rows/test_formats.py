@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from treetune.errors import EmptyTasksetError, StorageError, TreetuneError, Usag
 from treetune.plugins import environments
 from treetune.rows import read_rows, read_tables, read_tasks
 from treetune.rows.arrow_values import JSON_FIELDS, drop_nulls
-from treetune.rows.formats import FORMATS, detect
+from treetune.rows.formats import FORMATS, IN_PARQUET, detect
 from treetune.validate import write_tasks as write_sound_tasks
 
 
@@ -130,7 +131,7 @@ def exact(task: Task) -> str:
 def test_a_chain_of_formats_and_files_gives_equal_tasks(tmp_path_factory, given, formats, kinds):
     folder = tmp_path_factory.mktemp("chain")
     chained = given
-    for format, kind in zip([*formats, formats[0]], [*kinds, kinds[0]], strict=True):
+    for format, kind in [*zip(formats, kinds, strict=True), ("nemo-gym", "jsonl"), (formats[0], kinds[0])]:
         path = folder / f"{format}.{kind}"
         assert write_tasks(chained, path, format, scorer="rule") == len(given)
         chained = list(read_tasks(path, format))
@@ -526,7 +527,7 @@ def test_convert_writes_another_format_and_asks_before_it_overwrites(tmp_path, m
 # Built files
 
 
-@pytest.mark.parametrize("format", list(FORMATS))
+@pytest.mark.parametrize("format", IN_PARQUET)
 def test_a_built_file_gives_tasks_with_the_uids_it_was_built_with(tmp_path, format):
     from treetune.datasets.taskset import DatasetTaskset
 
@@ -545,8 +546,7 @@ class Rounds(Task, frozen=True, kw_only=True):
     limits: dict[str, Any] | None = None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("format", "kind"), [*product(IN_PARQUET, KINDS), ("nemo-gym", "jsonl")])
 def test_the_fields_of_a_subclass_travel_with_its_task(tmp_path: Path, format: str, kind: str) -> None:
     given = [Rounds(prompt="?", rounds=2), Rounds(prompt="!", limits={"a": [1, 1.0, "x"]})]
     write_tasks(given, tmp_path / f"a.{kind}", format, scorer="rule")

@@ -15,7 +15,7 @@ import datasets
 from treetune import Task
 from treetune.errors import TreetuneError
 from treetune.images import image_part, to_url, urls_in
-from treetune.rows.formats import FORMATS, task_to_score
+from treetune.rows.formats import FORMATS, IN_PARQUET, task_to_score
 from treetune.rows.reading import read_rows, read_tasks
 from treetune.rows.writing import write_file
 from treetune.validate.files import validate
@@ -101,7 +101,7 @@ TASKS = st.builds(lambda prompt: Task(prompt=prompt, reward_spec={"method": "rul
 def test_any_prompt_with_images_survives_every_format_in_turn(tmp_path_factory, tasks, formats, kinds):
     folder = tmp_path_factory.mktemp("rows")
     source = tasks
-    for number, (format, kind) in enumerate(zip(formats, kinds, strict=True)):
+    for number, (format, kind) in enumerate([*zip(formats, kinds, strict=True), ("nemo-gym", "jsonl")]):
         path = folder / f"{number}.{kind}"
         write_file(source, path, format, scorer="rule" if number == 0 else None)
         source = read_tasks(path)
@@ -109,7 +109,7 @@ def test_any_prompt_with_images_survives_every_format_in_turn(tmp_path_factory, 
 
 
 def test_files_of_every_kind_are_the_same_tasks_and_valid(tmp_path):
-    for format, kind in product(FORMATS, FILES):
+    for format, kind in [*product(IN_PARQUET, FILES), ("nemo-gym", "jsonl")]:
         path = written(tmp_path, [ASKED], format, kind)
         assert [task.uid for task in read_tasks(path)] == [ASKED.uid]
         assert validate(path).findings == [], (format, kind)

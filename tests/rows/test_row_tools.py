@@ -14,6 +14,7 @@ from treetune.datasets.taskset import DatasetTaskset
 from treetune.errors import ConfigError, UsageError
 from treetune.policies.scripted import Gold, Replay, completion_of
 from treetune.rows.formats import FORMATS
+from treetune.rows.reading import read_rows
 from treetune.rows.scorer import describe_taskset, taskset_of
 from treetune.rows.taskset import RowsConfig, RowsTaskset
 from treetune.target import load_taskset
@@ -117,11 +118,18 @@ def test_a_dataset_task_without_tools_has_the_uid_that_it_had(tmp_path: Path) ->
         DatasetTaskset(declared(tmp_path, tools="calculator"))
 
 
-def test_verl_refuses_tasks_with_tools_with_their_key(tmp_path: Path, treetune: Any) -> None:
-    (tmp_path / "tasks.yaml").write_text(json.dumps({"train_tasks": [declared(tmp_path, tools=["calculator"])]}))
-    result = treetune("build", str(tmp_path / "tasks.yaml"))
-    assert result.code == 2
-    assert "train_tasks[0].tools: a model may call tools, and verl plays one answer" in result.err
+def test_rows_with_tools_name_the_loop_that_plays_them_in_verl_and_so_do_those_beside_them(
+    tmp_path: Path, treetune: Any
+) -> None:
+    plain, tools = declared(tmp_path), declared(tmp_path, tools=["calculator"])
+    (tmp_path / "tasks.yaml").write_text(json.dumps({"train_tasks": [tools, plain], "val_tasks": [plain]}))
+    built = treetune("build", str(tmp_path / "tasks.yaml"), "--json").json
+    files = [*built["train_files"], *built["val_files"]]
+    assert [[row["agent_name"] for row in read_rows(file)] for file in files] == [["treetune"]] * 3
+    assert treetune("build", str(tmp_path / "tasks.yaml"), "--json").json["tasks"][1]["hit"] is True
+    assert built["overrides"][0].startswith("actor_rollout_ref.rollout.agent.agent_loop_config_path=")
+    rows = RowsTaskset(RowsConfig(files=built["train_files"][:1]))
+    assert play(rows, calculate("6*7"), "42").reward == 1.0
 
 
 CODE = '''

@@ -14,7 +14,7 @@ import aiohttp
 import openapi
 import pytest
 from serve_process import serve
-from venvs import venv
+from venvs import SCHEMATHESIS, venv
 
 SETTINGS = """
 [checks.positive_data_acceptance]
@@ -30,7 +30,7 @@ def description(url):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--token", "abc", "-w", "1"]], ids=["alone", "pool with a token"])
 def test_schemathesis_finds_no_fault(tmp_path, options):
-    python = venv("schemathesis", ["schemathesis==4.32.5"], treetune=False)
+    python = venv(*SCHEMATHESIS)
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
     with serve(tmp_path, "arithmetic", "--port", "0", "--drain", "0", "--max-episodes", "5000", *options) as server:
         url = server.report["http"]

@@ -44,7 +44,7 @@ class Machines(Taskset):
 
 @pytest.fixture(scope="module")
 def python():
-    return venvs.venv("ray", ["ray[default]==2.60.0"])
+    return venvs.venv(*venvs.RAY)
 
 
 def test_rollouts_and_http_episodes_in_sandboxes_survive_the_death_of_a_node(tmp_path, python):

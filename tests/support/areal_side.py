@@ -6,8 +6,12 @@ A `Speaker` stands in for the inference engine, because that needs a GPU; everyt
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 import logging
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,12 +24,17 @@ from areal.api import ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
 from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
 from areal.infra.workflow_executor import WorkflowExecutor, check_trajectory_format
+from areal.utils.dynamic_import import import_from_string
 from kinds import KINDS, write_targets, written
 from real_letters import letters_tokenizer
 
 from treetune.cli.listing import TaskKind, cells
+from treetune.errors import UsageError
+from treetune.sandbox import probe
 from treetune.trainers import areal
 from treetune.trainers.areal import TaskServerWorkflow, tensors
+from treetune.trainers.areal.alias import write_alias
+from treetune.trainers.areal.workflow import log as workflow_log
 
 
 @pytest.fixture(scope="module")
@@ -275,11 +284,11 @@ def test_a_dead_server_gives_none_and_is_told_apart_from_rejections(tokenizer, m
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
-    areal.log.addHandler(handler)
+    workflow_log.addHandler(handler)
     try:
         asyncio.run(run())
     finally:
-        areal.log.removeHandler(handler)
+        workflow_log.removeHandler(handler)
     assert seen == [{"unreachable": 3}]
     assert any("lost to the task server, not to the model" in text for text in records)
     from areal.utils import stats_tracker
@@ -393,8 +402,6 @@ def test_the_example_trains_with_its_own_config(tokenizer, minimal, tmp_path, mo
             return None
 
         def train(self, workflow, workflow_kwargs, eval_workflow, eval_workflow_kwargs):
-            from areal.utils.dynamic_import import import_from_string
-
             for name, options, rows in [
                 (workflow, workflow_kwargs, self.datasets[0]),
                 (eval_workflow, eval_workflow_kwargs, self.datasets[1]),
@@ -426,3 +433,75 @@ def test_the_examples_workflow_rewards_speed_and_tells_who_speaks(tokenizer, min
     assert flow.postprocess_reward(1.0, 3, {"success": True}) == 1.5
     assert flow.postprocess_reward(1.0, 4, {"success": True}) == 1.0
     assert flow.postprocess_reward(0.0, 1, {}) == 0.0
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "areal.md"
+
+
+@pytest.fixture
+def as_printed(tmp_path, monkeypatch):
+    """The workflow of docs/areal.md as its reader has it: the page's file in AReaL's folder, beside the one that we
+    write there."""
+    import areal.workflow
+
+    command = [sys.executable, "-m", "treetune.trainers.areal.alias", str(tmp_path)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.startswith("wrote ")
+    (code,) = re.findall(r"```python\n(# areal/workflow/os_interaction.py\n.*?)```", PAGE.read_text(), re.S)
+    (tmp_path / "os_interaction.py").write_text(code)
+    monkeypatch.setattr(areal.workflow, "__path__", [*areal.workflow.__path__, str(tmp_path)])
+    yield import_from_string("areal.workflow.os_interaction.OSInteractionWorkflow")
+    for name in ("task_server", "os_interaction"):
+        sys.modules.pop(f"areal.workflow.{name}", None)
+
+
+def test_a_file_of_that_name_that_is_not_ours_stays(tmp_path):
+    (tmp_path / "task_server.py").write_text("mine = 1\n")
+    with pytest.raises(UsageError, match="is not ours"):
+        write_alias(str(tmp_path))
+    assert (tmp_path / "task_server.py").read_text() == "mine = 1\n"
+
+
+def test_the_workflow_as_the_page_prints_it_plays_on_our_server(tokenizer, sorting, as_printed):
+    engine = Speaker(tokenizer, lambda prompt, turn: "I do not know")
+    trajectory = play(workflow(tokenizer, sorting, as_printed, max_turns=2), engine)
+    check(trajectory, engine)
+    text = tokenizer.decode(trajectory["input_ids"][0])
+    assert text.count("<|im_start|>user\nOS Interaction Mode\n\n") == 2
+
+
+@pytest.mark.skipif(not probe(shell=True).available, reason="needs a sandbox with a shell")
+def test_the_workflow_as_the_page_prints_it_acts_on_a_machine(tokenizer, tmp_path, as_printed):
+    sample = {"description": "How many files are in /tmp/t?", "create": {"init": "mkdir /tmp/t; touch /tmp/t/a"},
+              "evaluation": {"match": "1"}}  # fmt: skip
+    (tmp_path / "samples.json").write_text(json.dumps([sample]))
+    port = task_servers.free_port()
+    command = ["-m", "treetune", "serve", "os-interaction", "--taskset.data", str(tmp_path / "samples.json")]
+    says = ["Act: bash\n\n```bash\nls /tmp/t\n```", "Act: answer(1)"]
+    engine = Speaker(tokenizer, lambda prompt, turn: says[turn])
+    with task_servers.process(*command, "--port", str(port), url=f"http://127.0.0.1:{port}", path="/api/health"):
+        trajectory = play(workflow(tokenizer, f"http://127.0.0.1:{port}", as_printed), engine, {"task_index": 0})
+    check(trajectory, engine)
+    assert trajectory["rewards"].item() == 1.5, "solved within three turns"
+    text = tokenizer.decode(trajectory["input_ids"][0])
+    assert text.startswith("<|im_start|>system\nYou are an assistant that acts on a Linux machine")
+    assert "<|im_start|>user\nOS Interaction Mode\n\nHow many files are in /tmp/t?<|im_end|>" in text
+
+
+def test_the_lines_of_the_docs_are_understood_by_its_loader(tokenizer, tmp_path, monkeypatch):
+    from areal.api.cli_args import load_expr_config
+
+    import examples.os_interaction.train as example
+
+    root = Path(example.__file__).parents[2]
+    readme = (root / "examples/os_interaction/README.md").read_text()
+    (short,) = re.findall(r"A short run first: `([^`]+)`", readme)
+    monkeypatch.chdir(root)
+    usual = ["--config", "examples/os_interaction/config.yaml", "experiment_name=os_rl", "trial_name=run1",
+             f"cluster.fileroot={tmp_path}", f"cluster.name_resolve.nfs_record_root={tmp_path / 'names'}"]  # fmt: skip
+    config, _ = load_expr_config([*usual, *short.split()], example.Config)
+    assert (config.total_train_steps, config.train_dataset.batch_size, config.gconfig.n_samples) == (5, 4, 2)
+    # What the page of names says of the keys, and of the launcher.
+    named = re.findall(r"^\| `training\.\w+=\d+` \| `([^`]+)` \|$", PAGE.read_text(), re.M)
+    config, _ = load_expr_config([*usual, *named], example.Config)
+    assert (config.total_train_steps, config.train_dataset.batch_size) == (5, 4)
+    assert importlib.util.find_spec("areal.launcher") is None

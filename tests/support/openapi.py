@@ -33,7 +33,7 @@ FILE = Path(wire.__file__).with_name("openapi.json")
 _CODES = {
     401: "No token, or a wrong one.",
     403: "Asked by a web page from elsewhere.",
-    404: "No such episode.",
+    404: "No such episode; no task with that uid.",
     409: "A turn that is not the next, and whose answer is not kept any more; a `request_id` that another start has.",
     410: "The episode is over: finished, cancelled, expired, failed, or lost with its worker.",
     413: "The body is too large.",
@@ -45,7 +45,13 @@ _CODES = {
 }
 _TAKES_BODY = [401, 403, 413, 422]
 _OPERATIONS: list[tuple[str, str, type | None, type, list[int]]] = [
-    ("/api/episode/start", "Begin an episode.", StartBody, StartAnswer, [*_TAKES_BODY, 409, 410, 429, 500, 503, 504]),
+    (
+        "/api/episode/start",
+        "Begin an episode.",
+        StartBody,
+        StartAnswer,
+        [*_TAKES_BODY, 404, 409, 410, 429, 500, 503, 504],
+    ),
     ("/api/episode/step", "Do an action.", StepBody, StepAnswer, [*_TAKES_BODY, 404, 409, 410, 500, 504]),
     ("/api/episode/cancel", "End an episode.", CancelBody, CancelAnswer, [*_TAKES_BODY, 404, 410]),
     ("/api/episode/start_batch", "Begin several.", StartBatchBody, StartBatchAnswer, _TAKES_BODY),

@@ -101,6 +101,8 @@ def generated(request: dict[str, Any]) -> dict[str, Any]:
             for ids, mask in zip(output["response_ids"], output["loss_masks"], strict=True)
         ],
         "metrics": output["rollout_metrics"],
+        "response_ids": output["response_ids"],
+        "loss_masks": output["loss_masks"],
     }
 
 

@@ -108,6 +108,8 @@ class Scripted:
         """The turns that were really played, by episode."""
         self.cancelled: list[str] = []
         self.most = 1000
+        self.tools: list[Any] = []
+        """What its episodes say can be called."""
         self.info: dict[str, Any] = {"name": "scripted", "num_tasks": 5}
         self._answers: dict[tuple[str, int], Any] = {}
         self._turns: dict[str, int] = {}
@@ -161,6 +163,7 @@ class Scripted:
             "episode_id": id,
             "observation": {"type": "text", "content": f"task {index}"},
             "info": {"task": index},
+            "tools": self.tools,
         }
         if name is not None:
             self._requests[name] = answer

@@ -1,13 +1,15 @@
 """Makes a model folder that loads offline and is nothing but small; runs where `transformers` is installed.
 
-    python tiny_model.py FOLDER
+    python tiny_model.py FOLDER [forgets]
 
-The tokenizer has a token per byte, so every text survives it; the Qwen2 of two layers has a config and no weights.
+The tokenizer has a token per byte, so every text survives it; the Qwen2 of two layers has a config and no weights. One
+that `forgets` leaves the thoughts of earlier answers out, and has tokens of several bytes.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,25 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_model(folder: Path) -> None:
+FORGETS = CHAT_TEMPLATE.replace("message['content']", "(message['content'] or '').split('</think>')[-1]")
+MERGES = [
+    ("o", "n"),
+    ("t", "h"),
+    ("th", "e"),
+    ("C", "o"),
+    ("Co", "un"),
+    ("u", "n"),
+    ("i", "t"),
+    ("r", "e"),
+    ("re", "d"),
+]
+
+
+def make_model(folder: Path, forgets: bool = False) -> None:
     from transformers import Qwen2Config
 
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(MERGES if forgets else [])
+    tokenizer.chat_template = FORGETS if forgets else CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
     Qwen2Config(
         architectures=["Qwen2ForCausalLM"],
@@ -35,12 +52,14 @@ def make_model(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {symbol: id for id, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    for pair in merges:
+        vocabulary.setdefault("".join(pair), len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
@@ -53,4 +72,4 @@ def make_tokenizer() -> Any:
 
 
 if __name__ == "__main__":
-    make_model(Path(sys.argv[1]))
+    make_model(Path(sys.argv[1]), forgets="forgets" in sys.argv[2:])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 from chat_templates import Letters, plain
 
@@ -29,3 +31,19 @@ class Speaker:
 
 def rollout(tasks, trainer, indices):
     return tasks.rollout([[{"role": "user", "content": "", "task_index": index}] for index in indices], trainer)
+
+
+@dataclass
+class RolloutSample:
+    """As TRL's asynchronous trainer takes it; `trl_async_side.py` compares their fields."""
+
+    prompt: Any
+    completion: Any
+    input_ids: Any
+    completion_mask: Any
+    old_log_probs: Any
+    advantage: float
+    model_version: int
+    group_id: int
+    metrics: dict[str, float]
+    enqueued_at: float | None = None

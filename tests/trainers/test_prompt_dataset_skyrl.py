@@ -18,13 +18,16 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
-def tokenizers() -> Path:
-    return venvs.venv(*venvs.MODELS)
+def lengths() -> dict[str, Any]:
+    venvs.smollm2()
+    return json.loads(
+        venvs.run(venvs.venv(*venvs.MODELS), SUPPORT / "tokenizers_side.py", 1, *TOKENIZERS, timeout=1800)
+    )
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_lengths_are_the_tokenizers_own(name, tokenizers):
-    found = json.loads(venvs.run(tokenizers, SUPPORT / "tokenizers_side.py", name, "1").splitlines()[-1])
+def test_lengths_are_the_tokenizers_own(name, lengths):
+    found = lengths[name]
     assert found["wrong"] == 0, found["first"]
     assert found["bounded"] == (list(BOUNDED[name]) if BOUNDED[name] else None)
 

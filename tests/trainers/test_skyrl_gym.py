@@ -132,7 +132,7 @@ FUNCTIONS = [
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    return venvs.venv("skyrl-gym", ["skyrl-gym==0.4.0"])
+    return venvs.venv(*venvs.SKYRL_GYM)
 
 
 @pytest.fixture(scope="module")

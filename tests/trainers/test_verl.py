@@ -292,9 +292,12 @@ def test_the_recipe_trains_on_our_files_until_it_needs_a_gpu(python, model, cach
     assert code == 1
 
 
-# Images need a processor: tests/trainers/test_images_in_trainers.py
+# Images need a processor: tests/trainers/test_images_in_trainers.py. Several turns: tests/trainers/test_verl_loop.py
+ELSEWHERE = (TaskKind.IMAGES, TaskKind.MULTI_TURN, TaskKind.TOOLS)
+
+
 @pytest.mark.parametrize(
-    "kind", [kind for kind in TaskKind if cells()["task"][kind]["verl"] is True and kind is not TaskKind.IMAGES]
+    "kind", [kind for kind in TaskKind if cells()["task"][kind]["verl"] is True and kind not in ELSEWHERE]
 )
 def test_a_kind_of_task_that_the_matrix_gives_it_is_scored(verl, treetune, tmp_path, caches, kind):
     write_targets(tmp_path)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
@@ -23,7 +24,7 @@ import datasets
 from conftest import ROOT
 from treetune.errors import ConfigError, TasksetError, UsageError
 from treetune.trainers.verl import compute_score
-from treetune_verl.tasks import resolve_tasks_into_config, run_with_tasks, score_by_tasks
+from treetune_verl.tasks import play_by_tasks, resolve_tasks_into_config, run_with_tasks, score_by_tasks
 
 # The examples leave scoring to the trainer, which is worth a warning and no more.
 pytestmark = pytest.mark.filterwarnings("ignore:nothing here can score:UserWarning")
@@ -249,12 +250,172 @@ def test_rows_need_no_scorer_where_something_else_scores_them(declared, fake_ver
     assert not [warning for warning in recwarn if "score" in str(warning.message)]
 
 
-def test_an_environment_of_several_turns_is_refused(declared):
-    config = with_ground_truth(declared(TRAINER, BASIC))
-    for name in ("train_tasks", "val_tasks"):
+# Several turns
+
+
+AGENT = "actor_rollout_ref: {rollout: {agent: {agent_loop_config_path: null, default_agent_loop: single_turn_agent}}}"
+SINGLE = {"agent_loop_config_path": None, "default_agent_loop": "single_turn_agent"}
+
+
+def of_several_turns(config, *names):
+    for name in names or ("train_tasks", "val_tasks"):
         OmegaConf.update(config, f"{name}.0.env_class", "gsm8k_multi_turn", force_add=True)
-    with pytest.raises(ConfigError, match=r"train_tasks\[0\].env_class: has episodes of several turns.*SkyRL"):
+    return config
+
+
+def agents_in(config):
+    return {row.get("agent_name") for files in (config.data.train_files, config.data.val_files)
+            for file in files for row in rows_of(file)}  # fmt: skip
+
+
+def test_tasks_of_several_turns_are_played_by_our_loop(declared, fake_verl, folder):
+    main_ppo = fake_verl(RELEASES["0.9"])
+    settings = "treetune_loop: {max_turns: 7, urls: ['http://127.0.0.1:5000']}"
+    config = of_several_turns(with_ground_truth(declared(TRAINER, AGENT, settings, BASIC)), "train_tasks")
+    run_with_tasks(config)
+    assert [call[0] for call in main_ppo.calls] == ["main"]
+    assert agents_in(config) == {"treetune"}  # those of the other list too: verl has the column in all files, or none
+    agent = config.actor_rollout_ref.rollout.agent
+    assert agent.default_agent_loop == "treetune"
+    assert yaml.safe_load(Path(agent.agent_loop_config_path).read_text()) == [
+        {
+            "name": "treetune",
+            "_target_": "treetune.trainers.verl.loop.TreetuneLoop",
+            "max_turns": 7,
+            "urls": ["http://127.0.0.1:5000"],
+        }
+    ]
+    assert Path(agent.agent_loop_config_path).is_relative_to(folder)
+
+
+def test_tasks_of_one_turn_are_left_to_verls_own_loop(declared, fake_verl):
+    fake_verl(RELEASES["0.9"])
+    config = with_ground_truth(declared(TRAINER, AGENT, BASIC))
+    run_with_tasks(config)
+    assert agents_in(config) == {None}
+    assert OmegaConf.to_container(config.actor_rollout_ref.rollout.agent) == SINGLE
+
+
+def test_an_environment_that_does_not_say_is_played_where_that_can_be_set_up(declared, fake_verl, folder):
+    fake_verl(RELEASES["0.9"])
+    (folder / "silent.py").write_text("from treetune import Environment\n\nclass Silent(Environment):\n    pass\n")
+    config = with_ground_truth(declared(TRAINER, AGENT, BASIC))
+    for name in ("train_tasks", "val_tasks"):
+        OmegaConf.update(config, f"{name}.0.env_class", f"{folder}/silent.py:Silent", force_add=True)
+    resolve_tasks_into_config(config)
+    assert agents_in(config) == {None}
+    run_with_tasks(config)
+    assert agents_in(config) == {"treetune"}
+
+
+def test_tasks_of_several_turns_resolve_into_the_files_and_nothing_else(declared):
+    config = of_several_turns(with_ground_truth(declared(TRAINER, AGENT, BASIC)))
+    before = OmegaConf.to_container(config)
+    with pytest.warns(UserWarning, match="play_by_tasks"):
         resolve_tasks_into_config(config)
+    after = OmegaConf.to_container(config)
+    assert agents_in(config) == {"treetune"}
+    assert {key: value for key, value in after.items() if key != "data"} == {
+        key: value for key, value in before.items() if key != "data"
+    }
+
+
+def test_loops_of_the_users_own_stay_beside_ours(folder):
+    own = [{"name": "mine", "_target_": "my.Loop", "depth": 3}]
+    (folder / "own.yaml").write_text(yaml.safe_dump(own))
+    config = OmegaConf.create(AGENT)
+    config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(folder / "own.yaml")
+    config.actor_rollout_ref.rollout.agent.default_agent_loop = "mine"
+    agent = play_by_tasks(config).actor_rollout_ref.rollout.agent
+    loops = yaml.safe_load(Path(agent.agent_loop_config_path).read_text())
+    assert [loop["name"] for loop in loops] == ["mine", "treetune"]
+    assert loops[0] == own[0]
+    assert agent.default_agent_loop == "mine"
+    again = play_by_tasks(config).actor_rollout_ref.rollout.agent
+    assert yaml.safe_load(Path(again.agent_loop_config_path).read_text()) == loops
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"max_turn": 3}, "treetune_loop.max_turn: unknown key; did you mean 'max_turns'"),
+        ({"on_failure": "zero"}, "treetune_loop.on_failure"),
+        ({"urls": "http://127.0.0.1:1"}, "treetune_loop.urls"),
+    ],
+)
+def test_a_wrong_setting_of_the_loop_is_told_before_anything_starts(settings, fault):
+    config = OmegaConf.merge(OmegaConf.create(AGENT), {"treetune_loop": settings})
+    with pytest.raises(ConfigError) as error:
+        play_by_tasks(config)
+    assert fault in str(error.value)
+
+
+PYTHON = """
+from treetune import Environment, Step, Task, Taskset
+
+class Doubles(Taskset):
+    def load_tasks(self):
+        for n in range(5):
+            yield Task(prompt=f"Double {n}.", reward_spec={"ground_truth": str(2 * n)})
+
+    def reward(self, task, answer):
+        return float(answer == task.ground_truth)
+
+class Twice(Environment):
+    MULTI_TURN = True
+
+class Several(Doubles):
+    def load_tasks(self):
+        return [Task(prompt="Again.", env_class="python.py:Twice")]
+
+class Endless(Doubles):
+    INFINITE = True
+    load_tasks = Taskset.load_tasks
+
+    def task_at(self, index):
+        return Task(prompt=f"Double {index}.", reward_spec={"ground_truth": str(2 * index)})
+"""
+
+
+def python_tasks(config, folder, train):
+    (folder / "python.py").write_text(PYTHON)
+    config["train_tasks"] = [{"id": f"{folder}/python.py:{train}"}]
+    config["val_tasks"] = [{"id": f"{folder}/python.py:Doubles", "max_rows": 3}]
+    return config
+
+
+def test_tasks_in_python_stand_in_the_lists_too(declared, fake_verl, folder):
+    main_ppo = fake_verl(RELEASES["0.9"])
+    config = python_tasks(declared(TRAINER, AGENT, BASIC), folder, "Doubles")
+    run_with_tasks(config)
+    assert [call[0] for call in main_ppo.calls] == ["main"]
+    train, val = rows_of(config.data.train_files[0]), rows_of(config.data.val_files[0])
+    assert (len(train), len(val), agents_in(config)) == (5, 3, {None})
+    assert config.reward.custom_reward_function.name == "compute_score"
+    source, truth, extra = (train[2][name] for name in ("data_source", "reward_model", "extra_info"))
+    assert compute_score(source, "4", truth["ground_truth"], extra)["score"] == 1.0
+
+
+def test_tasks_in_python_of_several_turns_are_played_by_our_loop(declared, fake_verl, folder):
+    fake_verl(RELEASES["0.9"])
+    config = python_tasks(declared(TRAINER, AGENT, BASIC), folder, "Several")
+    run_with_tasks(config)
+    assert agents_in(config) == {"treetune"}
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "treetune"
+
+
+def test_tasks_in_python_without_an_end_need_one(declared, folder):
+    config = python_tasks(declared(TRAINER, BASIC), folder, "Endless")
+    with pytest.raises(ConfigError, match=r"train_tasks\[0\].*Endless is INFINITE: its rows need an end"):
+        run_with_tasks(config)
+
+
+def test_nothing_is_played_where_scoring_is_left_alone(declared, fake_verl):
+    fake_verl(RELEASES["0.9"])
+    config = of_several_turns(with_ground_truth(declared(TRAINER, AGENT, "leave_scoring: true", BASIC)))
+    run_with_tasks(config)
+    assert agents_in(config) == {None}
+    assert OmegaConf.to_container(config.actor_rollout_ref.rollout.agent) == SINGLE
 
 
 def test_prompts_that_end_with_the_beginning_of_an_answer_are_not_trained_on(declared, fake_verl, folder):

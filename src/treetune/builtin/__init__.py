@@ -44,7 +44,12 @@ TOOLS = {
 }
 """Ready tools: functions marked with `@tool`, and classes of `ToolSource`."""
 
-FOREIGN_TASKSETS = {"agentbench": "treetune.builtin.shell.agentbench:taskset_class"}
+FOREIGN_TASKSETS = {
+    "agentbench": "treetune.builtin.shell.agentbench:taskset_class",
+    "verifiers": "treetune.trainers.verifiers.imported:taskset_class",
+    "openenv": "treetune.serve.openenv.taskset:taskset_class",
+    "ors": "treetune.serve.ors.taskset:taskset_class",
+}
 FOREIGN_ENVIRONMENTS = {"skyrl": "treetune.trainers.skyrl.gym:environment_class"}
 FOREIGN_TOOLS: dict[str, str] = {}
 """Prefixes of names that belong to another library, each with the function that gives its classes."""

@@ -24,8 +24,10 @@ VERBS = {
     "audit": ("audit:audit_command", "Is a task worth training on: solvable, not free, no leak, what it costs."),
     "eval": ("evaluate:eval_command", "Evaluate a model on a taskset and save every trace."),
     "profile": ("profile:profile_command", "How often models solve each task, for a curriculum."),
+    "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),
     "convert": ("build:convert_command", "Write tasks to a file as another trainer's rows."),
+    "export": ("export:export_app", "Write a TARGET as a package of another ecosystem's: verifiers, prime-rl."),
     "probe": ("top:probe_command", "Test a running task server: health, info, one episode, a verdict."),
     "register": ("register:register_command", "Run a register of servers, for machines that share no folder."),
     "top": ("top:top_command", "Look at a running server: what is under way, rewards and errors."),
@@ -37,7 +39,7 @@ VERBS = {
 }
 """Each verb with its function in this folder, and what the overview says of it. Only the verb that is asked for is
 loaded, so a verb's module may import what it needs at its top."""
-OVERRIDABLE = {"build", "show", "validate", "audit", "eval", "profile", "serve"}
+OVERRIDABLE = {"build", "export", "show", "validate", "audit", "eval", "profile", "train", "serve"}
 """The verbs that take dotted overrides."""
 
 

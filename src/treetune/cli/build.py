@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -16,6 +17,7 @@ from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.config import load_yaml
 from treetune.errors import UsageError
+from treetune.rows.agent_column import COLUMN
 from treetune.rows.formats import format_named
 from treetune.rows.kept_code import pop_kept_files
 from treetune.rows.sources import names_taskset
@@ -45,12 +47,44 @@ def build_command(
     val_tasks only these are looked at, so a trainer's own config can hold them.
     """
     refuse_server(target, "build")
-    target = locate(target)
-    format_named(format)
     if engine not in ("local", "ray"):
         raise UsageError(f"unknown engine {engine!r}", remedy="use local, ray")
     further = without_none({"max_prompt_length": max_prompt_length, "tokenizer": tokenizer})
     screen = Screen(json)
+    entries = build_target(
+        context,
+        target,
+        format,
+        screen,
+        num_tasks=num_tasks,
+        force=force,
+        cache_dir=cache_dir,
+        further=further,
+        engine=engine,
+        trust=trust,
+    )
+    _report(entries, format, screen, json, cache_dir)
+
+
+def build_target(
+    context: typer.Context,
+    target: str,
+    format: str,
+    screen: Screen,
+    *,
+    num_tasks: int | None = None,
+    force: bool = False,
+    cache_dir: Path | None = None,
+    further: Mapping[str, Any] = {},
+    engine: str = "local",
+    trust: bool = False,
+) -> list[dict[str, Any]]:
+    """Builds what a target names, with its dotted overrides; an entry for each file. `further` and `engine` are for
+    dataset tasks."""
+    target = locate(target)
+    if not format_named(format).in_parquet:
+        remedy = f"treetune convert {target} rows{format_named(format).endings[0]} --to {format}"
+        raise UsageError(f"{format} reads no parquet, which is what is built", remedy=remedy)
     build_lists = partial(_build_lists, screen=screen, source=target, format=format, force=force, engine=engine)
     if _declares_lists(target):
         from treetune.datasets.declared import read_declared
@@ -81,7 +115,7 @@ def build_command(
             f"these rows name {file}, which is kept in the cache: other nodes need the cache folder "
             "(TREETUNE_TASK_CACHE_DIR), or the code in an installed package"
         )
-    _report(entries, format, screen, json)
+    return entries
 
 
 def _declares_lists(target: str) -> bool:
@@ -101,18 +135,18 @@ def _build_lists(
     far as there is one: it may say who scores the rows."""
     from treetune.datasets.declared import check_columns, check_environments
     from treetune.datasets.join import join_files
-    from treetune.trainers.verl import leaves_scoring, warn_of_unscored
+    from treetune.trainers.verl import name_agents, warn_of_unscored
 
     rows_format = format_named(format)
     # The trainer's own environments need not be known here.
-    one_turn = rows_format.one_answer and not leaves_scoring(config)
-    check_environments(lists, known=not rows_format.has_environments, one_turn=one_turn, source=source)
+    check_environments(lists, known=not rows_format.has_environments, source=source)
     if rows_format.one_answer:
         warn_of_unscored(config, lists)
     check_columns(lists, format, force=how["force"], source=source)
+    agents = name_agents(lists, config) if rows_format.one_answer else {}
     entries: list[dict[str, Any]] = []
     for name, tasks in lists.items():
-        files = join_files(tasks, [_build(screen, task, format, how) for task in tasks])
+        files = join_files(tasks, [_build(screen, task, format, how) for task in tasks], agents.get(name))
         split = "train" if name == "taskset" else name
         entries += [_entry(split, task.name, *file) for task, file in zip(tasks, files, strict=True)]
     return entries
@@ -127,16 +161,24 @@ def _build(screen: Screen, task: DatasetTaskset, format: str, how: dict[str, Any
 
 def _entry(split: str, name: str, sidecar: Any, path: Path, hit: bool | None) -> dict[str, Any]:
     figures = {"rows": sidecar.rows, "dropped": sidecar.dropped, "seconds": 0.0 if hit else sidecar.seconds}
-    return {"split": split, "name": name, "path": str(path), "hit": hit, **figures}
+    named = COLUMN in sidecar.schema
+    return {"split": split, "name": name, "path": str(path), "hit": hit, **figures, "agent": named}
 
 
-def _report(entries: list[dict[str, Any]], format: str, screen: Screen, json: bool) -> None:
+def _report(
+    entries: list[dict[str, Any]], format: str, screen: Screen, json: bool, cache_dir: Path | None = None
+) -> None:
+    played = [entry.pop("agent") for entry in entries]
     paths = {split: [e["path"] for e in entries if e["split"] == split] for split in ("train", "val")}
     report: dict[str, Any] = {f"{split}_files": files for split, files in paths.items()}
     if format == "skyrl":
         from treetune.trainers.skyrl import cli_overrides, shell_words
 
         report["overrides"] = cli_overrides(paths)
+    elif format == "verl" and any(played):
+        from treetune.trainers.verl import LOOPS, write_loops
+
+        report["overrides"] = [f"{LOOPS}={write_loops(cache_dir=cache_dir)}"]
     if json:
         return print_json({**report, "tasks": entries})
     for entry in entries:
@@ -149,6 +191,8 @@ def _report(entries: list[dict[str, Any]], format: str, screen: Screen, json: bo
                 screen.say(f"       {count:,} rows dropped: {reason}")
     if format == "skyrl":
         screen.say(f"for SkyRL: {shell_words(report['overrides'])}")
+    elif "overrides" in report:
+        screen.say(f"for verl, which plays these rows by the agent loop treetune: {shlex.join(report['overrides'])}")
     return None
 
 
@@ -161,7 +205,7 @@ def convert_command(
             "config.yaml, file.py:Name or module:Name; last the file to write: .parquet, .json or .jsonl.",
         ),
     ],
-    to: Annotated[str, option("verl, skyrl or trl.", "--to", metavar="FORMAT")],
+    to: Annotated[str, option("verl, skyrl, trl or nemo-gym (.jsonl).", "--to", metavar="FORMAT")],
     from_: Annotated[str | None, option("The format of IN, else told by its columns.", "--from")] = None,
     num_tasks: options.NumTasks = None,
     force: Annotated[bool, option("Overwrite OUT.", "--force")] = False,

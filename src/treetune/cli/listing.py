@@ -20,7 +20,7 @@ from treetune.config import defaults_of, field_docs, load_yaml
 from treetune.errors import TreetuneError
 from treetune.plugins import Registry, environments, find_ready, tasksets, tools
 from treetune.policies import SPELLINGS
-from treetune.rows.formats import FORMATS
+from treetune.rows.formats import IN_PARQUET
 from treetune.target import NEEDS_TASKS, taskset_class
 from treetune.tokens import NO_IMAGES
 
@@ -145,6 +145,7 @@ class TargetKind(StrEnum):
     ROWS = "rows"
     MIXTURE = "mixture"
     INFINITE = "infinite"
+    VERIFIERS = "verifiers:ID"
     SERVER = "server"
 
 
@@ -161,12 +162,20 @@ class TaskKind(StrEnum):
     IMAGES = "images"
 
 
-VERBS = ("show", "validate", "audit", "eval", "profile", *(f"build {format}" for format in FORMATS), "convert", "serve")
-BY_ADDRESS = ("show", "audit", "eval", "profile")
-"""The verbs that take the address of a server."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL")
-ONE_TURN = "has episodes of several turns, and verl plays one"
-ONE_ANSWER = "may call tools, and verl plays one answer"
+VERBS = (
+    "show",
+    "validate",
+    "audit",
+    "eval",
+    "profile",
+    *(f"build {format}" for format in IN_PARQUET),
+    "convert",
+    "serve",
+    "train",
+)
+BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
+"""The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
+PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -177,9 +186,9 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
 
     no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
     refused = {
-        (TaskKind.MULTI_TURN, "verl"): ONE_TURN,
-        (TaskKind.TOOLS, "verl"): ONE_ANSWER,
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
+        (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
+        (TaskKind.IMAGES, "slime"): NO_IMAGES,
     }
     return {"target": table(TargetKind, VERBS, no_server), "task": table(TaskKind, PLAYERS, refused)}
 

@@ -44,6 +44,9 @@ def serve_command(
     mcp: Annotated[
         bool, option("As an MCP server: over standard input and output, or with --http at its address, /mcp.")
     ] = False,
+    openenv: Annotated[
+        str | None, option("Where OpenEnv's and ORS's clients play: HOST:PORT, or :PORT, where 8000 is usual.")
+    ] = None,
     max_episodes: Annotated[int | None, option("HTTP episodes that live at once (1024); beyond it: 429.")] = None,
     episode_idle: Annotated[float | None, option("Seconds until an HTTP episode nobody steps is closed (300).")] = None,
     episode_deadline: Annotated[float | None, option("The most seconds of an HTTP episode (3600).")] = None,
@@ -87,7 +90,7 @@ def serve_command(
     if supervise and mcp and http is None and port is None:
         raise UsageError("--supervise and --mcp: the client starts such a server", remedy="pass --http too, or neither")
     if supervise:
-        return _supervise([zmq, http, metrics, None if port is None else f":{port}"], state, max_crashes, json)
+        return _supervise([zmq, http, openenv, metrics, None if port is None else f":{port}"], state, max_crashes, json)
     overrides = read_overrides(context, (*TASKS, "limits", "endpoint"), trust=trust)
     data = read_target(target, overrides, split, "train")
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
@@ -107,10 +110,13 @@ def serve_command(
     http = f"127.0.0.1:{port}" if port is not None else http
     streams = _take_standard_streams(zmq, json) if mcp and http is None else None
     doors: list[serve.Door] = [serve.MetricsDoor(metrics)] if metrics is not None else []  # to the very end
-    if zmq is not None or (http is None and not mcp):
+    if zmq is not None or (http is None and openenv is None and not mcp):
         doors.append(serve.ZmqDoor() if zmq is None else serve.ZmqDoor(zmq))
+    times = {"idle_seconds": episode_idle, "deadline_seconds": episode_deadline}
+    if openenv is not None:
+        config_openenv = _config(serve.HttpConfig, address=openenv, max_episodes=max_episodes, **times)
+        doors.append(serve.OpenEnvDoor(config_openenv, split or "train"))
     if http is not None:
-        times = {"idle_seconds": episode_idle, "deadline_seconds": episode_deadline}
         config_http = _config(serve.HttpConfig, address=http, max_episodes=max_episodes, **times)
         mcp_door = serve.McpDoor(idle_seconds=config_http.idle_seconds) if mcp else None
         doors.append(serve.HttpDoor(config_http, {"/mcp": mcp_door} if mcp_door is not None else {}))
@@ -191,7 +197,7 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
     info = server.info()
     size = "endless" if info.num_tasks is None else f"{info.num_tasks:,} tasks"
     at = server.addresses
-    doors = " and ".join(at[kind] for kind in ("zmq", "http", "mcp") if kind in at)
+    doors = " and ".join(at[kind] for kind in ("zmq", "http", "openenv", "mcp") if kind in at)
     log.info("serving %s (%s) at %s, cursor %d", info.name, size, doors, info.cursor)
     key = server.public_key.decode() if server.public_key is not None else None
     if key is not None:
@@ -199,7 +205,7 @@ async def _serve(server: serve.EnvServer, json: bool, keep_registered: Any) -> N
     if server.config.state is None:
         log.info("without --state the cursor is lost when this server ends")
     found = {"address": at.get("zmq", ""), "http": at.get("http"), "pid": os.getpid(), "server_key": key}
-    found["metrics"] = at.get("metrics")
+    found["metrics"], found["openenv"] = at.get("metrics"), at.get("openenv")
     if json:
         print_json(found)
     async with keep_registered(server, info):

@@ -27,12 +27,12 @@ from treetune.datasets.taskset import BUILDER_VERSION, DatasetTaskset, unknown_e
 from treetune.episode import Episode
 from treetune.errors import EmptyTasksetError, TasksetError, TreetuneError
 from treetune.ray_cluster import join_cluster
+from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import schema_tree
 from treetune.rows.cache import Cache, Sidecar, config_hash, default_cache_dir, impl_hash
 from treetune.rows.formats import Format, format_named
 from treetune.rows.loading import ROWS, Source, SourceBatch
 from treetune.rows.parquet import GrowingParquet
-from treetune.rows.scorer import refuse_several_turns
 from treetune.rows.writing import attach_scorers, write_parquet
 from treetune.task import Message, Task
 from treetune.taskset import Taskset
@@ -93,22 +93,19 @@ def build_rows(
     key = f"{impl_hash(type(taskset), Taskset, [], BUILDER_VERSION)}_{config_hash(asked, {})}"
     cache, rows_format = Cache(default_cache_dir(cache_dir)), format_named(format)
 
-    def draw() -> Iterator[Task]:
-        for task in taskset.draw(num_tasks):
-            if rows_format.one_answer:
-                refuse_several_turns(taskset, task)
-            yield task
-
     async def read_opening(task: Task) -> list[Message]:
         episode = await Episode.start(taskset, task)
         await episode.close()
         return episode.observation.messages()
 
     def write(path: Path) -> Sidecar:
-        tasks = attach_scorers(draw(), taskset)
+        needed = Needed(taskset)
+        tasks = needed.look_at(attach_scorers(taskset.draw(num_tasks), taskset))
         rows = write_parquet(tasks, path, rows_format, lambda task: run_in_background(read_opening(task)))
         if not rows:
             raise EmptyTasksetError(f"{taskset.name} has no tasks")
+        if needed.found and rows_format.one_answer:
+            name_agent_in_place(path)
         return Sidecar(
             config=conceal(config),
             source=taskset.name,

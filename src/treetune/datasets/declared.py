@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from treetune.config import CodeName, convert_node, declared_values, load_yaml, to_plain, with_overrides
 from treetune.datasets.config import DatasetConfig, plain_values
@@ -23,6 +23,7 @@ from treetune.errors import ConfigError, Faults, TreetuneError, check_all, gathe
 from treetune.plugins import environments, file_of, tasksets
 from treetune.rows.sources import check_loading
 from treetune.target import build_taskset, custom_class, find_files, names_class
+from treetune.taskset import Taskset
 
 LISTS = ("train_tasks", "val_tasks")
 
@@ -88,9 +89,10 @@ def read_list_node(
 
 
 def load_tasks(
-    nodes: Iterable[Any], cache_dir: str | Path | None = None, *, path: str = "tasks"
+    nodes: Iterable[Any], cache_dir: str | Path | None = None, *, path: str = "tasks", of_any_class: bool = False
 ) -> list[DatasetTaskset]:
-    """The tasksets of a list of configs. All faults of all of them are raised as one error."""
+    """The tasksets of a list of configs. All faults of all of them are raised as one error. With `of_any_class` those
+    that are no dataset tasks become `TaskRows`."""
     try:
         entries = plain_values(nodes)
     except ConfigError as error:
@@ -102,8 +104,9 @@ def load_tasks(
     def load(node: Any) -> None:
         faults: Faults = []
         with gather_faults(faults, ""):
-            loaded.append(load_task(node, cache_dir))
-            faults += _further_faults(loaded[-1].config)
+            loaded.append(load_task(node, cache_dir, of_any_class=of_any_class))
+            if isinstance(loaded[-1], DatasetTaskset):
+                faults += _further_faults(loaded[-1].config)
         if faults:
             raise ConfigError(faults)
 
@@ -111,17 +114,24 @@ def load_tasks(
     return loaded
 
 
-def load_task(node: Any, cache_dir: str | Path | None = None) -> DatasetTaskset:
+def load_task(node: Any, cache_dir: str | Path | None = None, *, of_any_class: bool = False) -> DatasetTaskset:
     """One entry: the base class, or the one that `custom_cls` names."""
     node = plain_values(node)
     if not isinstance(node, Mapping):
         raise ConfigError([("", f"expected keys and values, got {node!r}")])
-    taskset = build_taskset(node, path="", cls=_task_class(node), cache_dir=cache_dir)
+    cls = _task_class(node, of_any_class)
+    if not issubclass(cls, DatasetTaskset):
+        from treetune.datasets.task_rows import TaskRows
+
+        own = {key: value for key, value in node.items() if key != "max_rows"}
+        rows = TaskRows(build_taskset(own, path="", cls=cls), node.get("max_rows"), cache_dir)
+        return cast(DatasetTaskset, rows)
+    taskset = build_taskset(node, path="", cls=cls, cache_dir=cache_dir)
     assert isinstance(taskset, DatasetTaskset)
     return taskset
 
 
-def _task_class(node: Mapping[str, Any]) -> type[DatasetTaskset]:
+def _task_class(node: Mapping[str, Any], of_any_class: bool = False) -> type[Taskset[Any, Any]]:
     """The class that an entry names; what is wrong with it is a fault of its key."""
     key = "custom_cls" if names_class(node) else "id"
     try:
@@ -130,7 +140,7 @@ def _task_class(node: Mapping[str, Any]) -> type[DatasetTaskset]:
         raise
     except TreetuneError as error:
         raise ConfigError([(key, str(error))]) from error
-    if not isinstance(cls, type) or not issubclass(cls, DatasetTaskset):
+    if not isinstance(cls, type) or not issubclass(cls, Taskset if of_any_class else DatasetTaskset):
         name = getattr(cls, "__name__", repr(cls))
         raise ConfigError([(key, f"{name} is no dataset task: subclass treetune_verl.tasks.Task")])
     return cls
@@ -159,31 +169,42 @@ def check_columns(lists: Lists, format: str = "verl", *, force: bool = False, so
     check_all(checks, source=source)
 
 
-def check_environments(lists: Lists, *, known: bool = True, one_turn: bool = False, source: str = "config") -> None:
-    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning.
-    With `one_turn` none may have several: verl's reward functions are given one answer."""
-    from treetune.rows.scorer import SEVERAL_TURNS, has_several_turns, only_groups, plain_reward
+def check_environments(lists: Lists, *, known: bool = True, source: str = "config") -> None:
+    """Every `env_class` must be known; without `known` (SkyRL may have more than are known here) this is a warning."""
+    from treetune.rows.scorer import only_groups, plain_reward
 
     faults: Faults = []
     for place, taskset in _places(lists):
         config, key = taskset.config, f"{place}.env_class"
-        if one_turn and (config.tools or taskset.tool_methods):
-            faults.append((f"{place}.tools", f"a model may call tools, and verl plays one answer: {SEVERAL_TURNS}"))
         if config.env_class is None:
             if config.scorer is not None and config.scorer.scores_groups and plain_reward(taskset):
                 faults.append((f"{place}.scorer", str(only_groups("it"))))
             continue
-        spec = taskset.environment_spec(config.env_class)
-        rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows
         if (problem := unknown_environment(taskset, config.env_class)) is not None:
             if known:
                 faults.append((key, problem))
             else:
                 warnings.warn(f"{key}: {problem}; the trainer must know it", stacklevel=3)
-        elif one_turn and not rows_decide and has_several_turns(environments.resolve(spec)):
-            faults.append((key, f"has episodes of several turns, and verl plays one: {SEVERAL_TURNS}"))
     if faults:
         raise ConfigError(faults, source=source)
+
+
+def has_turns(taskset: DatasetTaskset) -> bool | None:
+    """Whether its episodes have several turns or tools to call; None where only playing shows it."""
+    from treetune.rows.agent_column import has_several_turns
+
+    config = taskset.config
+    if not isinstance(taskset, DatasetTaskset):
+        return taskset.has_turns()  # of any other taskset, whose tasks say it
+    if config.tools or taskset.tool_methods:
+        return True
+    if config.env_class is None:
+        return None if taskset.overrides("environment") else False
+    environment: Any = environments.resolve(taskset.environment_spec(config.env_class))
+    if has_several_turns(environment):
+        rows_decide = "max_turns" in config.extra_fields or taskset.overrides_rows
+        return None if rows_decide else True
+    return None if getattr(environment, "CONTRACT", None) is None else False
 
 
 def _places(lists: Lists) -> Iterator[tuple[str, DatasetTaskset]]:

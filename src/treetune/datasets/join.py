@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.errors import TasksetError
+from treetune.rows.agent_column import COLUMN as AGENT
+from treetune.rows.agent_column import name_agent
 from treetune.rows.arrow_values import children_of, find_clashes, json_fields_of, schema_tree, set_column, struct_of
 from treetune.rows.cache import Cache, Sidecar, config_hash
 from treetune.rows.rule import RULE
@@ -32,15 +34,16 @@ File = tuple[Sidecar, Path, bool]
 
 Converter = Callable[["pa.Table"], "pa.Table"]
 
-AGENT = "agent_name"
-"""The column that names a row's agent loop: where the joined rows have it, each must name one."""
-
 CONTENT = ("prompt", "content")
 
 
-def join_files(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> list[File]:
+def join_files(
+    tasksets: Sequence[DatasetTaskset], built: Sequence[File], agents: Sequence[str] | None = None
+) -> list[File]:
     """The files that a trainer can join: those that were built, or converted copies. What cannot be joined is refused
-    now, not when the model is loaded."""
+    now, not when the model is loaded. `agents`: the agent loop of each taskset, which its rows then name."""
+    if agents is not None:
+        built = [_name_agent(*each) for each in zip(tasksets, built, agents, strict=True)]
     names = [f"{number} ({taskset.name})" for number, taskset in enumerate(tasksets)]
     with_agents = [AGENT in sidecar.schema for sidecar, _, _ in built]
     if any(with_agents) and not all(with_agents):
@@ -60,6 +63,21 @@ def join_files(tasksets: Sequence[DatasetTaskset], built: Sequence[File]) -> lis
             raise TasksetError(clashes, remedy=remedy)
         files.append(_convert_file(taskset, file, convert, schema, json_fields) if changed else file)
     return files
+
+
+def _name_agent(taskset: DatasetTaskset, file: File, agent: str) -> File:
+    """The file with the column that names an agent loop, from the cache; one that has it stays."""
+    sidecar, path, hit = file
+    if AGENT in sidecar.schema:
+        return file
+    cache = Cache(taskset.cache_dir)
+    key = f"{sidecar.key.partition('_')[0]}_{config_hash({'like': sidecar.key, AGENT: agent}, {})}"
+
+    def write(place: Path) -> Sidecar:
+        return msgspec.structs.replace(sidecar, schema=schema_tree(name_agent(path, place, agent)))
+
+    named, named_hit = cache.get_or_build(key, write)
+    return named, cache.path(key), hit and named_hit
 
 
 def _find_clashes(names: Sequence[str], built: Sequence[File]) -> Iterator[str]:

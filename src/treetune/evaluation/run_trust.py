@@ -20,7 +20,7 @@ from treetune.plugins import environments, tasksets, tools
 from treetune.policies import EndpointConfig, is_behind_endpoint
 from treetune.rows.trust import FILE, check_module, check_spec, code_folders, trusts
 from treetune.runs.folder import CONFIG
-from treetune.target import is_server, taskset_class
+from treetune.target import taskset_class
 from treetune.task import Task, digest
 
 _HARMFUL = ("taskset", "model", "endpoint")
@@ -53,7 +53,7 @@ def refuse_foreign(run: Path, *, trust: bool = False, calls_model: bool = False)
     for text in _texts_of(data.get("taskset")):
         if FILE.fullmatch(text.removeprefix("file://")):
             raise _refusal(run, f"names code: {text}")
-        if is_server(text) and not text.startswith("pkg://"):  # which would be sent your token
+        if "://" in text and not text.startswith("pkg://"):  # which would be sent your token
             raise _refusal(run, f"would have a server called: {text}")
     for node in _nodes_of(data.get("taskset")):
         if node.get("trust"):

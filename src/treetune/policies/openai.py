@@ -5,29 +5,20 @@ Token ids are kept where the server gives them (vLLM: `return_token_ids`), logpr
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
-import random
-import re
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from treetune.call_formats import call_id, check_name, function_of, parse
-from treetune.errors import ContextFullError, PolicyError
+from treetune.errors import PolicyError
 from treetune.policies import EndpointConfig
+from treetune.policies.endpoint import Endpoint
 from treetune.policies.resuming import can_go_on, continued, join
 from treetune.policy import Completion, Request, Usage, cannot_continue
 from treetune.task import Message, text_of
 from treetune.tools_in_text import as_text, with_tools
 from treetune.weights import read_version
-
-_RETRIED = {408, 409, 429, 500, 502, 503, 504}
-_LONGEST_WAIT = 30.0
-_FULL = re.compile(rb"context[ _]length|context[ _]window|max_model_len|exceed_context_size", re.IGNORECASE)
-"""How servers say that a prompt is too long: vLLM, SGLang, llama.cpp, OpenAI."""
 
 
 class OpenAIPolicy:
@@ -35,11 +26,7 @@ class OpenAIPolicy:
         self.name = model
         self._endpoint = endpoint
         self._call_format = check_name(endpoint.call_format)
-        key = endpoint.api_key()
-        self._headers = {"Content-Type": "application/json"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._session: aiohttp.ClientSession | None = None
+        self._server = Endpoint(endpoint)
 
     async def complete(self, request: Request) -> Completion:
         if request.continues and not self._endpoint.continue_final_message:
@@ -49,7 +36,7 @@ class OpenAIPolicy:
             )
         if (partial := request.partial) is not None and can_go_on(partial, request, self._call_format):
             try:
-                rest = await self._post(continued(self._body(request), partial), "completions")
+                rest = await self._server.post("/completions", continued(self._body(request), partial))
                 answer = join(partial, rest, request)
             except PolicyError:
                 answer = None
@@ -57,7 +44,8 @@ class OpenAIPolicy:
                 completion = self._read(answer, request)
                 completion.resumed = len(partial.completion_ids or ())
                 return completion
-        return self._read(await self._post(self._body(request)), request)
+        answer = await self._server.post("/chat/completions", self._body(request), self._call_headers(request))
+        return self._read(answer, request)
 
     def _read(self, answer: Any, request: Request) -> Completion:
         try:
@@ -66,8 +54,7 @@ class OpenAIPolicy:
             raise PolicyError(f"{self._endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._server.close()
 
     def _body(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
@@ -97,53 +84,9 @@ class OpenAIPolicy:
             body["tools"] = request.tools
         return {**body, **sampling.extra}
 
-    async def _post(self, body: dict[str, Any], what: str = "chat/completions") -> Any:
-        url = f"{self._endpoint.base_url.rstrip('/')}/{what}"
-        payload = msgspec.json.encode(body)
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=self._endpoint.timeout),
-                connector=aiohttp.TCPConnector(limit=self._endpoint.max_connections),
-            )
-        for attempt in range(self._endpoint.max_retries + 1):
-            wait = min(_LONGEST_WAIT, 0.5 * 2**attempt) * random.uniform(0.5, 1.0)
-            try:
-                async with self._session.post(url, data=payload) as response:
-                    content = await response.read()
-                    if response.status == 200:
-                        answer = _decode(content)
-                        if (header := self._endpoint.version_header) is not None and isinstance(answer, dict):
-                            answer["weight_version"] = response.headers.get(header)
-                        return answer
-                    problem = f"{url} answered {response.status}: {content[:300].decode(errors='replace')}"
-                    if response.status not in _RETRIED:
-                        raise (ContextFullError if _FULL.search(content) else PolicyError)(problem)
-                    wait = _retry_after(response.headers.get("Retry-After")) or wait
-            except aiohttp.InvalidURL as error:
-                raise PolicyError(f"{url} is no address: {error}", remedy="correct --endpoint.base_url") from error
-            except ValueError as error:
-                problem = f"{url} sent invalid JSON: {error}"
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problem = f"{url}: {type(error).__name__}: {error}"
-            if attempt < self._endpoint.max_retries:
-                await asyncio.sleep(wait)
-        remedy = "is the server running? --endpoint.base_url says where, --endpoint.max_retries how long to try"
-        raise PolicyError(f"gave up after {self._endpoint.max_retries + 1} attempts: {problem}", remedy=remedy)
-
-
-def _decode(content: bytes) -> Any:
-    try:
-        return msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return json.loads(content)  # which takes half of a surrogate pair, as a model may sample it
-
-
-def _retry_after(header: str | None) -> float | None:
-    try:
-        return min(_LONGEST_WAIT, max(0.0, float(header))) if header else None
-    except ValueError:
-        return None
+    def _call_headers(self, request: Request) -> dict[str, str]:
+        """Further headers of one call, the same however often it is tried."""
+        return {}
 
 
 def _completion(answer: Any, request: Request, call_format: str | None = None) -> Completion:

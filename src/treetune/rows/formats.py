@@ -1,4 +1,4 @@
-"""The formats of trainers' rows: verl's, SkyRL's and TRL's.
+"""The formats of trainers' rows: verl's, SkyRL's, TRL's and NeMo Gym's.
 
     FORMATS["skyrl"].row_of(task)
     detect(row).task_of(row)
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from treetune.environment import Contract, contract_of
-from treetune.errors import TreetuneError, UnknownNameError, UsageError
+from treetune.errors import UnknownNameError, UsageError
 from treetune.images import has_images
 from treetune.plugins import environments
-from treetune.rows import image_columns, round_trip
+from treetune.rows import agent_column, image_columns, nemo_gym, round_trip
 from treetune.rows.arrow_values import children_of, drop_nulls, json_fields_of, set_column, struct_of, with_json_fields
 from treetune.rows.rule import RULE
 from treetune.rows.scorer import taskset_of, with_type
-from treetune.task import ForeignTask, Message, Task, digest, uid_of
+from treetune.task import ForeignTask, Message, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,12 +48,18 @@ class Format:
     method: ClassVar[str] = "method"
     """What the specification calls its method."""
     one_answer: ClassVar[bool] = False
-    """Whether the trainer scores a single answer, so that no task can have several turns."""
+    """Whether the trainer asks for a single answer unless the column `agent_name` says otherwise."""
     has_environments: ClassVar[bool] = False
     """Whether the trainer plays each row in the environment that a column names, also in some of its own. Contracts of
     environments say how a ground truth is stored and which further columns there are."""
     endings: ClassVar[tuple[str, ...]] = ()
     """Of names of files that the trainer's loader knows, where it does not know all."""
+    in_parquet: ClassVar[bool] = True
+    """Whether the trainer's loader reads parquet, and JSON with the types of the `datasets` library."""
+
+    def to_plain(self, row: Mapping[str, Any]) -> Row:
+        """A row with the columns that all formats share, where the trainer has others."""
+        return dict(row)
 
     @property
     def truth(self) -> tuple[str, ...]:
@@ -116,7 +122,7 @@ class Format:
 
     @cached_property
     def _own(self) -> frozenset[str]:
-        return frozenset((*round_trip.SHARED, *self.columns))
+        return frozenset((*round_trip.SHARED, *self.columns, self.truth[0]))
 
     def _store_truth(self, truth: Any, task: Task) -> Any:
         return truth
@@ -160,6 +166,11 @@ class VerlFormat(Format):
 
     name, columns = "verl", ("reward_model",)
     reward, method, one_answer = "reward_model", "style", True
+
+    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
+        if row.get(agent_column.COLUMN) == agent_column.LOOP:  # which follows from the task
+            row = {name: value for name, value in row.items() if name != agent_column.COLUMN}
+        return super().task_of_pruned(row, whole=whole)
 
     def read_reward(self, row: Mapping[str, Any]) -> dict[str, Any]:
         spec = super().read_reward(row)
@@ -273,7 +284,28 @@ class TrlFormat(Format):
         return super().convert(table)
 
 
-FORMATS: dict[str, Format] = {format.name: format for format in (VerlFormat(), SkyRLFormat(), TrlFormat())}
+class NemoGymFormat(Format):
+    """`responses_create_params.input` and `expected_answer`, one row on each line."""
+
+    name, columns, endings, in_parquet = "nemo-gym", (nemo_gym.PARAMS,), (".jsonl",), False
+
+    def row_of(self, task: Task, *, text_truth: bool = False, scorer: str | None = None) -> Row:
+        return nemo_gym.to_nemo(super().row_of(task, text_truth=text_truth, scorer=scorer))
+
+    def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
+        return super().task_of_pruned(self.to_plain(row), whole=whole)
+
+    to_plain = staticmethod(nemo_gym.from_nemo)
+
+    def _store_truth(self, truth: Any, task: Task) -> Any:
+        return round_trip.truth_text(truth) if isinstance(truth, bool | int | float) else truth
+
+    def write_images(self, messages: list[Message], note: Row) -> Row:
+        return {"prompt": messages}
+
+
+FORMATS: dict[str, Format] = {one.name: one for one in (VerlFormat(), SkyRLFormat(), TrlFormat(), NemoGymFormat())}
+IN_PARQUET = tuple(format.name for format in FORMATS.values() if format.in_parquet)
 
 COLUMNS = frozenset(round_trip.SHARED).union(*(format.columns for format in FORMATS.values()))
 """The columns of all formats; any other column is the user's own."""
@@ -314,13 +346,18 @@ def _detect(columns: tuple[str, ...], default: str) -> Format:
     return FORMATS[default]
 
 
-def task_to_score(data_source: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Task:
-    """The task of a row as verl gives it to reward functions: without most of its columns."""
+def task_to_score(
+    data_source: str, ground_truth: Any, extra_info: Mapping[str, Any], prompt: list[Message] | None = None
+) -> Task:
+    """The task of a row as verl gives it to reward functions: without most of its columns. Agent loops are given the
+    prompt too, which makes its uid known."""
     extra = {key: value for key, value in drop_nulls(extra_info).items() if key not in round_trip.ADDED}
     row = msgspec.json.decode(extra.pop(round_trip.ROW, None) or "{}")
     replaced = row.pop("extra_info", {})
     reward = {**row.get("reward_model", {}), "ground_truth": ground_truth}
     row |= {"data_source": data_source, "extra_info": extra, "reward_model": drop_nulls(reward)}
+    if prompt is not None:
+        row.setdefault("prompt", drop_nulls(list(prompt)))
     # What the JSON held was never text.
     row = round_trip.restore_json(row, "extra_info.")
     row["extra_info"] |= replaced
@@ -339,30 +376,6 @@ def task_to_play(env_class: str, prompt: list[Message], extras: Mapping[str, Any
     if env_class == round_trip.SCORED:
         return msgspec.structs.replace(task, extra_info={**task.extra_info, "scorer": scorer})
     return with_type(task, taskset_of(scorer)) if isinstance(task, ForeignTask) and scorer[:1] == "{" else task
-
-
-def row_uid(row: Row, prompt_key: str = "prompt", env_class_key: str = "env_class") -> str:
-    """What identifies a row: the uid that it carries or, where it carries none, that of its task."""
-    extra = row.get("extra_info")
-    extra = extra if isinstance(extra, dict) else {}
-    given = extra.get("uid")
-    if isinstance(given, str | int) and not isinstance(given, bool) and given != "":
-        return str(given)
-    prompt, env_class, spec = row.get(prompt_key), row.get(env_class_key), row.get("reward_spec")
-    plain = isinstance(env_class, str) and env_class != round_trip.SCORED and round_trip.KEY not in extra
-    if plain and isinstance(prompt, list) and isinstance(spec, dict):
-        # Without making the task.
-        return uid_of(prompt, spec, env_class)
-    named = {name: value for name, value in row.items() if name not in (prompt_key, env_class_key)}
-    named |= {name: value for name, value in (("prompt", prompt), ("env_class", env_class)) if value is not None}
-    try:
-        try:
-            format = detect(named)
-        except UsageError:
-            format = FORMATS["skyrl"]
-        return format.task_of_pruned(named).uid
-    except (TreetuneError, TypeError):  # no task: reading the prompt reports what is wrong
-        return digest(repr(row))
 
 
 def _further_columns(task: Task, contract: Contract | None) -> dict[str, Any]:

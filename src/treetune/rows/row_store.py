@@ -28,9 +28,9 @@ import msgspec
 from treetune.errors import StorageError, TasksetError
 from treetune.rows.arrow_values import pause_gc
 from treetune.rows.cache import Cache, Sidecar, config_hash, content_hash
-from treetune.rows.formats import row_uid
 from treetune.rows.loading import open_source
 from treetune.rows.reading import BUFFER, arrow_rows, batches_of
+from treetune.rows.row_uid import row_uid
 from treetune.rows.sources import File, HubName, ReadError, Row
 from treetune.task import UID_VERSION
 

@@ -49,7 +49,10 @@ ENVIRONMENT = "env:"
 _ONLY_BUILD = ("filter", "profile", "tokenizer", "shuffle")
 """Keys of a taskset that decide which tasks there are, not what they earn."""
 
-SEVERAL_TURNS = "train tasks of several turns with SkyRL, AReaL or TRL, or from `treetune serve`"
+SEVERAL_TURNS = (
+    "have its episodes played: in verl by our agent loop (`run_with_tasks`, `play_by_tasks`), in TRL by "
+    "rollout_func=tasks.rollout; or train with SkyRL, AReaL, or from `treetune serve`"
+)
 
 
 def scorer_for(taskset: Taskset[Any, Any], task: Task) -> str | None:
@@ -89,8 +92,11 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> str:
     further = config.pop("extra", {})
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
     cls = type(taskset)
-    named = {"path": keep_class(cls, cache_dir), "name": cls.__qualname__}
-    node = {"custom_cls": named, **mark_variables(keep_files(keys, cache_dir))}
+    if (foreign := getattr(cls, "FOREIGN", None)) is not None:  # made by its name, which any process knows
+        named: dict[str, Any] = {"id": foreign}
+    else:
+        named = {"custom_cls": {"path": keep_class(cls, cache_dir), "name": cls.__qualname__}}
+    node = {**named, **mark_variables(keep_files(keys, cache_dir))}
     _keep_tools(node, cache_dir)
     return msgspec.json.encode(node).decode()
 
@@ -117,31 +123,6 @@ def only_groups(name: str, before: str = "") -> UsageError:
         f"{name} only scores groups, and a row is scored alone",
         remedy=f"{before}train from `treetune serve`, which scores groups",
     )
-
-
-def refuse_several_turns(taskset: Taskset[Any, Any], task: Task) -> None:
-    """verl's reward functions are given one answer. An environment that does not say how long its episodes are is found
-    out when it is played."""
-    taskset, task = owner_of(taskset, task)
-    # Of rows only what they say: the code that they name is not run to find out.
-    if bool(task.tools) if hasattr(taskset, "scorer_of") else taskset.offers_tools(task):
-        problem = f"in task {task.idx} of {taskset.name} a model may call tools, and verl plays one answer"
-        raise UsageError(problem, remedy=SEVERAL_TURNS)
-    own = taskset.overrides("environment") and not hasattr(taskset, "scorer_of")
-    if task.env_class is None or own or task.extra_info.get("max_turns") == 1:
-        return
-    spec = absolute_spec(task.env_class, folders_of(type(taskset)))
-    cls: Any = environments.resolve(locate_files(spec, trust=getattr(taskset.config, "trust", True)))
-    if has_several_turns(cls):
-        raise UsageError(f"{task.env_class} has episodes of several turns, and verl plays one", remedy=SEVERAL_TURNS)
-
-
-def has_several_turns(environment: Any) -> bool:
-    """Whether an environment says that its episodes have several turns."""
-    contract = getattr(environment, "CONTRACT", None)
-    if getattr(environment, "tool_methods", ()):
-        return True
-    return bool(getattr(environment, "MULTI_TURN", False)) or (contract is not None and contract.max_turns > 1)
 
 
 @lru_cache(maxsize=256)

@@ -17,8 +17,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.errors import EmptyTasksetError, StorageError, TasksetError
+from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError
 from treetune.images import urls_in
+from treetune.rows.agent_column import Needed, name_agent_in_place
 from treetune.rows.arrow_values import encode_json
 from treetune.rows.formats import Format, format_named
 from treetune.rows.reading import RowTasks, read_rows, take_within
@@ -52,15 +53,22 @@ def write_file(
     """
     path, rows_format = Path(path).expanduser(), format_named(format)
     refuse_unwritable(path)
+    if rows_format.endings and path.suffix not in rows_format.endings:
+        problem = f"{format} reads no files named {path.suffix}"
+        raise UsageError(problem, remedy=f"name a file that ends in {' or '.join(rows_format.endings)}")
     write = write_parquet if kind_of(path) is FileKind.PARQUET else _write_json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside the file, so that it can be put in its place in one step.
         with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
             written = Path(folder) / f"rows{path.suffix}"
-            count = write(attach_scorers(tasks, scorer), written, rows_format)
+            taskset = scorer if isinstance(scorer, Taskset) else tasks if isinstance(tasks, Taskset) else None
+            needed = Needed(taskset)
+            count = write(needed.look_at(attach_scorers(tasks, scorer)), written, rows_format)
             if not count:
                 raise EmptyTasksetError(f"there are no tasks to write to {path}")
+            if needed.found and rows_format.one_answer:
+                name_agent_in_place(written)
             if check is not None:
                 check(written)
             os.replace(written, path)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treetune.serve.access import Access
-    from treetune.serve.errors import ServeError
+    from treetune.serve.errors import Denied, Misused, ServeError
     from treetune.serve.host import ModelsConfig
     from treetune.serve.http import HttpConfig
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
     from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.probe import probe
     from treetune.serve.mcp.door import McpDoor, keep_standard_streams
+    from treetune.serve.openenv.door import OpenEnvDoor
     from treetune.serve.pool.broker import EnvServerPool
     from treetune.serve.pool.engines import load_engine
     from treetune.serve.pool.workers import PoolConfig
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "access": "Access",
-    "errors": "ServeError",
+    "errors": "Denied Misused ServeError",
     "host": "ModelsConfig",
     "http": "HttpConfig",
     "http.client": "RemoteEpisode TaskServerClient",
     "http.door": "HttpDoor MetricsDoor",
     "http.probe": "probe",
+    "openenv.door": "OpenEnvDoor",
     "mcp.door": "McpDoor keep_standard_streams",
     "pool.broker": "EnvServerPool",
     "pool.engines": "load_engine",

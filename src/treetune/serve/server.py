@@ -19,8 +19,9 @@ from typing import Annotated, Any, ClassVar, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from treetune.episode import Limits
-from treetune.errors import DrawFailed, TreetuneError
+from treetune.episode import Limits, Started
+from treetune.episode_book import Terms
+from treetune.errors import DrawFailed, TreetuneError, UsageError
 from treetune.host import Info, info_of
 from treetune.pending import LONGEST_LEASE, Draw
 from treetune.runs.rolling import RollingRun
@@ -273,6 +274,27 @@ class EnvServer:
             task = await self.make(draw, fetch, lease=self.config.lease or 0.0)
         self.metrics.sources[task.data_source] += 1
         return task, draw.index
+
+    def refuse_beyond_end(self, index: int | None) -> None:
+        count = self.streams.count
+        if index is not None and count is not None and index >= count:
+            raise UsageError(f"there is no task {index}: they are 0 to {count - 1}")
+
+    async def start_episode(
+        self, index: int | None, terms: Terms, *, step: int | None = None, name: Hashable | None = None
+    ) -> tuple[Started, Task, int]:
+        """An episode of the next task, or of the one at an index, on the terms of a door; its task, and which draw that
+        is. It counts against the capacity from now on."""
+        self.refuse_stopping()
+        self.reserve(1)
+        terms.starting += 1
+        try:
+            self.refuse_beyond_end(index)
+            task, drawn = await self.sample(index)
+            return await self.host.start(task, step=step, terms=terms, name=name), task, drawn
+        finally:
+            terms.starting -= 1
+            self.release(1)
 
     async def make(self, draw: Draw, fetch: Callable[[Draw], Awaitable[tuple[int, T]]], **given: Unpack[Given]) -> T:
         """What `fetch` makes of a draw that is held, with the `idx` of its task; it is kept when this returns."""

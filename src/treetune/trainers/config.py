@@ -47,13 +47,16 @@ def set_value(config: Any, path: str, value: Any) -> None:
         setattr(get_value(config, ".".join(above)), key, value)
 
 
-def load_lists(config: Any, cache_dir: str | Path | None, faults: Faults) -> dict[str, list[DatasetTaskset]]:
-    """The tasksets of `train` and `val`; what is wrong with them is added to the faults."""
+def load_lists(
+    config: Any, cache_dir: str | Path | None, faults: Faults, *, of_any_class: bool = False
+) -> dict[str, list[DatasetTaskset]]:
+    """The tasksets of `train` and `val`; what is wrong with them is added to the faults. With `of_any_class` also those
+    that are no dataset tasks."""
     lists = {}
     for name in LISTS:
         if (nodes := get_value(config, name)) == "???":
             faults += missing_values(nodes, name)
         elif nodes:
             with gather_faults(faults):
-                lists[name.removesuffix("_tasks")] = load_tasks(nodes, cache_dir, path=name)
+                lists[name.removesuffix("_tasks")] = load_tasks(nodes, cache_dir, path=name, of_any_class=of_any_class)
     return lists

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treetune.environment import Action, Observation, Step
-from treetune.errors import UsageError
+from treetune.errors import TreetuneError, UsageError
 from treetune.score import finite, total
 from treetune.serve import ServeError
 from treetune.task import Message, begins_answer
@@ -33,7 +33,8 @@ class Hooks:
         self.max_turns, self.turn_discount = max_turns, turn_discount
 
     def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
-        """The conversation to show the model: what was said so far, and what the environment shows now."""
+        """The conversation to show the model: what was said so far, and what the environment shows now. Where that ends
+        with a text of the user's, the text is the `observation`, and messages before it are at the end of `history`."""
         return history + Observation(observation["type"], observation["content"]).messages()
 
     def format_agent_output_to_action(self, agent_output: str, info: dict[str, Any]) -> Any:
@@ -44,8 +45,23 @@ class Hooks:
         """The reward to train on, from the sum over the steps."""
         return float(reward * self.turn_discount**num_turns)
 
+    def show(self, observation: Observation, history: list[Message]) -> list[Message]:
+        """What the hook makes of an observation. It is given text wherever nothing is lost by that, so that a hook
+        which only knows text reads openings with a system message too."""
+        history = [dict(message) for message in history]  # a hook may change the messages that it is given
+        kind, content = observation.type, observation.content
+        if kind == "messages" and content and _is_user_text(content[-1]):
+            history += [dict(message) for message in content[:-1]]
+            kind, content = "text", content[-1]["content"]
+        return self.format_observation_to_messages({"type": kind, "content": content}, history)
+
     def shape_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
         return finite(self.postprocess_reward(reward, num_turns, info), "the postprocessed reward")
+
+
+def _is_user_text(message: Message) -> bool:
+    text = message.get("content")
+    return message.keys() == {"role", "content"} and message["role"] == "user" and isinstance(text, str) and text != ""
 
 
 class Game:
@@ -78,15 +94,18 @@ class Game:
                 return True
             if not self.turns:
                 log.warning("left out: the first prompt has %d tokens, %d fit", len(self.prompt.ids), longest_prompt)
+        self.cut_off()
+        return False
+
+    def cut_off(self) -> None:
+        """A limit of the trainer's ends it; what it has earned so far stands."""
         self.info = {**self.info, "truncated": True}
         self._over = True
-        return False
 
     def _show(self) -> Prompt:
         history = self._history
-        shown = {"type": self._observation.type, "content": self._observation.content}
         # A hook may change the messages that it is given: then the prompt tells another story, and is seen to.
-        self._shown = self._hooks.format_observation_to_messages(shown, [dict(message) for message in history])
+        self._shown = self._hooks.show(self._observation, history)
         # The beginning of an answer may be written already; the last answer itself is none.
         self._continues = len(self._shown) > len(history) and begins_answer(self._shown)
         return self._chat.next_prompt(self._shown, self.tokens, continues=self._continues)
@@ -115,6 +134,11 @@ class Game:
             self.info, self._observation, self._over = step.info, step.observation, step.done
 
     @property
+    def messages(self) -> list[Message]:
+        """What was shown and said, up to the last answer."""
+        return self._history
+
+    @property
     def reward(self) -> float | None:
         """None where it was not played: it was lost to the task server, or its first prompt was too long."""
         if self.failure is not None or not self.turns:
@@ -123,20 +147,20 @@ class Game:
 
 
 class FailureLog:
-    """Counts what was lost to the task server, not to the model; logs the first, and later ones ever more rarely."""
+    """Counts what was lost to a server, not to the model; logs the first, and later ones ever more rarely."""
 
-    def __init__(self, log: Any) -> None:
-        self._log = log
+    def __init__(self, log: Any, server: str = "the task server") -> None:
+        self._log, self._server = log, server
         self.failures: Counter[str] = Counter()
         """By kind."""
         self._warned: set[str] = set()
 
-    def add(self, error: ServeError) -> None:
-        self.failures[error.kind] += 1
+    def add(self, error: TreetuneError) -> None:
+        self.failures[getattr(error, "kind", "failed")] += 1
         total = self.failures.total()
         if total & (total - 1) == 0:
             counts = f"{total} so far: {dict(self.failures)}"
-            self._log.error("an episode was lost to the task server, not to the model (%s): %s", counts, error)
+            self._log.error("an episode was lost to %s, not to the model (%s): %s", self._server, counts, error)
 
     def warn_once(self, text: str) -> None:
         if text not in self._warned:

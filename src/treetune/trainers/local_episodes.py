@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-from treetune.environment import Step
+from treetune.environment import Environment, Observation, SingleTurn, Step
 from treetune.episode import DeadlinePassed, Episode, Limits
 from treetune.errors import described
 from treetune.serve import ServeError
@@ -22,11 +22,27 @@ T = TypeVar("T")
 
 class LocalEpisode(Episode):
     info: dict[str, Any] = {}
+    one_answer = False
+    """Any answer is its end: no environment was written for it, and nothing can be called."""
+    scores_answers = True
+    """An answer that calls no tool is scored; else it only ends the episode."""
 
     async def step(self, action: Any) -> Step:
         return self.with_ending(await super().step(action))
 
+    async def begin(self) -> Observation:
+        observation = await super().begin()
+        self.one_answer = isinstance(self._environment, SingleTurn) and not self.tools
+        self.scores_answers = getattr(type(self._environment), "step", None) is not Environment.step
+        return observation
+
     async def cancel(self) -> None:
+        await self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
 

@@ -9,7 +9,7 @@ One chunk is in memory, and 8 bytes for each prompt. Parquet comes as Arrow, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -119,7 +119,7 @@ class _Run(msgspec.Struct):
                 if path and (endings := check.format.endings) and path.suffix.lower() not in endings:
                     report.add("unknown-ending", name, f"a name that ends in {path.suffix}")
             self._check_chunk(chunk, check, turns)
-            if chunk.rows is not None:
+            if chunk.rows is not None and check.format.in_parquet:
                 types.add(chunk.written, chunk.numbers, chunk.unit)
             report.rows += len(chunk.numbers)
             self.on_rows(report.rows)
@@ -181,7 +181,7 @@ class _Run(msgspec.Struct):
             if (columns := columns_of(chunk.table)) is not None:
                 positions = np.flatnonzero(prefilter(columns, check))
                 keys = prompts.keys_of(columns)
-        rows = chunk.rows_at(positions)
+        rows = list(map(check.format.to_plain, chunk.rows_at(positions)))
         for position, row in zip(positions.tolist(), rows, strict=True):
             number = chunk.numbers[position]
             for rule, found in check(row):
@@ -191,7 +191,7 @@ class _Run(msgspec.Struct):
             turns.add(chunk.written[position] if chunk.written else row, number, check)
         needs_keys = keys is None and check.contents
         if len(rows) < len(every) and (needs_keys or self.lengths is not None):
-            rows = chunk.rows_at(every)
+            rows = list(map(check.format.to_plain, chunk.rows_at(every)))
         if needs_keys:
             keys = np.array([prompts.key_of(row.get("prompt"), row.get(IMAGES)) for row in rows], np.uint64)
         if keys is not None:
@@ -219,7 +219,8 @@ class RowCheck:
         self.special = special or prompts.SPECIAL
         self._contracts: dict[str, Contract | None] = {}
 
-    def __call__(self, row: Mapping[str, Any]) -> Iterator[Fault]:
+    def __call__(self, row: Row) -> Iterator[Fault]:
+        row = self.format.to_plain(row)
         yield from prompts.check_prompt(row, self)
         yield from check_images(row, self)
         yield from check_reward(row, self)

@@ -13,13 +13,22 @@ from treetune.datasets.taskset import DatasetTaskset as Task
 if TYPE_CHECKING:
     from treetune.trainers.verl import (
         get_dataset_paths,
+        play_by_tasks,
         resolve_tasks_into_config,
         run_with_tasks,
         score_by_tasks,
         start,
     )
 
-__all__ = ["Task", "get_dataset_paths", "resolve_tasks_into_config", "run_with_tasks", "score_by_tasks", "start"]
+__all__ = [
+    "Task",
+    "get_dataset_paths",
+    "play_by_tasks",
+    "resolve_tasks_into_config",
+    "run_with_tasks",
+    "score_by_tasks",
+    "start",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
 
 _POLITE_SECONDS, _POLITE_BYTES = 1.0, 4 << 20
 """How much of a body is read and thrown away after an error: a connection that is closed before its client has sent all
@@ -39,10 +40,10 @@ JSON = b"application/json"
 class HttpRequest:
     """One request, as its handler sees it."""
 
-    __slots__ = ("accept", "arriving", "body", "content_type", "name", "path", "receive")
+    __slots__ = ("accept", "arriving", "body", "content_type", "headers", "name", "path", "receive")
 
-    def __init__(self, path: str, receive: Receive, arriving: bool) -> None:
-        self.path, self.receive = path, receive
+    def __init__(self, path: str, receive: Receive, arriving: bool, headers: Headers) -> None:
+        self.path, self.receive, self.headers = path, receive, headers
         self.arriving = arriving
         """Its body has not been read to its end."""
         self.name = "http.other"
@@ -66,7 +67,7 @@ Handler = Callable[[HttpRequest], Awaitable[bytes | Events]]
 class Route(NamedTuple):
     method: str
     path: str
-    """A last part `*` stands for any."""
+    """A last part `*` stands for any; so does the first of two."""
     handler: Handler
     name: str = "http.other"
     content_type: bytes = JSON
@@ -84,11 +85,14 @@ class JsonApp:
         max_bytes: int,
         token_remedy: str,
         count: Callable[[str, float, str | None], None] = lambda name, seconds, kind: None,
-        websockets: Mapping[str, Callable[[Receive, Send], Awaitable[None]]] = {},
+        websockets: Mapping[str, Asgi] = {},
         mounts: Mapping[str, Asgi] = {},
+        key_header: bytes | None = None,
+        render_error: Callable[[HttpError], bytes] = lambda error: error.body,
     ) -> None:
         """`count` is called after each request with its name, its seconds, and the kind of its error; `websockets` has
-        by its path what serves a connection, `mounts` another application, once it is known who asks."""
+        by its path what serves a connection, `mounts` another application, once it is known who asks. A token may also
+        stand in the `key_header`, alone."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
@@ -96,6 +100,7 @@ class JsonApp:
         self._token = access.token.encode() if access.token is not None else None
         self._max_bytes, self._token_remedy = max_bytes, token_remedy
         self._count, self._websockets, self._mounts = count, websockets, mounts
+        self._key_header, self._render_error = key_header, render_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -105,7 +110,7 @@ class JsonApp:
             await mounted(scope, receive, send)
             return
         method = scope["method"]
-        request = HttpRequest(scope["path"], receive, arriving=method == "POST")
+        request = HttpRequest(scope["path"], receive, method == "POST", scope["headers"])
         began, kind = time.perf_counter(), None
         status, headers = 200, [(b"content-type", JSON)]
         try:
@@ -124,7 +129,7 @@ class JsonApp:
             headers = [(b"content-type", request.content_type)]
         except Exception as error:
             answer = to_http_error(error)
-            status, kind, body = answer.status, answer.kind, answer.body
+            status, kind, body = answer.status, answer.kind, self._render_error(answer)
             headers += answer.headers
         self._count(request.name, time.perf_counter() - began, kind)
         headers.append((b"content-length", b"%d" % len(body)))
@@ -147,10 +152,15 @@ class JsonApp:
             await send({"type": "websocket.close", "code": 1008})  # before it was accepted: HTTP 403
             return
         self._count("http.websocket", 0.0, None)
-        await serve(receive, send)
+        await serve(scope, receive, send)
 
     def _find_route(self, path: str, method: str) -> Route:
-        methods = self._routes.get(path) or self._routes.get(path.rpartition("/")[0] + "/*")
+        methods = self._routes.get(path)
+        if methods is None:
+            first, _, last = path.rpartition("/")
+            methods = self._routes.get(f"{first}/*")
+            if methods is None and first.count("/") == 1:
+                methods = self._routes.get(f"/*/{last}")
         if methods is None:
             known = ", ".join(self._routes)
             raise HttpError(404, "unknown_path", f"there is nothing at {path:.80}", remedy=f"the paths are {known}")
@@ -160,12 +170,13 @@ class JsonApp:
             raise HttpError(405, "wrong_method", f"{path:.80} is asked with {' or '.join(methods)}", allow=allow)
         return route
 
-    def admit(self, headers: list[tuple[bytes, bytes]], needs_token: bool = True) -> bytes:
+    def admit(self, headers: Headers, needs_token: bool = True) -> bytes:
         """The kind of answer that is asked for. Raises where there may be none."""
         found = dict(headers)
         given, host, origin = found.get(b"authorization", b""), found.get(b"host", b""), found.get(b"origin", b"")
         if self._token is not None:
-            if needs_token and not self._is_token(given):
+            key = found.get(self._key_header) if self._key_header is not None else None
+            if needs_token and not (self._is_token(given) or (key is not None and self._is_key(key))):
                 raise HttpError(401, "denied", "the token is missing or wrong", remedy=self._token_remedy)
         elif not self._access.open and host and not _is_own(host):
             # A page that a person visits can make its own name point here: then its requests have no `Origin`.
@@ -180,7 +191,7 @@ class JsonApp:
             raise HttpError(403, "denied", "a page from elsewhere may not ask here", remedy="ask from a program")
         return found.get(b"accept", b"")
 
-    def _is_admitted(self, headers: list[tuple[bytes, bytes]]) -> bool:
+    def _is_admitted(self, headers: Headers) -> bool:
         try:
             self.admit(headers)
         except HttpError:
@@ -189,7 +200,10 @@ class JsonApp:
 
     def _is_token(self, given: bytes) -> bool:
         scheme, _, token = given.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token or b"")
+        return scheme.lower() == b"bearer" and self._is_key(token)
+
+    def _is_key(self, key: bytes) -> bool:
+        return hmac.compare_digest(key.strip(), self._token or b"")
 
     async def _read_body(self, request: HttpRequest) -> None:
         receive = request.receive

@@ -25,7 +25,7 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.score import finite
 from treetune.serve.errors import Busy, Denied, Misused, ServeError, Unreachable
 from treetune.serve.http.transport import HttpTransport, Refusal
-from treetune.serve.http.wire import API_VERSION
+from treetune.serve.http.wire import API_VERSION, UNKNOWN_TASK
 from treetune.tool_messages import message_of
 from treetune.tools import ToolCall
 
@@ -217,10 +217,13 @@ class TaskServerClient:
         await self._servers[0].learn()
         return self._servers[0].info
 
-    async def start(self, task_index: int | None = None, *, step: int | None = None) -> RemoteEpisode:
+    async def start(
+        self, task_index: int | None = None, *, step: int | None = None, uid: str | None = None
+    ) -> RemoteEpisode:
         """An episode of that task, or of the next in the server's own order, on the server with the fewest. `step` is
-        the trainer's, for the server's traces."""
-        asked = {"task_index": task_index, "step": step}
+        the trainer's, for the server's traces. With `uid` it is the task that has it, wherever it stands; a server that
+        has none is refused."""
+        asked = {"task_index": task_index, "step": step, "uid": uid}
         body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
         name = {"request_id": secrets.token_hex(12)}
         retries = _Retries(self._patience)
@@ -228,11 +231,16 @@ class TaskServerClient:
             for server in self._sort_servers():
                 try:
                     await server.learn()
+                    if uid is not None and not server.offers("uid"):
+                        remedy = "serve the tasks with this version of Treetune"
+                        raise Misused(f"{server.url} cannot be asked for the task of a row", remedy=remedy)
                     return await self._start_on(server, {**body, **name} if server.offers("request_id") else body)
                 except Unreachable as error:
                     server.leave_out()
                     problem: ServeError = error
                 except Refusal as error:
+                    if error.reason == UNKNOWN_TASK:
+                        raise Misused(error.message, remedy=error.remedy) from None
                     if error.status not in _AGAIN:
                         raise
                     problem = error

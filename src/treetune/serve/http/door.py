@@ -14,7 +14,7 @@ import msgspec
 
 from treetune.environment import Step
 from treetune.episode_book import EpisodeEnded, LiveEpisode, Terms
-from treetune.errors import EnvironmentFault, UsageError
+from treetune.errors import UsageError
 from treetune.host import info_of
 from treetune.serve.access import Access
 from treetune.serve.errors import Busy
@@ -24,6 +24,7 @@ from treetune.serve.http.listener import Listener
 from treetune.serve.http.streaming import SOCKET_PATH, EpisodeSocket, stream_step
 from treetune.serve.http.wire import encode, read_body, to_http_error
 from treetune.serve.server import Door, EnvServer
+from treetune.serve.uid_index import UidIndex
 
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 _MOST_KEPT_BYTES = 256 << 10
@@ -39,12 +40,12 @@ class HttpDoor(Door):
         self._mounts = mounts
         self.address = config.address
         self._terms = Terms(config.idle_seconds, config.deadline_seconds, _render, _MOST_KEPT_BYTES)
-        self._starting = 0
 
     # Its life
 
     def attach(self, server: EnvServer) -> None:
         super().attach(server)
+        self._uids = UidIndex(server)
         self._listener = Listener(self.address, server.config.access)
         if server.config.capacity is None:
             server.capacity = max(server.capacity, self.config.max_episodes)
@@ -72,12 +73,12 @@ class HttpDoor(Door):
             max_bytes=self.config.max_bytes,
             token_remedy="send `Authorization: Bearer TOKEN`; probe and trainers' bridges take TREETUNE_TOKEN",
             count=self.server.metrics.count_request,
-            websockets={SOCKET_PATH: lambda receive, send: EpisodeSocket(self, receive, send).run()},
+            websockets={SOCKET_PATH: lambda scope, receive, send: EpisodeSocket(self, receive, send).run()},
             mounts=self._mounts,
         )
 
     def under_way(self) -> int:
-        return self._terms.live + self._starting
+        return self._terms.live + self._terms.starting
 
     async def close(self) -> None:
         await self.server.host.episodes.close(self._terms)
@@ -96,7 +97,7 @@ class HttpDoor(Door):
     async def start(self, body: wire.StartBody) -> bytes:
         if body.request_id is None:
             return await self._begin(body)
-        asked = body.task_index, body.step
+        asked = body.task_index, body.step, body.uid
         return await self.server.host.episodes.start_once(body.request_id, asked, lambda: self._begin(body))
 
     async def _begin(self, body: wire.StartBody) -> bytes:
@@ -105,25 +106,26 @@ class HttpDoor(Door):
         if self.under_way() >= most:
             remedy = "ask again when some have ended, or serve with a larger --max-episodes"
             raise Busy(f"{most} episodes are live, as many as may be", remedy=remedy)
-        self.server.reserve(1)
-        self._starting += 1
         try:
-            self._refuse_beyond_end(body.task_index)
-            task, index = await self.server.sample(body.task_index)
-            started = await self.server.host.start(task, step=body.step, terms=self._terms, name=body.request_id)
+            index = body.task_index if body.uid is None else await self._find(body.uid, body.task_index)
+            started, task, index = await self.server.start_episode(
+                index, self._terms, step=body.step, name=body.request_id
+            )
         except UsageError as error:
             raise to_http_error(error, path="$.task_index") from None
-        finally:
-            self._starting -= 1
-            self.server.release(1)
         info = {"task_index": index, "data_source": task.data_source}
         info |= {key: value for key in ("ability", "env_class") if (value := getattr(task, key))}
         return encode(wire.StartAnswer(started.episode, started.observation, info, started.tools))
 
-    def _refuse_beyond_end(self, index: int | None) -> None:
-        count = self.server.streams.count
-        if index is not None and count is not None and index >= count:
-            raise UsageError(f"there is no task {index}: they are 0 to {count - 1}", remedy="leave out task_index")
+    async def _find(self, uid: str, near: int | None) -> int:
+        index = await self._uids.find(uid, near)
+        if index is None:
+            problem = f"there is no task with the uid {uid!r:.80}" + (
+                "" if near is None else f", at {near} or elsewhere"
+            )
+            remedy = "serve the tasks that its row was built from; of tasks without end, name its task_index too"
+            raise wire.HttpError(404, wire.UNKNOWN_TASK, problem, path="$.uid", remedy=remedy)
+        return index
 
     async def step(self, body: wire.StepBody) -> bytes:
         """The answer to an action; that of a turn which was played is given again, and nothing is played twice."""
@@ -235,7 +237,5 @@ async def _answer_each(answers: Iterable[Awaitable[bytes]]) -> list[msgspec.Raw]
 
 
 def _render(step: Step) -> bytes:
-    for key in step.info:
-        if not isinstance(key, str):
-            raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
+    wire.check_info(step)
     return encode(wire.StepAnswer(step.observation, step.reward, step.done, step.info, step.calls or msgspec.UNSET))

@@ -145,14 +145,14 @@ async def stream_step(door: HttpDoor, body: wire.StepBody) -> AsyncGenerator[byt
             else:
                 if text is None:
                     break
-                yield _format_event("partial", encode({"content": text}))
+                yield format_event("partial", encode({"content": text}))
             begun = True
         try:
-            yield _format_event("step", step.result())
+            yield format_event("step", step.result())
         except Exception as error:
             if not begun:
                 raise
-            yield _format_event("error", to_http_error(error).body)
+            yield format_event("error", to_http_error(error).body)
     finally:
         if episode is not None:
             episode.watchers.remove(take)
@@ -160,5 +160,5 @@ async def stream_step(door: HttpDoor, body: wire.StepBody) -> AsyncGenerator[byt
         step.add_done_callback(lambda step: step.cancelled() or step.exception())
 
 
-def _format_event(name: str, data: bytes) -> bytes:
+def format_event(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)

@@ -10,6 +10,7 @@ It follows no redirect (a token belongs to the address it was given for) and rea
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ MOST_BYTES = 64 << 20
 CONNECT_SECONDS = 10.0
 _LONGEST_WAIT = 60.0
 _MOST_CONNECTIONS = 1024
+_START_ONE = "is a task server running there? `treetune serve TARGET --http :PORT` starts one"
 R = TypeVar("R")
 
 
@@ -40,9 +42,11 @@ class Refusal(ServeError):
 class _ErrorBody(msgspec.Struct):
     """The body of an error of Treetune's own server; others send what they like."""
 
-    error: str
+    error: str = ""
     kind: str = ""
     remedy: str | None = None
+    detail: Any = ""
+    """What FastAPI's errors say, which OpenEnv and ORS use."""
 
 
 class HttpReply(NamedTuple):
@@ -68,8 +72,9 @@ class HttpReply(NamedTuple):
         """A reply that is not good, as an error."""
         body = _ErrorBody(self.body[:300].decode(errors="replace"))
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            body = msgspec.json.decode(self.body, type=_ErrorBody)
-        message, remedy = f"{self.url} answered {self.status}: {body.error}", body.remedy
+            told = msgspec.json.decode(self.body, type=_ErrorBody)
+            body = told if told.error or told.detail else body
+        message, remedy = f"{self.url} answered {self.status}: {body.error or body.detail}", body.remedy
         if self.status in (401, 403):
             return Denied(message, remedy=remedy or "give the server's token")
         if 300 <= self.status < 400:
@@ -78,11 +83,12 @@ class HttpReply(NamedTuple):
 
 
 class HttpTransport:
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, remedy: str = _START_ONE) -> None:
+        """`remedy` says what to do where nobody answers."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url!r} is no address of a task server", remedy="write http://127.0.0.1:5000")
-        self.url = url.rstrip("/")
+        self.url, self._remedy = url.rstrip("/"), remedy
         json = "application/json"
         self._headers = {"Accept": json, "Content-Type": json, "Accept-Encoding": "identity"}
         if token:
@@ -99,7 +105,9 @@ class HttpTransport:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, method: str, path: str, body: Any, timeout: float) -> HttpReply:
+    async def ask(
+        self, method: str, path: str, body: Any, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> HttpReply:
         import aiohttp
 
         url = self.url + path
@@ -112,7 +120,7 @@ class HttpTransport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
             )
-        asking = self._session.request(method, url, data=data, timeout=seconds, allow_redirects=False)
+        asking = self._session.request(method, url, data=data, timeout=seconds, headers=headers, allow_redirects=False)
         try:
             async with asking as response:
                 content = await _read_content(response)
@@ -125,8 +133,7 @@ class HttpTransport:
         except (aiohttp.InvalidURL, UnicodeError):  # UnicodeError: a host name that breaks the rules of names
             raise UsageError(f"{self.url!r} is no address", remedy="write http://127.0.0.1:5000") from None
         except (aiohttp.ClientError, OSError) as error:
-            remedy = "is a task server running there? `treetune serve TARGET --http :PORT` starts one"
-            raise Unreachable(f"{url}: {described(error)}", remedy=remedy) from error
+            raise Unreachable(f"{url}: {described(error)}", remedy=self._remedy) from error
 
 
 async def _read_content(response: aiohttp.ClientResponse) -> bytes:

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from treetune.environment import Observation
+from treetune.environment import Observation, Step
 from treetune.episode import DeadlinePassed
 from treetune.episode_book import EpisodeEnded, NameTaken, WrongTurn
-from treetune.errors import TreetuneError
+from treetune.errors import EnvironmentFault, TreetuneError
 from treetune.serve.messages import failure
 from treetune.tools import ToolCall
 
@@ -34,6 +34,8 @@ MOST_DEPTH = 128
 """Lists and objects within each other."""
 API_VERSION = 2
 """2: an episode that ends has a reward; one that failed has none, and its answer is an error."""
+UNKNOWN_TASK = "unknown_task"
+"""The kind of the error where no task has the uid that was asked for."""
 B = TypeVar("B")
 _CALL = {"properties": {"id": {"type": "string"}, "type": {"const": "function"}, "function": {"type": "object"}}}
 ToolCalls = Annotated[
@@ -76,6 +78,8 @@ class StartBody(msgspec.Struct):
     """A name for this request: the same name again gets the same episode, so a lost answer can be asked for again."""
     step: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
     """The trainer's step, which the episode's trace keeps."""
+    uid: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
+    """The uid of the task, as its row has it: it is looked for at `task_index` first, and then among all."""
 
 
 class MoveBody(msgspec.Struct, kw_only=True):
@@ -179,10 +183,18 @@ class InfoAnswer(msgspec.Struct, kw_only=True):
     max_turns: int | None = None
     max_batch: int = MOST_IN_BATCH
     features: list[str] = msgspec.field(
-        default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse", "tools"]
+        default_factory=lambda: ["turn", "request_id", "batch", "websocket", "sse", "tools", "uid"]
     )
     """What the server can do beyond the five endpoints."""
     api_version: int = API_VERSION
+
+
+def check_info(step: Step) -> Step:
+    """The step, which can be written as JSON."""
+    for key in step.info:
+        if not isinstance(key, str):
+            raise EnvironmentFault(f"a key of `info` is {key!r:.60}", remedy="the keys of `info` are text")
+    return step
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True):
@@ -279,7 +291,7 @@ def _replace_infinite(value: Any) -> Any:
 
 def read_body(kind: type[B], data: bytes) -> B:
     """The body as what the endpoint takes; anything else is a 422 with the path of the fault."""
-    _check_shape(data)
+    check_shape(data)
     try:
         return decode(kind, data or b"{}")
     except msgspec.ValidationError as error:
@@ -301,7 +313,7 @@ _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
 
-def _check_shape(data: bytes) -> None:
+def check_shape(data: bytes) -> None:
     """Refuses what is small as bytes and large, or deep, once it is decoded. All but a few bodies are seen to be
     harmless by counting; of the others the strings are left out, where these characters mean nothing."""
     if len(data) <= MOST_DEPTH:  # most steps

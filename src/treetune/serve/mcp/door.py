@@ -25,7 +25,7 @@ from mcp_types import INVALID_PARAMS, CallToolResult, ListToolsResult
 
 from treetune import __version__
 from treetune.episode_book import Terms
-from treetune.errors import TreetuneError, UsageError, described
+from treetune.errors import TreetuneError, described
 from treetune.serve.mcp import wire
 from treetune.serve.server import Door, EnvServer
 
@@ -51,7 +51,6 @@ class McpDoor(Door):
         self._offered: list[dict[str, Any]] | None = None
         """What the last episode offered, listed before a session has started its own; None: nobody has looked yet."""
         self._looking = asyncio.Lock()
-        self._starting = 0
         self._running: asyncio.Task[None] | None = None
         self._manager: StreamableHTTPSessionManager | None = None
         self._ending = asyncio.Event()
@@ -121,7 +120,7 @@ class McpDoor(Door):
         # An episode waits for a client, which need not come back: only what is being played is waited for.
         live = self.server.host.episodes.live
         playing = (live[id].playing for id in self._tools if id in live)
-        return self._starting + sum(step is not None for step in playing)
+        return self._terms.starting + sum(step is not None for step in playing)
 
     async def close(self) -> None:
         await self.server.host.episodes.close(self._terms)
@@ -179,21 +178,11 @@ class McpDoor(Door):
             asked = msgspec.convert(arguments, wire.Start)
         except msgspec.ValidationError as error:
             raise MCPError(code=INVALID_PARAMS, message=f"start: {error}") from None
-        count = self.server.streams.count
-        if asked.task_index is not None and count is not None and asked.task_index >= count:
-            raise UsageError(f"there is no task {asked.task_index}: they are 0 to {count - 1}")
+        self.server.refuse_beyond_end(asked.task_index)
         if session is not None and (before := self._episodes.get(session)) is not None:
             await self.server.host.episodes.cancel(before, self._terms)
             self._forget(before)
-        self.server.refuse_stopping()
-        self.server.reserve(1)
-        self._starting += 1
-        try:
-            task, index = await self.server.sample(asked.task_index)
-            started = await self.server.host.start(task, terms=self._terms)
-        finally:
-            self._starting -= 1
-            self.server.release(1)
+        started, task, index = await self.server.start_episode(asked.task_index, self._terms)
         self._forget_ended()
         listed = self._offered
         self._tools[started.episode], self._offered = started.tools, started.tools

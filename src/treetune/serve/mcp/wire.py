@@ -12,7 +12,7 @@ from treetune.episode import Started
 from treetune.errors import TreetuneError, UsageError
 from treetune.serve.http.wire import encode
 from treetune.task import Task
-from treetune.tool_messages import render
+from treetune.tool_messages import parts_of
 
 INSTRUCTIONS = (
     "Tasks to solve. `start` begins one and gives its prompt; then call the tools that it offers, or `answer`. "
@@ -84,13 +84,13 @@ def start_result(started: Started, index: int, task: Task) -> CallToolResult:
         "tools": started.tools,
         "done": False,
     }
-    return _result(_parts_of(started.observation.messages()), found)
+    return _result(parts_of(started.observation.messages()), found)
 
 
 def step_result(step: Step, episode: str) -> CallToolResult:
     found = {"episode": episode, "reward": step.reward, "done": step.done, "info": step.info}
     failed = [call.error for call in step.calls if call.error is not None]
-    parts = _parts_of(step.observation.messages())
+    parts = parts_of(step.observation.messages())
     if step.done:
         parts.append({"type": "text", "text": f"done, reward {step.reward:g}"})
     return _result(parts, found, is_error=bool(failed))
@@ -102,15 +102,6 @@ def text_result(text: str, found: dict[str, Any]) -> CallToolResult:
 
 def error_result(error: TreetuneError) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=str(error))], is_error=True)
-
-
-def _parts_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The contents of messages, one after the other; a system message is part of what is shown."""
-    parts: list[dict[str, Any]] = []
-    for message in messages:
-        content = render(message.get("content"))
-        parts += content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
-    return parts
 
 
 def _result(parts: list[dict[str, Any]], found: dict[str, Any], *, is_error: bool = False) -> CallToolResult:

@@ -203,7 +203,7 @@ def _resolve(
         set_value(config, f"data.{name}_data", [str(path) for _, path, _ in built])
         for taskset, (_, path, _) in zip(tasksets, built, strict=True):
             places = [*folders, *folders_of(type(taskset)), Path.cwd()]
-            ids = _list_environments(File(path, FileKind.PARQUET))
+            ids = list_environments(File(path, FileKind.PARQUET))
             used |= {id: absolute_spec(id, places) for id in ids if id is not None}
     return used
 
@@ -267,14 +267,14 @@ def _find_rows(sources: Names) -> list[File]:
 def _environments_of(files: Iterable[File], given: Mapping[str, str], default: str) -> dict[str, str]:
     """The environments that rows name, or SkyRL takes by `default` where they name none. Rows may come from anywhere:
     they choose no code that was not `given`."""
-    ids = dict.fromkeys(default if id is None else id for file in files for id in _list_environments(file))
+    ids = dict.fromkeys(default if id is None else id for file in files for id in list_environments(file))
     for id in ids:
         if ":" in id.removeprefix("skyrl:") and id not in given:
             raise UsageError(f"the rows name code to run: {id}", remedy=f"if you trust it, say --env {id}")
     return {id: id for id in ids}
 
 
-def _list_environments(file: File) -> list[str | None]:
+def list_environments(file: File) -> list[str | None]:
     """The ids that the rows of a file have; None where some have none."""
     if file.kind is not FileKind.PARQUET:
         return list(dict.fromkeys(row.get("env_class") for row in _iter_rows(file)))

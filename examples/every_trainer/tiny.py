@@ -1,0 +1,101 @@
+"""A model that is nothing but small: a Qwen3 of two layers with a token for each byte, and its warm-up.
+
+    python tiny.py FOLDER
+
+Engines refuse attention heads of less than 32 numbers. The warm-up teaches it to write a few letters and digits, of
+which four in ten are small letters, and to end its turn: a model that never ends one has no second turn.
+"""
+
+import random
+import string
+import sys
+
+import torch
+from letters import TURNS
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WARM_UP = 150
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {symbol: id for id, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=TEMPLATE,
+        padding_side="left",
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=1024,
+            tie_word_embeddings=False,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+
+
+def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
+    """Supervised steps on chats of letters and digits; the last loss."""
+    rng = random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(WARM_UP):
+        rows, masks = zip(*(chat(tokenizer, rng) for _ in range(32)), strict=True)
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row in rows])
+        said = torch.tensor([mask + [0] * (longest - len(mask)) for mask in masks])[:, 1:].bool()
+        logits = model(input_ids=ids).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits[said], ids[:, 1:][said])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def chat(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[list[int], list[int]]:
+    """The tokens of a chat, and which of them the model says."""
+    ids, said = [], []
+    for turn in range(TURNS):
+        asked = "Again." if turn else f"Write small letters, {rng.randrange(256)}."
+        opening = "\n" * bool(turn) + f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+        answer = "".join(rng.choices(string.ascii_letters + string.digits, k=rng.randint(3, 6))) + "<|im_end|>"
+        for text, mine in ((opening, 0), (answer, 1)):
+            tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids += tokens
+            said += [mine] * len(tokens)
+    return ids, said
+
+
+def main(folder: str) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # the model is too small for more
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    warm_up(model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,122 @@
+"""`treetune train`: a trainer's config and data from any tasks, and its own entry point, started."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from treetune.cli import options
+from treetune.cli.build import build_target
+from treetune.cli.options import TASKS, Json, TasksTarget, option
+from treetune.cli.output import Screen, print_json
+from treetune.errors import MissingExtraError, UsageError
+from treetune.target import refuse_server
+from treetune.trainers.launch import DEFAULT_MODEL, TRAINERS, BuiltFile, Files, Launch, TrainRequest, plan
+
+
+def train_command(
+    context: typer.Context,
+    trainer: Annotated[str, typer.Argument(help=f"{', '.join(TRAINERS)}.")],
+    target: TasksTarget,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="The trainer's own keys, passed on as they are."),
+    ] = None,
+    model: Annotated[
+        str, option("The model to train: a folder, or a name on the hub.", "-m", "--model")
+    ] = DEFAULT_MODEL,
+    steps: Annotated[int | None, option("How many steps; else the trainer's own end.", min=1)] = None,
+    num_tasks: options.NumTasks = None,
+    dry_run: Annotated[bool, option("Show the data, the config and the command; start nothing.", "--dry-run")] = False,
+    cache_dir: options.CacheDir = None,
+    trust: options.Trust = False,
+    json: Json = False,
+) -> int:
+    """Train on any tasks: writes the trainer's data and config, and starts its own entry point in this Python.
+
+    Keys of the trainer follow the TARGET as it writes them (verl: trainer.save_freq=10; TRL: learning_rate=1e-5)
+    and win over what is planned; one that it does not know, it refuses. Keys of the TARGET: --taskset.level 2.
+    """
+    screen = Screen(json)
+    for key, value in context.obj.items():
+        if re.split(r"[.\[]", key)[0] not in TASKS:
+            raise UsageError(
+                f"--{key} is no key of a TARGET", remedy=f"a trainer's own keys have no dashes: {key}={value}"
+            )
+
+    def build(format: str) -> Files:
+        refuse_server(target, f"train {trainer}")
+        files: dict[str, list[BuiltFile]] = {}
+        entries = build_target(context, target, format, screen, num_tasks=num_tasks, cache_dir=cache_dir, trust=trust)
+        for entry in entries:
+            files.setdefault(entry["split"], []).append(BuiltFile(entry["path"], entry["rows"]))
+        return files
+
+    request = TrainRequest(
+        target=target,
+        build=build,
+        model=model,
+        steps=steps,
+        num_tasks=num_tasks,
+        taskset=dict(context.obj),
+        overrides=overrides or [],
+    )
+    launch = plan(trainer, request)
+    told = describe(launch)
+    if dry_run:
+        print_json(told) if json else show(screen, launch)
+        return 0
+    if launch.installed is None:
+        raise MissingExtraError(
+            f"{launch.package} is not installed in this Python",
+            remedy=f"{launch.install}; --dry-run shows what would be started",
+        )
+    if not json:
+        show(screen, launch)
+    code = start(launch)
+    if json:
+        print_json({**told, "code": code})
+    return code
+
+
+def start(launch: Launch) -> int:
+    """Runs the trainer to its end; its exit code. What it prints is its own."""
+    environment = {**os.environ, **launch.environment}
+    # A task in a file beside the user is found by the trainer's processes too.
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(launch.command, env=environment)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # the terminal has told the trainer too: it ends in its own way
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def describe(launch: Launch) -> dict[str, Any]:
+    return {
+        "trainer": launch.trainer,
+        "installed": launch.installed,
+        "data": launch.data,
+        "config": launch.config,
+        "environment": launch.environment,
+        "command": launch.command,
+    }
+
+
+def show(screen: Screen, launch: Launch) -> None:
+    screen.say(f"{launch.trainer}: {launch.installed or f'not installed here: {launch.install}'}")
+    for title, values in (("data", launch.data), ("config", launch.config), ("environment", launch.environment)):
+        if values:
+            screen.say(f"{title}:")
+        for key, value in values.items():
+            screen.say(f"  {key}: {value}")
+    screen.say(f"$ {shlex.join([*(f'{k}={v}' for k, v in launch.environment.items()), *launch.command])}")

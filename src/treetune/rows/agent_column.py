@@ -1,0 +1,110 @@
+"""The column `agent_name` of verl's rows: by which agent loop verl plays them, where one answer is not all.
+
+    name_agent("rows.parquet", "named.parquet")
+
+verl joins files, and takes the default loop only where the column is missing: all rows of a training have it, or none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.errors import TreetuneError
+from treetune.mixture import owner_of
+from treetune.plugins import absolute_spec, environments, folders_of
+from treetune.rows.kept_code import locate_files
+from treetune.task import Task
+from treetune.taskset import Taskset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMN = "agent_name"
+LOOP = "treetune"
+"""Our agent loop (`treetune.trainers.verl.loop`), which plays what `extra_info` of a row says."""
+
+
+def has_several_turns(environment: Any) -> bool:
+    """Whether an environment says that its episodes have several turns."""
+    contract = getattr(environment, "CONTRACT", None)
+    if getattr(environment, "tool_methods", ()):
+        return True
+    return bool(getattr(environment, "MULTI_TURN", False)) or (contract is not None and contract.max_turns > 1)
+
+
+def needs_loop(taskset: Taskset[Any, Any] | None, task: Task) -> bool:
+    """Whether a task says that one answer is not all: its environment has several turns, or tools may be called. Of
+    rows (no taskset, or one of rows) only what they say: code that they name is not run to find out."""
+    of_rows = taskset is None
+    if taskset is not None:
+        taskset, task = owner_of(taskset, task)
+        of_rows = hasattr(taskset, "scorer_of")
+        if task.tools or (not of_rows and taskset.offers_tools(task)):
+            return True
+        if not of_rows and taskset.overrides("environment"):
+            return False
+    if task.tools:
+        return True
+    if task.env_class is None or task.extra_info.get("max_turns") == 1:
+        return False
+    try:
+        if of_rows:
+            return task.env_class in environments.names() and has_several_turns(environments.resolve(task.env_class))
+        spec = absolute_spec(task.env_class, folders_of(type(taskset)))
+        return has_several_turns(environments.resolve(locate_files(spec, trust=True)))
+    except TreetuneError:
+        return False  # whoever plays it says what is wrong
+
+
+class Needed:
+    """Notes whether one of the tasks that go by needs the loop."""
+
+    def __init__(self, taskset: Taskset[Any, Any] | None) -> None:
+        self._taskset = taskset
+        self.found = False
+
+    def look_at(self, tasks: Iterator[tuple[Task, str | None]]) -> Iterator[tuple[Task, str | None]]:
+        for task, scorer in tasks:
+            self.found = self.found or needs_loop(self._taskset, task)
+            yield task, scorer
+
+
+def with_agent(table: pa.Table, agent: str = LOOP) -> pa.Table:
+    """The table with the column; one that has it already stays as it is."""
+    import pyarrow as pa
+
+    if COLUMN in table.column_names:
+        return table
+    return table.append_column(COLUMN, pa.array([agent] * table.num_rows, pa.string()))
+
+
+def name_agent(source: Path, target: Path, agent: str = LOOP) -> Any:
+    """Write the rows of a parquet file again, with the column; gives their schema."""
+    import pyarrow.parquet as pq
+
+    from treetune.rows.parquet import GrowingParquet
+
+    with pq.ParquetFile(source) as file, GrowingParquet(target) as writer:
+        metadata = file.metadata.metadata
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number).replace_schema_metadata(metadata)
+            writer.write(with_agent(table, agent))
+    return writer.schema
+
+
+def name_agent_in_place(path: Path) -> None:
+    """The same for a file that was just written, whatever it is called: parquet, or JSON with a row on each line."""
+    named = path.with_name(f"{path.name}.named")
+    with path.open("rb") as source:
+        if source.read(4) == b"PAR1":
+            name_agent(path, named)
+        else:
+            source.seek(0)
+            mark, column = f'"{COLUMN}":'.encode(), f'{{"{COLUMN}":"{LOOP}",'.encode()
+            with named.open("wb") as target:
+                for line in source:
+                    target.write(column + line[1:] if line.startswith(b"{") and mark not in line else line)
+    os.replace(named, path)

@@ -1,0 +1,127 @@
+"""Environments on servers of other projects, as tasksets: what `openenv:URL` and `ors:URL` have in common.
+
+    taskset = load_taskset("openenv:http://127.0.0.1:8000")
+    taskset.count()                                     # None where the server numbers no tasks
+
+The server is asked what it has when the taskset is made. A task is known by its number: what it says is what an episode
+of it shows first. What a server answers with an error is a failure, and has no reward.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+import msgspec
+
+from treetune.environment import Environment
+from treetune.errors import UsageError, did_you_mean
+from treetune.serve.served import Served, ServedConfig
+from treetune.task import Message, Task
+from treetune.threads import run_in_background
+from treetune.tool_messages import render
+from treetune.tools import ToolCall
+
+
+class ForeignConfig(ServedConfig, frozen=True, kw_only=True):
+    address: str = ""
+    """Where the server listens, as the TARGET names it. TREETUNE_TOKEN has its token."""
+    split: str | None = None
+    """Which of the server's splits; absent: `train`, or its first."""
+    timeout: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    """Seconds that one answer of the server may take."""
+
+
+class ForeignTasks(Served):
+    ADDRESS: ClassVar[str] = ""
+    """Of the class that a TARGET stands for."""
+    BASE: ClassVar[type[ForeignTasks] | None] = None
+    config_type = ForeignConfig
+    config: ForeignConfig
+
+    def __init__(self, config: ForeignConfig | None = None) -> None:
+        super().__init__(config)
+        if not self.config.address.startswith(("http://", "https://")):
+            raise UsageError(f"{self.config.address!r} is no address", remedy="write http://HOST:PORT after the colon")
+        self.split = self.config.split or ""
+        self.num_tasks: int | None = None
+        run_in_background(self._learn_apart())
+        self.name = self.name or self.config.address
+        self.INFINITE = self.num_tasks is None  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Self:
+        # The class of a TARGET is made for it, and no other process could find it.
+        made: Any = cls.BASE or cls
+        address = config.address or cls.ADDRESS
+        return made(msgspec.structs.replace(config, address=address.rstrip("/")), **options)  # type: ignore[no-any-return]
+
+    async def _learn_apart(self) -> None:
+        client = self.connect()
+        try:
+            await self._ask(client)
+        finally:
+            await client.close()
+
+    def connect(self) -> Any:
+        """A client of the server. Each episode has its own, which is closed with it: whoever plays need not close the
+        taskset."""
+        raise NotImplementedError
+
+    async def _ask(self, client: Any) -> None:
+        """Asks the server for its name, its splits and its tasks."""
+        raise NotImplementedError
+
+    def choose_split(self, splits: list[str]) -> str:
+        named = self.config.split
+        if named is not None and named not in splits:
+            problem = f"{self.config.address} has no split {named!r}{did_you_mean(named, splits)}"
+            raise UsageError(problem, remedy=f"it has: {', '.join(splits)}")
+        return named or ("train" if "train" in splits or not splits else splits[0])
+
+    async def learn(self) -> None:
+        """It is known since it was made."""
+
+    async def first_tasks(self, count: int) -> list[Task]:
+        """The prompt is what an episode of the task shows first."""
+        tasks = []
+        for task in self.select_tasks(count):
+            environment = self.environment(task)
+            try:
+                shown = await environment.start()
+                names = [str(tool["function"]["name"]) for tool in environment.raw_tools]
+            finally:
+                await environment.close()
+            tasks.append(msgspec.structs.replace(task, prompt=shown.messages(), tools=names))
+        return tasks
+
+    async def stats(self) -> dict[str, Any]:
+        raise UsageError(f"{self.config.address} has no figures that `top` knows")
+
+    def count(self) -> int | None:
+        return self.num_tasks
+
+    def task_at(self, index: int) -> Task:
+        return Task(reward_spec={"index": index}, data_source=self.name)
+
+    def environment(self, task: Task) -> Environment:
+        raise NotImplementedError
+
+    @property
+    def scores_groups(self) -> bool:
+        return False
+
+    def source(self) -> str | None:
+        return f"{self.config.address} {self.split}"
+
+
+def as_schema(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool in OpenAI's form, as MCP or ORS lists it."""
+    parameters = tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
+    function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def tool_message(call: ToolCall) -> Message:
+    """What a model is shown of a call."""
+    content = call.error if call.error is not None else render(call.result)
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}

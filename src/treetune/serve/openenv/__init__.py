@@ -1,0 +1,1 @@
+"""A taskset offered as an OpenEnv environment: `/ws`, the routes beside it, and ORS on the same port."""

@@ -1,0 +1,1 @@
+"""The Open Reward Standard (ORS): routes on the port of OpenEnv's."""

@@ -1,0 +1,3 @@
+from treetune.trainers.areal.run import main
+
+main()

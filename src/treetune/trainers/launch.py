@@ -1,0 +1,148 @@
+"""Starting a trainer on any tasks: what it is told, on which data, and by which command.
+
+    launch = plan("verl", TrainRequest(target="sums.yaml", model="Qwen/Qwen3-0.6B", build=build))
+    launch.command         # python -m verl.trainer.main_ppo data.train_files=[...] ...
+
+Each trainer has a function that plans; it imports nothing of the trainer, so that a plan can be read anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from treetune.errors import UnknownNameError, UsageError
+
+TRAINERS = {
+    "areal": "treetune.trainers.areal.launch:plan",
+    "skyrl": "treetune.trainers.skyrl.launch:plan",
+    "slime": "treetune.trainers.slime.launch:plan",
+    "trl": "treetune.trainers.trl.launch:plan",
+    "verl": "treetune.trainers.verl.launch:plan",
+}
+"""Each trainer with the function that plans its training. Documented in docs/trainers.md."""
+
+DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
+
+
+class BuiltFile(msgspec.Struct, frozen=True):
+    """A file of rows that a trainer reads."""
+
+    path: str
+    rows: int
+
+
+Files = Mapping[str, Sequence[BuiltFile]]
+"""By split: `train`, and `val` where there are tasks to validate on."""
+
+
+class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user asks for."""
+
+    target: str
+    build: Callable[[str], Files]
+    """Makes the target's rows in a trainer's format, or takes them from the cache."""
+    model: str = DEFAULT_MODEL
+    steps: int | None = None
+    """How many steps; None: as long as the trainer goes on by itself."""
+    num_tasks: int | None = None
+    taskset: Mapping[str, str] = {}
+    """Dotted overrides of the target's own keys."""
+    overrides: Sequence[str] = ()
+    """The trainer's own keys, as `KEY=VALUE`; they win over what is planned here."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """A training that can be started."""
+
+    trainer: str
+    package: str
+    """What has to be installed, and how."""
+    install: str
+    data: dict[str, Any]
+    config: dict[str, str]
+    """The trainer's keys that are set; all others have its own defaults."""
+    command: list[str]
+    environment: dict[str, str] = {}
+    """Variables that the command needs beside those that are there."""
+
+    @property
+    def installed(self) -> str | None:
+        """The version of the trainer that this Python has."""
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return None
+
+
+def plan(trainer: str, request: TrainRequest) -> Launch:
+    if trainer not in TRAINERS:
+        raise UnknownNameError.of("trainer", trainer, TRAINERS)
+    module, _, function = TRAINERS[trainer].partition(":")
+    launch: Launch = getattr(importlib.import_module(module), function)(request)
+    return launch
+
+
+def merge(planned: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
+    """The keys that are set, the user's last and in place of ours. A key keeps what stands before it (hydra's `+`)."""
+    given = [split_override(override) for override in overrides]
+    bare = {key.lstrip("+~") for key, _ in given}
+    ours = {key: as_text(value) for key, value in planned.items() if value is not None}
+    return {key: value for key, value in ours.items() if key.lstrip("+") not in bare} | dict(given)
+
+
+def split_override(override: str) -> tuple[str, str]:
+    key, equals, value = override.partition("=")
+    if not equals and key.startswith("~"):  # hydra's: without the key
+        return key, ""
+    if not equals or not re.fullmatch(r"[+~]{0,2}[\w.@/\-\[\]]+", key):
+        raise UsageError(f"{override!r} is no override", remedy="a trainer's own keys are set as KEY=VALUE")
+    return key, value
+
+
+def words(config: Mapping[str, str]) -> list[str]:
+    """The keys as arguments of a program."""
+    return [key if key.startswith("~") and not value else f"{key}={value}" for key, value in config.items()]
+
+
+def as_text(value: Any) -> str:
+    """A value as hydra and YAML read it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_text, value))}]"
+    return quote(value) if isinstance(value, str) and not re.fullmatch(r"[\w./:@\-]+", value) else str(value)
+
+
+def quote(text: str) -> str:
+    """Text in which nothing is read as anything else: no key, no comma, no `${...}`."""
+    escaped = text.replace("'", "\\'").replace("${", "\\${")
+    return f"'{escaped}'"
+
+
+def paths(files: Files, split: str) -> list[str]:
+    return [file.path for file in files.get(split, ())]
+
+
+def count_rows(files: Files, split: str = "train") -> int:
+    return sum(file.rows for file in files.get(split, ()))
+
+
+def batch_size(files: Files, wanted: int = 64) -> int:
+    """Trainers drop a batch that is not full: with fewer rows than a batch they would train on nothing."""
+    return max(1, min(wanted, count_rows(files)))
+
+
+def count_gpus() -> int:
+    """As the driver says; 1 where there is none, for whoever only looks at the plan."""
+    if shutil.which("nvidia-smi") is None:
+        return 1
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    return max(1, sum(line.startswith("GPU ") for line in listed.splitlines()))

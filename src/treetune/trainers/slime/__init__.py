@@ -1,0 +1,14 @@
+"""slime: its prompts from a taskset, and rollouts that are episodes of environments.
+
+--data-source-path treetune.trainers.slime.TreetuneData --prompt-data TARGET
+--custom-generate-function-path treetune.trainers.slime.generate
+--custom-rm-path treetune.trainers.slime.reward
+
+slime itself is never changed, and is imported only where one of these is called.
+"""
+
+from treetune.trainers.slime.data import TreetuneData
+from treetune.trainers.slime.groups import evaluate, group_rewards, keep_played
+from treetune.trainers.slime.rollouts import generate, reward
+
+__all__ = ["TreetuneData", "evaluate", "generate", "group_rewards", "keep_played", "reward"]

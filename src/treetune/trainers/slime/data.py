@@ -1,0 +1,222 @@
+"""A taskset as slime's data source: tasks in the order of all other places, without end, from where a run stopped.
+
+--data-source-path treetune.trainers.slime.TreetuneData --prompt-data TARGET --num-rollout 500
+
+Datasets of `--eval-prompt-data NAME TARGET` may be tasksets too; `TARGET@[0:200]` takes some of their tasks.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treetune import streams, threads
+from treetune.cache_folder import default_cache_dir, write_atomically
+from treetune.errors import DrawFailed, ResumeError, UsageError
+from treetune.pending import Draw, Pending
+from treetune.rows.scorer import refuse_groups, scorer_for
+from treetune.target import NEEDS_TASKS, is_server, load_taskset
+from treetune.task import Task, digest
+from treetune.taskset import Taskset
+from treetune.trainers.slime.groups import set_up
+from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of
+from treetune.trainers.slime.settings import settings_of
+
+log = logging.getLogger("treetune.slime")
+
+_READ_BY_SLIME = (".jsonl", ".parquet")
+_SLICE = re.compile(r"(.*?)(?:@\[(\d*):(\d*)\])?", re.S)
+_MOST_LOSSES = 3
+"""So often a group may come back whose episodes were lost."""
+_MOST_FAILURES = 8 * streams.DRAW_TRIES
+"""So many tasks in a row that cannot be made are an error."""
+
+
+class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept beside a checkpoint."""
+
+    tasks: streams.State
+    groups: int
+    """How many groups of samples were made."""
+    samples: int
+
+
+class TreetuneData:
+    def __init__(self, args: Any) -> None:
+        target = getattr(args, "prompt_data", None)
+        if not target:
+            raise UsageError("no tasks are named", remedy="pass --prompt-data TARGET: an id, tasks.yaml, file.py:Name")
+        if is_server(target):
+            raise UsageError(
+                f"{target} is a running server, and --prompt-data {NEEDS_TASKS}",
+                remedy=f"name what it serves, and in the file of --custom-config-path treetune: {{urls: [{target}]}}",
+            )
+        self.args = args
+        settings_of(args)  # faults are told before anything is loaded
+        overrides = {}
+        if getattr(args, "rollout_shuffle", False):
+            overrides["taskset.shuffle.seed"] = str(getattr(args, "rollout_seed", 0))
+        self._taskset = load_taskset(target, overrides, split="train")
+        self._streams: streams.Streams = threads.run_in_background(streams.load(self._taskset))
+        self._groups = self._samples = 0
+        self._buffer: list[list[Any]] = []
+        """Groups that came back, to be given out first."""
+        self._warned = False
+        set_up(args)
+        for dataset in getattr(args, "eval_datasets", None) or ():
+            _write_for_slime(dataset)
+
+    # What slime asks of a data source
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
+        """So many groups of `--n-samples-per-prompt` samples."""
+        groups = self._take_buffered(num_samples)
+        missing = num_samples - len(groups)
+        if missing > 0:
+            drawn = threads.run_in_background(self._draw(missing))
+            groups += [self._group_of(draw, task) for draw, task in drawn]
+        return groups
+
+    def add_samples(self, samples: list[list[Any]]) -> None:
+        """Groups that were not finished: they are given out again before others."""
+        most = self.args.n_samples_per_prompt
+        for group in samples:
+            if len(group) != most:
+                raise UsageError(f"a group of {len(group)} samples, with --n-samples-per-prompt {most}")
+            group = [one[0] if isinstance(one, list) else one for one in group]
+            if any(map(_is_hopeless, group)):
+                log.warning("group %s is left out: its episodes are lost again and again", group[0].group_index)
+            else:
+                self._buffer.append(group)
+
+    def save(self, rollout_id: int) -> None:
+        if (folder := getattr(self.args, "save", None)) is not None:
+            path = _state_path(folder, rollout_id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, msgspec.json.encode(_State(self._tasks_state(), self._groups, self._samples)))
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Goes on where `save` was; refused where the tasks are others now."""
+        if (folder := getattr(self.args, "load", None)) is None:
+            return
+        path = _state_path(folder, rollout_id)
+        if not path.exists():
+            log.warning("%s does not exist: the tasks begin with the first", path)
+            return
+        try:
+            state = msgspec.json.decode(path.read_bytes(), type=_State)
+        except msgspec.DecodeError as error:
+            raise ResumeError(f"{path} is no state of these tasks: {error}") from None
+        self._streams.restore(state.tasks)
+        self._groups, self._samples, self._buffer = state.groups, state.samples, []
+
+    def __len__(self) -> int:
+        """How many tasks there are in an epoch."""
+        if self._streams.count is None:
+            problem = f"{self._taskset.name} never ends, so that it has no epochs"
+            raise UsageError(problem, remedy="pass --num-rollout instead of --num-epoch")
+        return self._streams.count
+
+    def __bool__(self) -> bool:
+        return True
+
+    # How it is done
+
+    async def _draw(self, number: int) -> list[tuple[Draw, Task]]:
+        drawn: list[tuple[Draw, Task]] = []
+        failures = 0
+        while len(drawn) < number:
+            try:
+                drawn.append(await self._streams.sample())
+                failures = 0
+            except DrawFailed as error:  # given again, until it is skipped
+                failures += 1
+                if failures >= _MOST_FAILURES:
+                    raise
+                log.warning("a task could not be made: %s", error.message)
+        return drawn
+
+    def _group_of(self, draw: Draw, task: Task) -> list[Any]:
+        from slime.utils.types import Sample
+
+        fields = _fields_of(self._taskset, task)
+        if (problem := refuse_groups(self._taskset, task)) and not self._warned:
+            self._warned = True
+            log.warning(problem)
+        fields["metadata"][DRAW] = {"index": draw.index, "position": draw.position}
+        group = []
+        for _ in range(self.args.n_samples_per_prompt):
+            group.append(Sample(**copy.deepcopy(fields), group_index=self._groups, index=self._samples))
+            self._samples += 1
+        self._groups += 1
+        return group
+
+    def _take_buffered(self, number: int) -> list[list[Any]]:
+        path = getattr(self.args, "buffer_filter_path", None)
+        if path is None or not self._buffer or number < 1:
+            taken, self._buffer = self._buffer[:number], self._buffer[number:]
+            return taken
+        from slime.utils.misc import load_function
+
+        return list(load_function(path)(self.args, None, self._buffer, number))
+
+    def _tasks_state(self) -> streams.State:
+        """With the groups that came back as draws that are not done: a run that goes on has not got them."""
+        state = self._streams.state()
+        found = {}
+        for group in self._buffer:
+            if (draw := group[0].metadata.get(DRAW)) is not None:
+                found[draw["index"]] = Pending(draw["index"], draw["position"])
+        own = state.streams[""]
+        pending = sorted([*own.pending, *found.values()], key=lambda each: each.index)
+        changed = {**state.streams, "": streams.StreamState(own.index, own.curriculum, pending)}
+        return streams.State(changed, state.taskset)
+
+
+def _is_hopeless(sample: Any) -> bool:
+    """Whether the episode of a sample need not be tried once more."""
+    lost = sample.metadata.get(LOST)
+    return lost == UNANSWERED or (lost is not None and sample.metadata[TIMES_LOST] >= _MOST_LOSSES)
+
+
+def _state_path(folder: str, rollout_id: int | None) -> Path:
+    return Path(folder) / "rollout" / f"treetune_tasks_{rollout_id}.json"
+
+
+def _fields_of(taskset: Taskset[Any, Any], task: Task) -> dict[str, Any]:
+    scorer = scorer_for(taskset, task)
+    if scorer is None:
+        raise UsageError(
+            f"nothing can score task {task.idx} of {taskset.name}",
+            remedy="give it a ground_truth, an env_class, or a taskset with reward(task, answer)",
+        )
+    return fields_of(task, scorer)
+
+
+def _write_for_slime(dataset: Any) -> None:
+    """Gives an evaluation's dataset that is a taskset the file that slime's own reader wants."""
+    target, first, last = _SLICE.fullmatch(str(dataset.path)).groups()  # type: ignore[union-attr]
+    if target.endswith(_READ_BY_SLIME):
+        return
+    taskset = load_taskset(target, split="val")
+    if taskset.endless and not last:
+        problem = f"--eval-prompt-data {dataset.name}: {target} never ends"
+        raise UsageError(problem, remedy=f"take some of its tasks, such as {target}@[0:200]")
+    lines = b"".join(_lines_of(taskset, int(first or 0), int(last) if last else None))
+    path = default_cache_dir() / "slime" / f"{digest(lines.decode())}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lines)
+    dataset.path, dataset.apply_chat_template = str(path), False
+    dataset.input_key, dataset.label_key, dataset.metadata_key = "prompt", "label", "metadata"
+
+
+def _lines_of(taskset: Taskset[Any, Any], first: int, last: int | None) -> Iterator[bytes]:
+    for task in islice(taskset.draw(last), first, last):
+        yield msgspec.json.encode(_fields_of(taskset, task)) + b"\n"

@@ -1,0 +1,134 @@
+"""SGLang as slime runs it: tokens in, tokens out, and a `Sample` that grows by exactly these.
+
+engine = Engine(args, sample, sampling_params)
+await play(game, engine.sample, ...)
+engine.samples              # one, or more where history was rewritten
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+import uuid
+from typing import Any
+
+from treetune.errors import PolicyError, described
+from treetune.tokens import Prompt
+from treetune.trainers.play import Sampled
+
+
+class Aborted(Exception):
+    """slime has stopped its servers: what was sampled so far may go on after the next update of the weights."""
+
+
+class NoRoom(Exception):
+    """The answer does not fit any more."""
+
+
+class Engine:
+    def __init__(
+        self,
+        args: Any,
+        sample: Any,
+        sampling_params: dict[str, Any],
+        state: Any,
+        context: int | None,
+        timeout: float,
+    ) -> None:
+        """`sample` is one of which nothing was said yet, `state` slime's `GenerateState`, and `context` how many tokens
+        a prompt with its answer may have."""
+        self._args, self._params, self._state = args, sampling_params, state
+        self._context, self._timeout = context, timeout
+        self._first = copy.deepcopy(sample)
+        self.samples = [sample]
+        self.seconds = 0.0
+        """What the sampling took."""
+        self._cut: tuple[list[int], list[float]] = [], []
+        """What was said of an answer before it was aborted."""
+        if sample.session_id is None:  # one for all turns, so that they find the same server and its cache
+            sample.session_id = str(uuid.uuid4())
+        by_session = getattr(args, "router_policy", None) == "consistent_hashing"
+        self._headers = {"X-SMG-Routing-Key": sample.session_id} if by_session else None
+
+    def go_on(self, sampling_params: dict[str, Any]) -> None:
+        """After an abort, in another call of slime's."""
+        self._params = sampling_params
+
+    def mask_all(self) -> None:
+        """What was sampled so far is not trained on: the weights are others now."""
+        for sample in self.samples:
+            sample.loss_mask = [0] * sample.response_length
+
+    async def sample(self, prompt: Prompt) -> Sampled:
+        if self._state.aborted:
+            raise Aborted
+        said, logprobs = self._cut
+        ids = prompt.ids + said
+        sample, room = self._open(ids)
+        output = await self._post(ids, room)
+        meta = output["meta_info"]
+        new = [(int(entry[1]), float(entry[0])) for entry in meta.get("output_token_logprobs") or []]
+        tokens, their_logprobs = [token for token, _ in new], [logprob for _, logprob in new]
+        sample.append_response_tokens(
+            self._args, tokens=tokens, log_probs=their_logprobs, meta_info=meta, text=output.get("text") or ""
+        )
+        said, logprobs = said + tokens, logprobs + their_logprobs
+        if (meta.get("finish_reason") or {}).get("type") == "abort":
+            self._cut = said, logprobs
+            raise Aborted
+        self._cut = [], []
+        return Sampled(said, logprobs)
+
+    def _open(self, ids: list[int]) -> tuple[Any, int | None]:
+        """The sample that a prompt goes on from, with what was added to it, and how many tokens an answer may have. It
+        is a new one where history was rewritten."""
+        sample = self.samples[-1]
+        if sample.tokens and ids[: len(sample.tokens)] != sample.tokens:
+            sample = copy.deepcopy(self._first)
+        added = ids[len(sample.tokens) :] if sample.tokens else []
+        # A response has all turns of an episode, and what is said between them.
+        most = self._params.get("max_new_tokens")
+        limits = [] if most is None else [most - sample.response_length - len(added)]
+        if self._context is not None:
+            limits.append(self._context - len(ids))
+        room = min(limits, default=None)
+        if room is not None and room < 1:
+            raise NoRoom
+        if not sample.tokens:
+            sample.tokens = list(ids)
+        if added:
+            text = self._state.tokenizer.decode(added)
+            sample.append_response_tokens(self._args, tokens=added, trainable=False, text=text)
+        if sample is not self.samples[-1]:
+            self.samples.append(sample)
+        return sample, room
+
+    async def _post(self, ids: list[int], room: int | None) -> dict[str, Any]:
+        from slime.utils.http_utils import post
+
+        args = self._args
+        asked: dict[str, Any] = {
+            "input_ids": ids,
+            "sampling_params": self._params if room is None else {**self._params, "max_new_tokens": room},
+            "return_logprob": True,
+        }
+        if getattr(args, "use_rollout_routing_replay", False):
+            asked["return_routed_experts"] = True
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._timeout):
+                output = await post(
+                    f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate", asked, headers=self._headers
+                )
+        except TimeoutError:
+            raise PolicyError(
+                f"SGLang did not answer within {self._timeout:g} seconds", remedy="allow more: treetune.model_timeout"
+            ) from None
+        except Exception as error:
+            raise PolicyError(f"SGLang does not answer: {described(error)}") from error
+        finally:
+            self.seconds += time.perf_counter() - began
+        if not isinstance(output, dict) or "meta_info" not in output:
+            raise PolicyError(f"SGLang gave no tokens: {output!r:.200}")
+        return output

@@ -1,0 +1,258 @@
+"""One episode for each sample of slime's: the tokens that SGLang sampled, masks, and the reward.
+
+--custom-generate-function-path treetune.trainers.slime.generate
+--custom-rm-path treetune.trainers.slime.reward
+
+An episode that its environment or SGLang fails in has no reward, and no zero either: it is lost, and `groups.py` says
+what becomes of its group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from treetune import threads
+from treetune.errors import MissingExtraError, PolicyError, TreetuneError
+from treetune.serve import ServeError
+from treetune.task import Task
+from treetune.tokens import ChatTokens
+from treetune.trainers.game import FailureLog, Game, Hooks
+from treetune.trainers.one_answer import play_rows
+from treetune.trainers.play import play
+from treetune.trainers.row_episodes import RowEpisodes, is_misuse
+from treetune.trainers.slime.engine import Aborted, Engine, NoRoom
+from treetune.trainers.slime.samples import DRAW, UNANSWERED, begin_anew, is_lost, lose, task_of
+from treetune.trainers.slime.settings import settings_of
+
+log = logging.getLogger("treetune.slime")
+
+_FEWEST_LOSSES = 64
+"""As many episodes at least may be lost in a row before that is an error."""
+
+
+async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+    """Plays the episode of a sample, and gives the sample back; several where history was rewritten."""
+    process = _process_of(args)
+    rollout = process.waiting.pop(sample.session_id, None)
+    most = process.settings.tries
+    if rollout is not None:
+        most += 1  # its environment may be gone by now
+        if getattr(args, "mask_offpolicy_in_partial_rollout", False):
+            rollout.engine.mask_all()
+    for left in reversed(range(most)):
+        try:
+            if rollout is None:
+                begin_anew(sample)
+                rollout = await _Rollout.start(process, sample, evaluation)
+            await rollout.play(sampling_params)
+        except Aborted:
+            return await _stop(process, sample, rollout)
+        except (ServeError, PolicyError) as error:
+            if isinstance(error, ServeError) and not is_misuse(error) and left:
+                await _close(rollout)
+                rollout = None
+                continue
+            await _close(rollout)
+            process.lose(sample, "model" if isinstance(error, PolicyError) else "environment", error)
+            return _as_lost(args, sample, evaluation)
+        except BaseException:
+            await _close(rollout)
+            raise
+        await _close(rollout)
+        return process.finish(sample, rollout, evaluation)
+
+
+async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:
+    """What samples earn that have no reward yet: of one, or of several. Those that `generate` played have theirs."""
+    samples = sample if isinstance(sample, list) else [sample]
+    open_ones = [one for one in samples if one.reward is None and not is_lost(one)]
+    if open_ones:
+        tokenizer = _process_of(args).state.tokenizer
+        rows = [(*task_of(one), _answer_in(one, tokenizer)) for one in open_ones]
+        for one, result in zip(open_ones, await threads.call(play_rows, rows), strict=True):
+            one.reward = _as_asked(args, result.reward)
+    return [one.reward for one in samples] if isinstance(sample, list) else sample.reward
+
+
+def _answer_in(sample: Any, tokenizer: Any) -> str:
+    said = sample.tokens[len(sample.tokens) - sample.response_length :]
+    return str(tokenizer.decode(said, skip_special_tokens=True))
+
+
+def _as_lost(args: Any, sample: Any, evaluation: bool) -> Any:
+    # An evaluation looks into the reward before it is asked whether there is one.
+    sample.reward = _as_asked(args, None, evaluation) if evaluation else None
+    return sample
+
+
+def _as_asked(args: Any, reward: float | None, evaluation: bool = False) -> Any:
+    """A number; a mapping where slime is told to look into one."""
+    own = getattr(args, "eval_reward_key", None) if evaluation else None
+    key = own or getattr(args, "reward_key", None)
+    return {key: reward} if key else reward
+
+
+class _Rollout:
+    """An episode under way. slime may stop it, and go on with it after the next update of the weights."""
+
+    def __init__(self, process: _Process, sample: Any, episode: Any, evaluation: bool) -> None:
+        args = process.args
+        own = getattr(args, "eval_max_context_len", None) if evaluation else None
+        context = own or getattr(args, "rollout_max_context_len", None)
+        self.episode = episode
+        self.game = Game(process.chat, process.hooks, episode)
+        self.engine = Engine(args, sample, {}, process.state, context, process.settings.model_timeout)
+        settings = process.settings
+        self.limits: dict[str, Any] = {
+            "longest_prompt": None,  # the engine knows how much room there is
+            "max_turns": settings.max_turns,
+            "seconds": settings.episode_seconds,
+        }
+        self.seconds = 0.0
+
+    @classmethod
+    async def start(cls, process: _Process, sample: Any, evaluation: bool) -> _Rollout:
+        scorer, task = task_of(sample)
+        episode = await process.episodes.start(scorer, _with_index(task, sample) if process.settings.urls else task)
+        try:
+            return cls(process, sample, episode, evaluation)
+        except BaseException:
+            await _end(episode)
+            raise
+
+    async def play(self, sampling_params: dict[str, Any]) -> None:
+        self.engine.go_on(sampling_params)
+        began = time.perf_counter()
+        try:
+            await play(self.game, self.engine.sample, **self.limits)
+        except NoRoom:
+            self.game.cut_off()
+        finally:
+            self.seconds += time.perf_counter() - began
+        if self.game.failure is not None:
+            raise self.game.failure
+
+
+class _Process:
+    """What all rollouts of an event loop share."""
+
+    def __init__(self, args: Any) -> None:
+        try:
+            from slime.rollout.sglang_rollout import GenerateState
+        except ImportError as error:
+            problem = f"slime cannot be imported: {error}"
+            raise MissingExtraError(problem, remedy="install slime as its guide says") from error
+        self.args, self.settings = args, settings_of(args)
+        self.state = GenerateState(args)
+        settings, arguments = self.settings, getattr(args, "apply_chat_template_kwargs", None)
+        self.chat = ChatTokens(
+            self.state.tokenizer, arguments, rewrites=settings.rewrites or "split", call_format=settings.call_format
+        )
+        self.hooks = Hooks(settings.max_turns, settings.turn_discount)
+        self.episodes = RowEpisodes(
+            settings.urls,
+            token_env=settings.token_env,
+            timeout=settings.timeout,
+            patience=settings.patience,
+            attempts=1,  # a start that fails is a try of the whole episode
+        )
+        self.waiting: dict[str, _Rollout] = {}
+        """Those that were stopped, by session."""
+        self._failures = FailureLog(log)
+        self._lost_in_a_row = 0
+        asked = getattr(args, "rollout_batch_size", 1) * getattr(args, "n_samples_per_prompt", 1)
+        self._most_losses = max(_FEWEST_LOSSES, 2 * asked)
+
+    def lose(self, sample: Any, why: str, error: TreetuneError) -> None:
+        """A sample without a reward. Where nothing else comes any more, or nothing can, the error is raised."""
+        if isinstance(error, ServeError):
+            self._failures.add(error)
+            if is_misuse(error):
+                raise error
+        else:
+            log.warning("sample %s is lost: %s", sample.index, error.message)
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= self._most_losses:
+            raise ServeError(f"{self._lost_in_a_row} episodes in a row were lost: {error.message}", remedy=error.remedy)
+        lose(sample, why)
+
+    def finish(self, sample: Any, rollout: _Rollout, evaluation: bool) -> Any:
+        """The samples of an episode that was played to its end."""
+        game, samples = rollout.game, rollout.engine.samples
+        earned = game.reward
+        if earned is None:
+            log.warning(
+                "sample %s is left out: no room or time for an answer to its first prompt", sample.index
+            )
+            lose(sample, UNANSWERED)
+            return _as_lost(self.args, sample, evaluation)
+        self._lost_in_a_row = 0
+        kinds = type(sample.status)
+        cut = bool(game.info.get("truncated")) or samples[-1].status == kinds.TRUNCATED
+        played = {"num_turns": game.turns, "turn_rewards": game.rewards}
+        for part in samples:
+            part.status = kinds.TRUNCATED if cut else kinds.COMPLETED
+            part.reward = _as_asked(self.args, earned, evaluation)
+            part.metadata = {**part.metadata, **played}
+        samples[-1].non_generation_time += max(0.0, rollout.seconds - rollout.engine.seconds)
+        if len(samples) == 1 or evaluation:
+            return samples[-1]
+        for part in samples:
+            part.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
+        return samples
+
+
+_processes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Process] = WeakKeyDictionary()
+
+
+def _process_of(args: Any) -> _Process:
+    loop = asyncio.get_running_loop()
+    found = _processes.get(loop)
+    if found is None or found.args is not args:
+        found = _processes[loop] = _Process(args)
+    return found
+
+
+async def close() -> None:
+    """Closes what the rollouts of this event loop hold: stopped episodes, connections. So does the end of the process,
+    less politely."""
+    process = _processes.pop(asyncio.get_running_loop(), None)
+    if process is not None:
+        for rollout in process.waiting.values():
+            await _close(rollout)
+        await process.episodes.close()
+
+
+async def _stop(process: _Process, sample: Any, rollout: _Rollout | None) -> Any:
+    """slime stops everything. With `--partial-rollout` the sample comes back, and its episode waits for it."""
+    if rollout is not None and getattr(process.args, "partial_rollout", False):
+        process.waiting[sample.session_id] = rollout
+    else:
+        await _close(rollout)
+        begin_anew(sample)
+    sample.status = type(sample.status).ABORTED
+    return sample
+
+
+async def _close(rollout: _Rollout | None) -> None:
+    if rollout is not None:
+        await _end(rollout.episode)
+
+
+async def _end(episode: Any) -> None:
+    async with episode:
+        pass
+
+
+def _with_index(task: Task, sample: Any) -> Task:
+    """With the place of the task in the order, by which servers find it sooner."""
+    index = (sample.metadata.get(DRAW) or {}).get("index")
+    if index is None or "index" in task.extra_info:
+        return task
+    return msgspec.structs.replace(task, extra_info={**task.extra_info, "index": index})

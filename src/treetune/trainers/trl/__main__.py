@@ -1,0 +1,3 @@
+from treetune.trainers.trl.run import main
+
+main()

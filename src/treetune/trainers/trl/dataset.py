@@ -1,0 +1,55 @@
+"""What tasks show first, as the dataset of TRL's trainers: a row for each task, which says of which task it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from treetune.errors import UsageError
+from treetune.images import decode_url, has_images
+from treetune.rows.formats import FORMATS
+from treetune.rows.image_columns import COLUMN as IMAGES
+from treetune.rows.image_columns import to_parts
+from treetune.task import Message
+
+
+class Opening(NamedTuple):
+    """What a task shows first."""
+
+    task_index: int
+    messages: list[Message]
+    tools: list[dict[str, Any]] = []
+    """What may be called in it, in OpenAI's form."""
+    one_answer: bool = False
+    """Any answer is its end; False where that is not known."""
+
+
+def make_dataset(openings: Sequence[Opening], environments: Sequence[str] = ()) -> Any:
+    """The rows as a `datasets.Dataset`, with the name of each one's environment where there are names."""
+    from datasets import Dataset, Image, List
+
+    rows = [_row(opening.task_index, opening.messages) for opening in openings]
+    if environments:
+        rows = [{**row, "environment": name} for row, name in zip(rows, environments, strict=True)]
+    if not any(IMAGES in row for row in rows):
+        return Dataset.from_list(rows)
+    rows = [{**row, "prompt": to_parts(row["prompt"])[0]} for row in rows]
+    return Dataset.from_list(rows).cast_column(IMAGES, List(Image()))
+
+
+def _row(index: int, messages: list[Message]) -> dict[str, Any]:
+    # A rollout function is given the prompt and nothing else, so the task's index travels in it.
+    first, *others = messages or [{"role": "user", "content": ""}]
+    shown = [{**first, "task_index": index}, *others]
+    if not has_images(shown):
+        return {"prompt": shown, "task_index": index}
+    columns = FORMATS["trl"].write_images(shown, {})
+    columns[IMAGES] = [{"bytes": (data := decode_url(url)), "path": None if data else url} for url in columns[IMAGES]]
+    return {**columns, "task_index": index}
+
+
+def task_index_of(prompt: Any) -> int:
+    for message in prompt if isinstance(prompt, list) else []:
+        if message.get("task_index") is not None:
+            return int(message["task_index"])
+    raise UsageError("a prompt does not say of which task it is", remedy="train on TrlTasks.dataset(...)")

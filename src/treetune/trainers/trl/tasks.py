@@ -1,0 +1,320 @@
+"""TrlTasks: tasks as the dataset, the reward function, the rollouts and the environments of TRL's trainers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import threading
+import weakref
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+from treetune import call_formats, streams, threads
+from treetune.episode import CLOSE_SECONDS
+from treetune.errors import UsageError
+from treetune.images import has_images
+from treetune.serve import ServeError, TaskServerClient
+from treetune.target import load_taskset
+from treetune.taskset import Taskset
+from treetune.tokens import NO_IMAGES, ChatTokens
+from treetune.trainers.game import FailureLog, Game, Hooks
+from treetune.trainers.local_episodes import LocalEpisodes
+from treetune.trainers.one_answer import refuse_begun_answer
+from treetune.trainers.trl.called_episode import GOES_ON, Backend, CalledEpisode
+from treetune.trainers.trl.choice import WAYS, Way, choose
+from treetune.trainers.trl.columns import columns_of
+from treetune.trainers.trl.completions import count_answers, last_answer, text_of_completion
+from treetune.trainers.trl.dataset import Opening, make_dataset, task_index_of
+from treetune.trainers.trl.environments import BY_ROLLOUTS, TrlEnvironment, environment_class
+from treetune.trainers.trl.live import LiveEpisodes
+from treetune.trainers.trl.sampling import Generate, longest_prompt, pad_to_longest_batch, sample_by_trainer
+from treetune.trainers.trl.worker import RolloutWorker
+
+log = logging.getLogger("treetune.trl")
+
+_AT_A_TIME = 64
+"""Episodes that are started together only to see what they show: each may hold a whole sandbox."""
+
+
+class TrlTasks(Hooks):
+    def __init__(
+        self,
+        tasks: str | Sequence[str] | Taskset[Any, Any],
+        *,
+        max_turns: int = 10,
+        turn_discount: float = 1.0,
+        generate: Generate | None = None,
+        call_format: str | None = None,
+        token_env: str = "TREETUNE_TOKEN",
+        timeout: float = 600.0,
+        patience: float = 60.0,
+    ) -> None:
+        """`tasks` is the address of a task server, several of them, a taskset, or what names one: an id, `config.yaml`,
+        `file.py:Name`. A reward is multiplied by `turn_discount` for each turn. `generate` takes the place of the
+        trainer's own sampling. `call_format` is how the model writes calls of tools, where its chat template does not
+        show that. `token_env` names the variable that holds the servers' token. `timeout` is for one step,
+        `patience` for a server that does not answer."""
+        super().__init__(max_turns, turn_discount)
+        self._log = FailureLog(log)
+        self._generate = generate or sample_by_trainer
+        self._call_format = call_formats.check_name(call_format)
+        self._chat: tuple[Any, ChatTokens] | None = None
+        """The tokenizer of the last trainer, and the chat in it."""
+        if isinstance(tasks, str) and not re.match(r"\w+://", tasks):
+            if re.fullmatch(r"[^/]*:\d+/?", tasks):
+                raise UsageError(f"{tasks!r} is no taskset", remedy=f"a task server is written http://{tasks}")
+            tasks = load_taskset(tasks, split="train")
+        if isinstance(tasks, Taskset):
+            self._episodes: Any = LocalEpisodes(threads.run_in_background(streams.load(tasks)), timeout)
+        else:
+            token = os.environ.get(token_env) or None
+            self._episodes = TaskServerClient(tasks, token=token, timeout=timeout, patience=patience)
+        self._patience = patience
+        self._live = LiveEpisodes(self._episodes)
+        """Of environments that TRL plays."""
+        self._toolsets: dict[str, list[dict[str, Any]]] = {}
+        """What can be called in the tasks that were looked at, by the name of the environment that has it."""
+        self._environments: dict[str, type[TrlEnvironment]] = {}
+        self._workers: weakref.WeakSet[RolloutWorker] = weakref.WeakSet()
+        self._ended = weakref.finalize(self, _close_episodes, self._episodes, self._live, self._workers)
+
+    def close(self) -> None:
+        """Ends what is under way and closes connections; so does the end of the program."""
+        self._ended()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def failures(self) -> int:
+        """Episodes that were lost to the task server."""
+        return self._log.failures.total()
+
+    # What a trainer takes
+
+    def trainer_arguments(self, num_tasks: int | None = None, first: int = 0, *, using: Way | None = None) -> Any:
+        """What a `GRPOTrainer` is to be given of the tasks `first` to `first + num_tasks`: the dataset, the reward
+        function, and what plays them. `using` says by which argument of the trainer's they are played; else it is the
+        one that fits the tasks, and the log says which and why."""
+        openings = self._look_at(self._range(num_tasks, first))
+        way, why = (using, "as asked") if using is not None else choose(openings)
+        if way not in WAYS:
+            raise UsageError(f"using={way!r}: there is no such way", remedy=f"choose one of {', '.join(WAYS)}")
+        if using is None:
+            log.warning("TRL plays these tasks by its argument %s: %s (using= chooses another)", way, why)
+        arguments = {"train_dataset": self._dataset_of(openings), "reward_funcs": self.reward}
+        if way == "rollout_func":
+            arguments[way] = self.rollout
+        elif way == "environment_factory":
+            arguments[way] = self.environment_factory
+        return arguments
+
+    def async_trainer_arguments(
+        self, model: str, args: Any, num_tasks: int | None = None, first: int = 0, *, processing_class: Any = None
+    ) -> dict[str, Any]:
+        """What an `AsyncGRPOTrainer` is to be given beside `model` and `args`, its AsyncGRPOConfig: a worker that plays
+        the tasks against the vLLM server of `args`."""
+        if processing_class is None:
+            from transformers import AutoTokenizer
+
+            revision = (args.model_init_kwargs or {}).get("revision") or "main"
+            trust = args.trust_remote_code
+            processing_class = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust)
+        openings = self._look_at(self._range(num_tasks, first))
+        if any(has_images(opening.messages) for opening in openings):
+            raise UsageError(NO_IMAGES, remedy="train these tasks with a GRPOTrainer: trainer_arguments()")
+        rows = self._dataset_of(openings)
+        tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        worker = RolloutWorker(
+            self,
+            self._episodes,
+            list(rows["task_index"]),
+            tokenizer,
+            args,
+            lost=self._log,
+            call_format=self._call_format,
+            patience=self._patience,
+        )
+        self._workers.add(worker)
+        return {"train_dataset": rows, "processing_class": processing_class, "rollout_worker": worker}
+
+    def dataset(self, num_tasks: int | None = None, first: int = 0) -> Any:
+        """Tasks `first` to `first + num_tasks` of the order with their prompts, as a `datasets.Dataset`; all of them
+        where no number is given."""
+        return self._dataset_of(self._look_at(self._range(num_tasks, first)))
+
+    @property
+    def environment_factory(self) -> Any:
+        """What makes the environments that TRL plays by itself; where tasks of the dataset have different tools, one
+        for each value of its column `environment`."""
+        if not self._toolsets:
+            self._name_environments(self._look_at([0]))
+        if not any(self._toolsets.values()):
+            raise UsageError("no task has tools, and TRL's environments have nothing else", remedy=BY_ROLLOUTS)
+        for name, tools in self._toolsets.items():
+            if name not in self._environments:
+                self._environments[name] = environment_class(tools, Backend(self, self._live, self._log))
+        made = dict(self._environments)
+        return made if len(made) > 1 else next(iter(made.values()))
+
+    def reward(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
+        """The rewards of the episodes that `rollout` or TRL's environments played; without them, of each completion as
+        the answer to its task."""
+        if "task_reward" in columns:
+            rewards: list[float | None] = columns["task_reward"]
+        elif columns.get("environments"):
+            columns["num_turns"] = list(map(count_answers, completions))
+            rewards = self._end_environments(columns["environments"], completions, columns["num_turns"])
+        else:
+            indices = columns.get("task_index") or [None] * len(prompts)
+            pairs = zip(prompts, indices, strict=True)
+            indices = [task_index_of(prompt) if index is None else index for prompt, index in pairs]
+            rewards = self._score_answers(indices, list(map(text_of_completion, completions)))
+        if (log_metric := columns.get("log_metric")) is not None:
+            log_metric("task_server_failure", sum(reward is None for reward in rewards) / max(1, len(rewards)))
+            if turns := columns.get("num_turns"):
+                log_metric("num_turns", sum(turns) / len(turns))
+        return rewards
+
+    def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """Plays an episode for each prompt, all of them at once."""
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        if self._chat is None or self._chat[0] is not tokenizer:
+            arguments = getattr(trainer, "chat_template_kwargs", None)
+            self._chat = tokenizer, ChatTokens(tokenizer, arguments, rewrites="keep", call_format=self._call_format)
+        longest = longest_prompt(trainer)
+        with self._start(list(map(task_index_of, prompts))) as started:
+            games = [Game(self._chat[1], self, episode) for episode in started]
+            self._play(games, trainer, longest)
+        for game in games:
+            if game.failure is not None:
+                self._log.add(game.failure)
+        if any(len(game.tokens.sequences) > 1 for game in games):
+            self._log.warn_once("history was rewritten in an episode: only what was said since is trained on")
+        return columns_of(games, tokenizer.eos_token_id)
+
+    # How it is done. Hooks may block: they run in the caller's thread, never in that of the event loop.
+
+    @contextlib.contextmanager
+    def _start(self, indices: Sequence[int]) -> Iterator[list[Any]]:
+        """An episode of each task, or the error that there was instead; none lives longer than the block."""
+        episodes = threads.run_in_background(self._episodes.start_many(indices))
+        try:
+            yield episodes
+        finally:
+            live = [episode for episode in episodes if not (isinstance(episode, ServeError) or episode.over)]
+            threads.run_in_background(_gather(episode.cancel() for episode in live))
+
+    def _play(self, games: list[Game], trainer: Any, longest: int | None) -> None:
+        while True:
+            asked = [game for game in games if game.ready(longest, self.max_turns)]
+            prompts = pad_to_longest_batch([game.prompt.ids for game in asked], trainer)
+            if not prompts:
+                return
+            sampled, logprobs = self._generate(prompts, trainer)
+            moves = [
+                (game.episode, game.take(sampled[at], logprobs[at] if logprobs is not None else None))
+                for at, game in enumerate(asked)
+            ]
+            for game, step in zip(asked, threads.run_in_background(self._episodes.step_many(moves)), strict=True):
+                game.see(step)
+
+    def _range(self, num_tasks: int | None, first: int) -> range:
+        if num_tasks is None:
+            count = threads.run_in_background(self._episodes.info()).get("num_tasks")
+            if count is None:
+                raise UsageError("these tasks never end, or their number is unknown", remedy="pass dataset(num_tasks)")
+            num_tasks = max(0, count - first)
+        if num_tasks < 1 or first < 0:
+            raise UsageError(f"no task from {first} on", remedy="ask for at least one task, from 0 on")
+        return range(first, first + num_tasks)
+
+    def _look_at(self, indices: Sequence[int]) -> list[Opening]:
+        """What each task shows first."""
+        openings = []
+        for first in range(0, len(indices), _AT_A_TIME):
+            with self._start(indices[first : first + _AT_A_TIME]) as episodes:
+                pass
+            for index, episode in zip(indices[first : first + _AT_A_TIME], episodes, strict=True):
+                if isinstance(episode, ServeError):
+                    raise episode
+                messages = self.show(episode.observation, [])
+                openings.append(Opening(index, messages, episode.tools, getattr(episode, "one_answer", False)))
+        return openings
+
+    def _dataset_of(self, openings: Sequence[Opening]) -> Any:
+        names = self._name_environments(openings)
+        return make_dataset(openings, names if any(opening.tools for opening in openings) else ())
+
+    def _name_environments(self, openings: Sequence[Opening]) -> list[str]:
+        """The name of the environment of each, which is the same for those with the same tools."""
+        names = []
+        for opening in openings:
+            name = next((name for name, tools in self._toolsets.items() if tools == opening.tools), None)
+            if name is None:
+                called = "+".join(tool["function"]["name"] for tool in opening.tools) or "no-tools"
+                name = called if called not in self._toolsets else f"{called}-{len(self._toolsets)}"
+                self._toolsets[name] = opening.tools
+            names.append(name)
+        return names
+
+    def _end_environments(
+        self, environments: Sequence[Any], completions: Sequence[Any], turns: Sequence[int]
+    ) -> list[float | None]:
+        played = [getattr(environment, "_episode", None) for environment in environments]
+        ends = [
+            one.end(one.last_action(last_answer(completion)))
+            for one, completion in zip(played, completions, strict=True)
+            if isinstance(one, CalledEpisode)
+        ]
+        threads.run_in_background(_gather(ends))
+        return [
+            one.score(count) if isinstance(one, CalledEpisode) else None
+            for one, count in zip(played, turns, strict=True)
+        ]
+
+    def _score_answers(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
+        """What one answer to each task is worth."""
+        with self._start(indices) as episodes:
+            live = [at for at, episode in enumerate(episodes) if not isinstance(episode, ServeError)]
+            for at in live:
+                refuse_begun_answer(episodes[at].observation.messages(), f"task {indices[at]}")
+                if episodes[at].tools:
+                    self._log.warn_once(
+                        "tasks have tools, of which a model is told only in rollouts: pass rollout_func"
+                    )
+            moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
+            steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
+        return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
+
+    def _score_of(self, step: Any) -> float | None:
+        if isinstance(step, ServeError):
+            self._log.add(step)
+            return None
+        if not step.done:
+            self._log.warn_once(GOES_ON)
+        return self.shape_reward(step.reward, 1, step.info)
+
+
+def _close_episodes(episodes: Any, live: LiveEpisodes, workers: Iterable[RolloutWorker]) -> None:
+    for worker in list(workers):
+        worker.stop()
+
+    async def close() -> None:
+        await live.end_all()
+        await episodes.close()
+
+    closing = threads.submit_in_background(close())
+    if threading.current_thread().name != threads.BACKGROUND:  # which must not wait for itself
+        with contextlib.suppress(Exception):
+            closing.result(CLOSE_SECONDS)
+
+
+async def _gather(work: Iterable[Awaitable[Any]]) -> None:
+    await asyncio.gather(*work)

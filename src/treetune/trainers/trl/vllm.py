@@ -1,0 +1,95 @@
+"""The vLLM server that an AsyncGRPOTrainer publishes its weights to: tokens in, tokens out.
+
+server = VllmServer.of(args)                 # of an AsyncGRPOConfig
+await server.learn(version)                  # which models it has, and how long a prompt may be
+ids, logprobs = await server.sample(prompt_ids, version)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from typing import Any
+
+from treetune.errors import PolicyError, UsageError
+from treetune.policies import EndpointConfig
+from treetune.policies.endpoint import Endpoint, EndpointRefusal
+
+ADAPTER = "trl-policy"
+"""How TRL names the adapter that it publishes: with `-v` and the version of the weights behind it."""
+_PAUSE = 1.0
+_REMEDY = (
+    "is vLLM running there? AsyncGRPOConfig says where (vllm_server_base_url) and how long to wait (request_timeout)"
+)
+
+
+class VllmServer:
+    def __init__(self, endpoint: Endpoint, sampling: dict[str, Any], wait: float) -> None:
+        """`wait` is how many seconds it may take to come up."""
+        self._endpoint, self._sampling, self._wait = endpoint, sampling, wait
+        self._model = ""
+        self._has_adapters = False
+        self.context: int | None = None
+        """How many tokens a prompt and its answer may have."""
+
+    @classmethod
+    def of(cls, args: Any, patience: float) -> VllmServer:
+        """The server that an `AsyncGRPOConfig` names, sampled as it says; asked again for so many seconds."""
+        config = EndpointConfig(
+            base_url=f"{args.vllm_server_base_url.rstrip('/')}/v1",
+            timeout=float(args.request_timeout),
+            max_retries=int(math.log2(2 * patience + 1)),  # the pauses between them double, from half a second on
+            max_connections=max(1, args.max_inflight_tasks),
+        )
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        sampling = {name: value for name in names if (value := getattr(args, name)) is not None}
+        sampling["max_tokens"] = args.max_completion_length
+        return cls(Endpoint(config), sampling, float(args.vllm_server_timeout))
+
+    async def close(self) -> None:
+        await self._endpoint.close()
+
+    async def learn(self, version: int) -> None:
+        """Asks which models it has; waits until it is there."""
+        until = time.monotonic() + self._wait
+        while True:
+            try:
+                models = (await self._endpoint.get("/models"))["data"]
+                break
+            except EndpointRefusal:
+                raise
+            except PolicyError as error:
+                if time.monotonic() > until:
+                    error.remedy = _REMEDY
+                    raise
+                await asyncio.sleep(_PAUSE)
+        base = [model for model in models if not model.get("parent")]
+        if not base:
+            raise UsageError(f"{self._endpoint.url} serves no model", remedy="start it with `vllm serve MODEL`")
+        self._model, self.context = base[0]["id"], base[0].get("max_model_len")
+        self._has_adapters = any(model["id"] == f"{ADAPTER}-v{version}" for model in models)
+
+    async def sample(self, prompt: list[int], version: int) -> tuple[list[int], list[float]]:
+        """One answer to a prompt. The weights are those of `version` where the server has adapters, else its latest."""
+        model = f"{ADAPTER}-v{version}" if self._has_adapters else self._model
+        # Without a seed of its own, the same prompt may get the same answer from several engines.
+        asked = {"model": model, "prompt": prompt, "n": 1, "seed": random.getrandbits(63)}
+        wanted = {"return_token_ids": True, "logprobs": 0}
+        try:
+            answer = await self._endpoint.post("/completions", {**self._sampling, **asked, **wanted})
+        except PolicyError as error:
+            error.remedy = _REMEDY
+            raise
+        try:
+            (choice,) = answer["choices"]
+            ids, logprobs = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise UsageError(
+                f"{self._endpoint.url} sent no tokens: {answer!r:.300}",
+                remedy="serve the model with a recent vLLM",
+            ) from error
+        if choice.get("finish_reason") == "abort":
+            raise PolicyError(f"{self._endpoint.url} broke an answer off")
+        return ids, logprobs

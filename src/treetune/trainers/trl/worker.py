@@ -1,0 +1,249 @@
+"""AsyncGRPO: episodes are played beside the training, against the vLLM server that it publishes its weights to.
+
+    AsyncGRPOTrainer("MODEL", args=args, **tasks.async_trainer_arguments(512, "MODEL", args))
+
+`RolloutWorker` is a `RolloutWorkerProtocol` of TRL's. It has a thread with an event loop of its own, in which hooks may
+block; episodes live on the background loop, with all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self
+
+from treetune import threads
+from treetune.errors import PolicyError, TreetuneError, UsageError, described
+from treetune.policies.endpoint import EndpointRefusal
+from treetune.tokens import ChatTokens, Prompt
+from treetune.trainers.game import FailureLog, Game, Hooks
+from treetune.trainers.play import Sampled, play_episode
+from treetune.trainers.trl.groups import Group
+from treetune.trainers.trl.live import LiveEpisodes
+from treetune.trainers.trl.vllm import VllmServer
+
+log = logging.getLogger("treetune.trl")
+_BEAT = 0.5
+_LONGEST_BEAT = 30.0
+"""A busy machine may take its time."""
+_STOP_SECONDS = 30.0
+
+
+class RolloutWorker:
+    def __init__(
+        self,
+        hooks: Hooks,
+        episodes: Any,
+        indices: Sequence[int],
+        tokenizer: Any,
+        args: Any,
+        *,
+        lost: FailureLog,
+        call_format: str | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        """Plays the tasks of `indices` over and over, a group of `args.num_generations` episodes each; `args` is an
+        AsyncGRPOConfig, which is read when it starts: the trainer completes it. `patience` is for a model that cannot
+        be asked."""
+        if not indices:
+            raise UsageError("no task to play", remedy="ask for at least one")
+        self._hooks, self._live, self._indices, self._args = hooks, LiveEpisodes(episodes), list(indices), args
+        self._tokenizer, self._call_format, self._patience = tokenizer, call_format, patience
+        self._lost, self._unanswered = lost, FailureLog(log, "the server of the model")
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue(max(0, args.queue_maxsize))
+        self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue(4096)
+        self._version = 0
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._beat = self._produced = time.monotonic()
+        self._problem: TreetuneError | None = None
+        """Why the last episode gave nothing, where none did since."""
+
+    # What the trainer calls
+
+    def start(self) -> None:
+        if self._thread is not None:
+            return
+        self._error, self._beat, self._produced = None, time.monotonic(), time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="treetune-rollouts", daemon=True)
+        self._thread.start()
+
+    def update_model_version(self, model_version: int) -> None:
+        self._version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raises what ended the rollouts; also where all of them fail for that long, and where the loop hangs."""
+        if self._error is not None:
+            raise RuntimeError(f"the rollouts have ended: {described(self._error)}") from self._error
+        now = time.monotonic()
+        if self._problem is not None and now - self._produced > stale_after_s:
+            raise RuntimeError(f"no episode gave a reward for {stale_after_s:g} seconds: {self._problem}")
+        if self._thread is not None and now - self._beat > max(stale_after_s, _LONGEST_BEAT):
+            raise RuntimeError(f"the rollouts hang for {now - self._beat:.0f} seconds: does a hook block?")
+
+    def stop(self) -> None:
+        """Ends all episodes, and waits for that."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if self._loop is not None and self._main is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._main.cancel)
+        thread.join(_STOP_SECONDS)
+        if thread.is_alive():
+            log.error("the rollouts did not end within %g seconds", _STOP_SECONDS)
+        threads.run_in_background(self._live.end_all())
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._run_loop())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._error = _first_of(error)
+            log.error("the rollouts have ended: %s", described(self._error))
+
+    async def _run_loop(self) -> None:
+        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        if self._thread is None:  # stopped before it began
+            return
+        server = VllmServer.of(self._args, self._patience)
+        beating = asyncio.create_task(self._beat_on())
+        try:
+            await server.learn(self._version)
+            chat = ChatTokens(self._tokenizer, self._args.chat_template_kwargs, call_format=self._call_format)
+            longest = None if server.context is None else server.context - self._args.max_completion_length
+            if longest is not None and longest < 1:
+                raise UsageError(
+                    f"answers of {self._args.max_completion_length} tokens leave no room for a prompt in a context of "
+                    f"{server.context}",
+                    remedy="lower max_completion_length in AsyncGRPOConfig: it is that of one turn",
+                )
+            await self._play_groups(server, chat, longest)
+        finally:
+            beating.cancel()
+            await server.close()
+
+    async def _beat_on(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(_BEAT)
+
+    async def _play_groups(self, server: VllmServer, chat: ChatTokens, longest: int | None) -> None:
+        slots = asyncio.Semaphore(max(1, self._args.max_inflight_tasks))
+        async with asyncio.TaskGroup() as playing:
+            for number, index in enumerate(itertools.cycle(self._indices)):
+                group = Group(number, self._args.num_generations)
+                for _ in range(group.size):
+                    await slots.acquire()
+                    playing.create_task(self._play_one(group, index, server, chat, longest, slots))
+
+    async def _play_one(
+        self, group: Group, index: int, server: VllmServer, chat: ChatTokens, longest: int | None, slots: Any
+    ) -> None:
+        try:
+            began = time.monotonic()
+            game = await self._play(index, server, chat, longest)
+            reward = None if game is None else game.reward
+            self._count(game, reward, time.monotonic() - began)
+            group.add(game, reward)
+            if group.complete:
+                await self._put(group)
+        finally:
+            slots.release()
+
+    async def _play(self, index: int, server: VllmServer, chat: ChatTokens, longest: int | None) -> Game | None:
+        """None where the model could not be asked."""
+
+        async def sample(prompt: Prompt) -> Sampled:
+            while True:
+                version = self._version
+                try:
+                    ids, logprobs = await server.sample(prompt.ids, version)
+                    return Sampled(ids, logprobs, [version] * len(ids))
+                except EndpointRefusal:
+                    if version == self._version:
+                        raise
+                    # The weights are newer by now, and those that were asked for are gone.
+
+        hooks = self._hooks
+        try:
+            game = await play_episode(
+                lambda: self._start(index), chat, hooks, sample, longest_prompt=longest, max_turns=hooks.max_turns
+            )
+        except EndpointRefusal:
+            raise  # the next one would be refused too
+        except PolicyError as error:
+            self._problem = error
+            self._unanswered.add(error)
+            return None
+        if game.failure is not None:
+            self._problem = game.failure
+            self._lost.add(game.failure)
+        elif not game.turns:
+            self._problem = UsageError("the first prompt is too long", remedy="serve the model with more context")
+        return game
+
+    async def _start(self, index: int) -> _Episode:
+        return _Episode(self._live, await _in_background(self._live.start(index)))
+
+    def _count(self, game: Game | None, reward: float | None, seconds: float) -> None:
+        turns = game.turns if game is not None else 0
+        metrics: dict[str, Any] = {
+            "rollout/lost_frac": (float(reward is None), 1.0),
+            "rollout/turns_mean": (float(turns), 1.0),
+            "rollout/duration_s": seconds,
+        }
+        if reward is not None:
+            self._produced, self._problem = time.monotonic(), None
+        with contextlib.suppress(queue.Full):
+            self.metrics_queue.put_nowait(metrics)
+
+    async def _put(self, group: Group) -> None:
+        """Hands a group to the trainer, and waits while it has enough."""
+        for sample in group.samples():
+            while True:
+                sample.enqueued_at = time.time()
+                try:
+                    self.rollout_buffer.put_nowait(sample)
+                    break
+                except queue.Full:
+                    await asyncio.sleep(0.1)
+
+
+class _Episode:
+    """An episode of the background loop, for the loop of the worker."""
+
+    def __init__(self, live: LiveEpisodes, episode: Any) -> None:
+        self._live, self._episode = live, episode
+        self.tools, self.observation, self.info = episode.tools, episode.observation, episode.info
+
+    async def step(self, action: Any) -> Any:
+        return await _in_background(self._episode.step(action))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await asyncio.shield(_in_background(self._live.end(self._episode)))
+
+
+def _in_background(work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+    return asyncio.wrap_future(threads.submit_in_background(work))
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """What really happened, where several tasks ended together."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

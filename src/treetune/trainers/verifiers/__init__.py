@@ -1,0 +1,12 @@
+"""verifiers and prime-rl, both ways.
+
+    treetune export verifiers TARGET --to my-env/      # a package that vf-eval, verifiers' server and prime-rl load
+    treetune eval verifiers:my-env -n 20 -m MODEL      # any installed environment of theirs as a TARGET
+
+`plugin.py` has the classes that an exported package subclasses. verifiers itself is imported only there, and where a
+TARGET is one of its environments.
+"""
+
+from treetune.trainers.verifiers.package import ExportedPackage, export_package
+
+__all__ = ["ExportedPackage", "export_package"]

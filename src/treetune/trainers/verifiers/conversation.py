@@ -1,0 +1,164 @@
+"""The other way round: verifiers plays an episode, and each of its model calls is answered by whoever plays with us.
+
+conversation = await Conversation.open()
+running = asyncio.ensure_future(env.run_episode(task, client_at(conversation.url)))
+shown = await conversation.next(running)            # what the model is asked; None once the episode is over
+conversation.answer({"role": "assistant", "content": "42"})
+
+verifiers knows models by their address. So there is an endpoint on the loopback of this process, with a path for each
+conversation that cannot be guessed. All of it runs on the background loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from typing import Any, NamedTuple, Self
+
+from aiohttp import web
+
+from treetune.call_formats import function_of
+from treetune.errors import EnvironmentFault
+from treetune.task import Message, text_of
+
+_open: dict[str, Conversation] = {}
+_endpoints: dict[asyncio.AbstractEventLoop, asyncio.Future[str]] = {}
+"""Where the endpoint of each loop listens; there is one loop, and another one after a fork."""
+
+
+class Asked(NamedTuple):
+    """A model call of verifiers'."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    stream: bool
+    model: str
+    reply: asyncio.Future[Message]
+
+
+class Conversation:
+    def __init__(self, token: str, base: str) -> None:
+        self._token = token
+        self.url = f"{base}/{token}/v1"
+        self._asked: asyncio.Queue[Asked] = asyncio.Queue()
+        self._current: Asked | None = None
+        self._told: list[Message] = []
+        """What was shown and answered so far."""
+        self.tools: list[dict[str, Any]] = []
+
+    @classmethod
+    async def open(cls) -> Self:
+        loop = asyncio.get_running_loop()
+        if loop not in _endpoints:
+            _endpoints[loop] = asyncio.ensure_future(_listen())
+        token = secrets.token_urlsafe(16)
+        conversation = cls(token, await asyncio.shield(_endpoints[loop]))
+        _open[token] = conversation
+        return conversation
+
+    async def next(self, running: asyncio.Future[Any]) -> list[Message] | None:
+        """What is new to the model when verifiers asks it; None where the episode ended instead."""
+        asking = asyncio.ensure_future(self._asked.get())
+        try:
+            await asyncio.wait({asking, running}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return None
+            asked = asking.result()
+        finally:
+            asking.cancel()
+        if not self._asked.empty():
+            raise EnvironmentFault(
+                "verifiers asks the model for several answers at once, and an episode has one conversation",
+                remedy="use a harness without sub-agents (--taskset.harness)",
+            )
+        told = self._told
+        if list(map(_gist, asked.messages[: len(told)])) != list(map(_gist, told)):
+            raise EnvironmentFault(
+                "verifiers tells another story than before: its harness shortens or rewrites what was said",
+                remedy="use a harness that only adds to a conversation (--taskset.harness)",
+            )
+        self._current, self.tools = asked, asked.tools
+        new = asked.messages[len(told) :]
+        self._told = list(asked.messages)
+        return new
+
+    def answer(self, message: Message) -> None:
+        asked, self._current = self._current, None
+        if asked is None:
+            raise EnvironmentFault("nobody asked for this answer")
+        self._told.append(message)
+        if not asked.reply.done():
+            asked.reply.set_result(message)
+
+    def close(self) -> None:
+        _open.pop(self._token, None)
+        waiting = [self._current] if self._current is not None else []
+        while not self._asked.empty():
+            waiting.append(self._asked.get_nowait())
+        for asked in waiting:
+            asked.reply.cancel()
+
+    def ask(self, body: dict[str, Any]) -> Asked:
+        reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        asked = Asked(
+            body["messages"], body.get("tools") or [], bool(body.get("stream")), str(body.get("model")), reply
+        )
+        self._asked.put_nowait(asked)
+        return asked
+
+
+def _gist(message: Message) -> tuple[Any, ...]:
+    """What a message says, in whichever form it was sent."""
+    calls = [function_of(call) for call in message.get("tool_calls") or []]
+    said = [(str(call.get("name")), _arguments(call.get("arguments"))) for call in calls]
+    content = message.get("content")
+    return message.get("role"), (text_of(content) or "").strip(), said
+
+
+def _arguments(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+# The endpoint
+
+
+async def _listen() -> str:
+    app = web.Application(client_max_size=2**30)
+    app.router.add_post("/{token}/v1/chat/completions", _complete)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def _complete(request: web.Request) -> web.StreamResponse:
+    conversation = _open.get(request.match_info["token"])
+    if conversation is None:
+        return web.json_response({"error": {"message": "this episode is over"}}, status=404)
+    asked = conversation.ask(json.loads(await request.read()))
+    try:
+        message = await asked.reply
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        return web.json_response({"error": {"message": "this episode is over"}}, status=404)
+    finish = "tool_calls" if message.get("tool_calls") else "stop"
+    whole = {"id": secrets.token_hex(8), "created": 0, "model": asked.model}
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    if not asked.stream:
+        choice = {"index": 0, "message": message, "finish_reason": finish}
+        return web.json_response({**whole, "object": "chat.completion", "choices": [choice], "usage": usage})
+    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls") or [])]
+    delta = {**message, **({"tool_calls": calls} if calls else {})}
+    parts: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]},
+        {"choices": [], "usage": usage},
+    ]
+    events = [json.dumps({**whole, "object": "chat.completion.chunk", **part}) for part in parts]
+    text = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+    return web.Response(text=text, content_type="text/event-stream")

@@ -1,0 +1,191 @@
+"""An episode that verifiers plays, as an environment of ours: start, step, close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from treetune.environment import Action, Environment, Step
+from treetune.errors import EnvironmentFault, TreetuneError, described
+from treetune.score import finite
+from treetune.task import Message, Task
+from treetune.threads import submit_in_background
+from treetune.tool_messages import message_of
+from treetune.trainers.verifiers.conversation import Conversation
+
+T = TypeVar("T")
+
+
+class Outcome(NamedTuple):
+    """What verifiers says of an episode that it has played."""
+
+    reward: float
+    metrics: dict[str, float]
+    truncated: bool = False
+
+
+class ScoringFailed(Exception):
+    """A reward function raised. An experiment says whose doing it is: where the same task can be scored after other
+    answers, it was the policy's, and earns what verifiers gives for that, else 0."""
+
+    def __init__(self, why: str, outcome: Outcome | None = None) -> None:
+        super().__init__(why)
+        self.outcome = outcome or Outcome(0.0, {})
+
+
+OTHER_ANSWERS = ("0", "I do not know.")
+MOST_ANSWERS = 64
+Play = Callable[[str], Coroutine[Any, Any, Outcome]]
+"""Plays an episode with the model at an address; raises where it fails."""
+
+
+class ForeignEpisode(Environment):
+    """Its calls of tools are verifiers' to run."""
+
+    MULTI_TURN = True
+    RAW_CALLS = True
+
+    def __init__(self, task: Task, play: Play, empty: str = "") -> None:
+        """`empty` is said in the place of an answer that says nothing."""
+        super().__init__(task)
+        self._play, self._empty = play, empty
+        self._conversation: Conversation | None = None
+        self._running: asyncio.Task[Outcome] | None = None
+
+    async def start(self) -> list[Message]:
+        shown = await _in_background(self._begin())
+        if shown is None:
+            raise EnvironmentFault("verifiers ended the episode before it asked the model anything")
+        return shown
+
+    async def step(self, action: Action) -> Step:
+        message = message_of(action)
+        answer = message if message is not None else {"role": "assistant", "content": action.text}
+        if not answer.get("tool_calls") and not answer.get("content"):
+            answer = {**answer, "content": self._empty}
+        return await _in_background(self._answer({"role": "assistant", "content": None, **answer}))
+
+    async def close(self) -> None:
+        await _in_background(self._end())
+
+    # On the background loop
+
+    async def _begin(self) -> list[Message] | None:
+        self._conversation = await Conversation.open()
+        self._running = asyncio.ensure_future(self._play(self._conversation.url))
+        shown = await self._conversation.next(self._running)
+        if shown is None:
+            with suppress(ScoringFailed):
+                await self._outcome()
+        self.raw_tools = self._conversation.tools
+        return shown
+
+    async def _answer(self, message: Message) -> Step:
+        assert self._conversation is not None
+        assert self._running is not None
+        self._conversation.answer(message)
+        shown = await self._conversation.next(self._running)
+        if shown is not None:
+            if self._conversation.tools != self.raw_tools:
+                raise EnvironmentFault("verifiers offers other tools than before, in the middle of an episode")
+            return Step(shown)
+        info: dict[str, Any] = {}
+        try:
+            outcome = await self._outcome()
+        except ScoringFailed as failure:
+            await self._blame(failure)
+            info = {"explanation": str(failure), "warning": f"a reward function raised: {failure}", "success": False}
+            outcome = failure.outcome
+        metrics = {name: finite(value, f"metric {name!r}") for name, value in outcome.metrics.items()}
+        info["metrics"] = metrics
+        return Step(reward=finite(outcome.reward, "reward"), done=True, info=info, truncated=outcome.truncated)
+
+    async def _blame(self, failure: ScoringFailed) -> None:
+        """Raises where the policy could not help it: the task cannot be scored after other answers either."""
+        known = getattr(self.task, "data", {}).get("answer")
+        for other in (*([known] if isinstance(known, str) else []), *OTHER_ANSWERS):
+            if await self._can_be_scored(other):
+                return
+        raise EnvironmentFault(f"verifiers could not score it: {failure}")
+
+    async def _can_be_scored(self, answer: str) -> bool:
+        conversation = await Conversation.open()
+        running = asyncio.ensure_future(self._play(conversation.url))
+        try:
+            for _ in range(MOST_ANSWERS):
+                if await conversation.next(running) is None:
+                    await running
+                    return True
+                conversation.answer({"role": "assistant", "content": answer})
+        except Exception:
+            return False
+        finally:
+            running.cancel()
+            conversation.close()
+        return False
+
+    async def _outcome(self) -> Outcome:
+        assert self._running is not None
+        try:
+            return await self._running
+        except (TreetuneError, ScoringFailed):
+            raise
+        except Exception as error:
+            raise EnvironmentFault(f"verifiers could not play it: {described(error)}") from error
+
+    async def _end(self) -> None:
+        if self._running is not None and not self._running.done():
+            self._running.cancel()
+            # What it holds is given back before this episode counts as closed.
+            with suppress(asyncio.CancelledError, Exception):
+                await self._running
+        if self._conversation is not None:
+            self._conversation.close()
+
+
+async def _in_background(work: Coroutine[Any, Any, T]) -> T:
+    """Who stops waiting cancels it."""
+    done: T = await asyncio.wrap_future(submit_in_background(work))
+    return done
+
+
+class Held:
+    """A resource of several episodes, such as verifiers' servers: opened for the first, closed after the last."""
+
+    def __init__(self, serve: Callable[[], Any]) -> None:
+        """`serve` gives an asynchronous context, which one task enters and leaves."""
+        self._serve = serve
+        self._users = 0
+        self._server: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._unused = asyncio.Event()
+
+    async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        self._users += 1
+        try:
+            if self._server is None or self._server.done():
+                self._ready = asyncio.get_running_loop().create_future()
+                self._unused = asyncio.Event()
+                self._server = asyncio.ensure_future(self._hold(self._ready, self._unused))
+            assert self._ready is not None
+            await asyncio.shield(self._ready)
+            return await work()
+        finally:
+            self._users -= 1
+            if not self._users and self._server is not None:
+                server, self._server = self._server, None
+                self._unused.set()
+                with suppress(Exception):
+                    await asyncio.shield(server)
+
+    async def _hold(self, ready: asyncio.Future[None], unused: asyncio.Event) -> None:
+        try:
+            async with self._serve():
+                ready.set_result(None)
+                await unused.wait()
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            raise

@@ -1,0 +1,136 @@
+"""Environments of verifiers as TARGETs: `verifiers:ID`, where ID is what verifiers knows an installed one by.
+
+    treetune eval verifiers:my-env -n 20 -m MODEL --taskset.level 2
+    treetune build verifiers:my-env --format verl
+
+A taskset of v1 whose rewards need only the answer is scored here. Any other, and every environment of v0, is played by
+verifiers itself, with the policy as its model: rewards that need a runtime, tools, several turns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import msgspec
+
+from treetune.config import convert
+from treetune.errors import MissingExtraError, PluginError, UsageError, described
+from treetune.task import Task
+from treetune.taskset import Taskset
+from treetune.taskset_config import TasksetConfig
+
+
+class VerifiersTask(Task, frozen=True, kw_only=True):
+    data: dict[str, Any] = {}
+    """The task as verifiers has it."""
+
+
+class VerifiersConfig(TasksetConfig, frozen=True, kw_only=True):
+    args: dict[str, Any] = {}
+    """Arguments of the environment; those whose names are no keys of Treetune's may stand beside it."""
+    gold: str | None = None
+    """The field of a task's data that is a right answer, where there is one."""
+
+
+class VerifiersTaskset(Taskset[VerifiersTask, VerifiersConfig]):
+    """An environment of verifiers."""
+
+    ENV: ClassVar[str] = ""
+    FOREIGN: ClassVar[str] = ""
+    """The name that it goes by: `verifiers:ENV`."""
+    ARGUMENTS: ClassVar[frozenset[str]] = frozenset()
+    """Those of its arguments that are keys of its config."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.name = self.ENV
+
+    def arguments(self) -> dict[str, Any]:
+        """What the environment is made with."""
+        given = {name: getattr(self.config, name) for name in self.ARGUMENTS}
+        return {**{name: value for name, value in given.items() if value is not None}, **self.config.args}
+
+    def gold(self, task: VerifiersTask) -> str | None:
+        value = task.data.get(self.config.gold) if self.config.gold is not None else None
+        if self.config.gold is not None and value is None:
+            raise UsageError(f"the data of task {task.idx} has no {self.config.gold!r}", remedy="correct taskset.gold")
+        return None if value is None else str(value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class is made by its name, in whichever process.
+        return _rebuild, (self.ENV, msgspec.to_builtins(self.config), self.name, self._length)
+
+
+def _rebuild(env: str, config: dict[str, Any], name: str, length: int | None) -> VerifiersTaskset:
+    cls = taskset_class(env)
+    taskset = cls.from_config(convert(config, cls.config_type))
+    taskset.name, taskset._length = name, length
+    return taskset
+
+
+@lru_cache(maxsize=256)
+def taskset_class(env: str) -> type[VerifiersTaskset]:
+    """The taskset that `verifiers:ENV` stands for."""
+    try:
+        verifiers = importlib.import_module("verifiers")
+    except ImportError as error:
+        raise MissingExtraError.of("verifiers", "verifiers") from error
+    if not env:
+        raise UsageError("verifiers: names no environment", remedy="write verifiers:ID, an installed one")
+    module = _import(env)
+    if hasattr(module, "load_environment"):
+        if not hasattr(verifiers, "load_environment"):
+            raise PluginError(
+                f"{env} is an environment of verifiers v0 (load_environment), which verifiers "
+                f"{verifiers.__version__} has not",
+                remedy="pip install 'verifiers==0.1.14', in an environment of its own",
+            )
+        from treetune.trainers.verifiers.v0 import V0Taskset
+
+        return V0Taskset.named(env, module)
+    if not hasattr(module, "__all__"):
+        raise PluginError(
+            f"{module.__name__} is no environment of verifiers: it exports no Taskset, and has no load_environment",
+            remedy="name an installed environment",
+        )
+    from treetune.trainers.verifiers.v1 import V1Taskset
+
+    return V1Taskset.named(env, module)
+
+
+def _import(env: str) -> Any:
+    """The module of an environment, as verifiers finds it: one of its own first."""
+    name = env.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    try:
+        for place in (f"verifiers.v1.tasksets.{name}", name):
+            if importlib.util.find_spec(place.rpartition(".")[0] or place) and importlib.util.find_spec(place):
+                return importlib.import_module(place)
+    except (ImportError, ValueError) as error:
+        raise PluginError(f"verifiers:{env} could not be imported: {described(error)}") from error
+    except Exception as error:
+        raise PluginError(f"{name} could not be imported: {described(error)}") from error
+    raise PluginError(
+        f"verifiers:{env}: there is no module {name!r}", remedy=f"install the environment: pip install {env}"
+    )
+
+
+def config_with(
+    base: type[VerifiersConfig], arguments: Mapping[str, Any]
+) -> tuple[type[VerifiersConfig], frozenset[str]]:
+    """A config with a key for each argument, as far as the name is free; given are their defaults."""
+    free = [name for name in arguments if name not in base.__struct_fields__ and name.isidentifier() and name[0] != "_"]
+    plain = {name: value if isinstance(value := arguments[name], str | int | float) else None for name in free}
+    fields = [(name, Any, default) for name, default in plain.items()]
+    made: Any = msgspec.defstruct(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
+    return made, frozenset(free)
+
+
+def first_line(*documented: Any) -> str:
+    """What the first of them that says anything about itself says."""
+    docs = (inspect.getdoc(each) for each in documented if vars(each).get("__doc__"))
+    return next((doc.partition("\n")[0] for doc in docs if doc), "An environment of verifiers.")

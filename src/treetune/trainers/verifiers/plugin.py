@@ -1,0 +1,251 @@
+"""A TARGET as verifiers plays it: the classes that an exported package subclasses.
+
+class MyEnvTaskset(TreetuneTaskset):
+    CONFIG = Path(__file__).with_name("taskset.yaml")
+
+verifiers loads the taskset, which gives the tasks in the order of `treetune eval`. For each rollout it launches the
+harness, which plays our episode; every model call goes through verifiers' interception endpoint, where the tokens are
+recorded. A request names a task by its index and its uid. The harness plays the task of its own taskset at that index,
+so a client cannot change what is asked or what is right. Whatever fails is raised: verifiers drops such a rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import verifiers.v1 as vf
+from verifiers.v1.errors import HarnessError, TaskError
+from verifiers.v1.runtimes import ProgramResult, SubprocessConfig
+
+from treetune import streams
+from treetune.config import load_yaml, with_overrides
+from treetune.episode import Limits
+from treetune.errors import TreetuneError, UsageError, described
+from treetune.pending import Draw
+from treetune.rollout import Rollout
+from treetune.streams import Streams
+from treetune.target import build_taskset
+from treetune.task import Message, Task, digest
+from treetune.taskset import Taskset
+from treetune.trace import Outcome, Trace
+from treetune.trainers.verifiers.intercepted import InterceptedModel
+from treetune.trainers.verifiers.packing import unpack
+from treetune.trainers.verifiers.playable import check_playable, check_task
+
+OPENING = "(The environment opens the conversation.)"
+"""Stands for a prompt where a task has none: verifiers wants one."""
+INFO = "treetune"
+"""Where a trace of verifiers' has what the episode came to."""
+
+_served: dict[str, _Served] = {}
+"""The tasksets that this process loaded, by what names them in a task's data: a request can name no other."""
+
+
+class _Served:
+    """A taskset whose episodes are played here."""
+
+    def __init__(self, taskset: Taskset[Any, Any], file: Path, overrides: dict[str, str], config: Any) -> None:
+        self.taskset, self.config = taskset, config
+        self.limits = Limits(
+            max_turns=config.max_turns,
+            timeout=config.timeout,
+            timeout_reward=config.timeout_reward,
+            max_tool_calls=config.max_tool_calls,
+        )
+        self._file, self._overrides = file, overrides
+        self._loading: asyncio.Future[Streams] | None = None
+
+    async def task(self, index: int, uid: str) -> Task:
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(self._load())
+        task = await (await asyncio.shield(self._loading)).fetch(Draw("", index))
+        if task.uid != uid:
+            raise UsageError(
+                f"task {index} of {self.taskset.name} is not the one that was asked for: it was changed on the way, "
+                "or the taskset of the client differs from that of the server",
+                remedy="use the same package, arguments and data on both sides",
+            )
+        return task
+
+    async def _load(self) -> Streams:
+        # A generator is read by one reader only, and verifiers iterates over the other one.
+        own = self.taskset
+        if own.INFINITE and not own.random_access:
+            own = open_taskset(self._file, self._overrides)
+        return await streams.load(own)
+
+
+def open_taskset(config: Path, overrides: dict[str, str]) -> Taskset[Any, Any]:
+    """The taskset of an exported package."""
+    node = unpack(load_yaml(config)["taskset"], config.parent)
+    data = with_overrides({"taskset": node}, overrides, source=str(config))
+    return build_taskset(data["taskset"], raw=overrides, source=str(config))
+
+
+class TreetuneData(vf.TaskData):  # type: ignore[misc]
+    taskset: str = ""
+    """Which of the loaded tasksets it is a task of."""
+    index: int = -1
+    """Its place in the order of that taskset."""
+    uid: str = ""
+
+
+class TreetuneTask(vf.Task[TreetuneData]):  # type: ignore[misc]
+    @vf.reward(weight=1.0)  # type: ignore[untyped-decorator]
+    async def episode_reward(self, trace: vf.Trace) -> float:
+        return float(_played(trace)["reward"])
+
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def episode_metrics(self, trace: vf.Trace) -> dict[str, float]:
+        return dict(_played(trace)["metrics"])
+
+
+def _played(trace: vf.Trace) -> dict[str, Any]:
+    """What the harness noted of an episode; without it there is no reward, and so no zero either."""
+    found: dict[str, Any] | None = trace.info.get(INFO)
+    if found is None:
+        ended = f" ({trace.stop_condition})" if trace.stop_condition else ""
+        raise RuntimeError(
+            f"the episode was not played to an end{ended}: it has no reward. It is played by the harness of its own "
+            "package; give it more time (--env.agent.timeout.rollout), or a reward (--env.taskset.timeout-reward)"
+        )
+    return found
+
+
+class TreetuneTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
+    overrides: dict[str, Any] = {}
+    """Keys of the TARGET, as after `--taskset.` on Treetune's command line: `{"level": 2, "shuffle.seed": 1}`."""
+    max_turns: int | None = None
+    """The most answers of one episode; absent: the environment decides, and verifiers' own limits hold."""
+    timeout: float | None = None
+    """The most seconds of one episode."""
+    timeout_reward: float | None = None
+    """The reward of an episode that ran out of time; absent: it has none, and is a failure."""
+    max_tool_calls: int = 128
+    """The most calls of tools in one episode."""
+    model_timeout: float = 3600.0
+    """The most seconds of one model call."""
+    model_retries: int = 6
+    """How often a model call is repeated after 408, 409, 429, 5xx or a lost connection."""
+
+
+class TreetuneTaskset(vf.Taskset[TreetuneTask, TreetuneTasksetConfig]):  # type: ignore[misc]
+    CONFIG: ClassVar[Path]
+    """The config of the exported TARGET, a file of the package."""
+
+    def __init__(self, config: TreetuneTasksetConfig) -> None:
+        super().__init__(config)
+        overrides = {f"taskset.{key}": _as_written(value) for key, value in config.overrides.items()}
+        self.taskset = open_taskset(self.CONFIG, overrides)
+        check_playable(self.taskset)
+        if self.taskset.endless != self.INFINITE:
+            which = "never ends with these overrides, and ends" if self.taskset.endless else "ends with these overrides"
+            raise UsageError(
+                f"{type(self).__name__} {which} without: verifiers reads INFINITE off the class",
+                remedy="give the keys to `treetune export verifiers`, which writes another package",
+            )
+        self._key = digest([type(self).__module__, config.model_dump(mode="json")])
+        _served[self._key] = _Served(self.taskset, self.CONFIG, overrides, config)
+
+    def load(self) -> Iterable[TreetuneTask]:
+        for index, task in enumerate(_in_order(self.taskset)):
+            check_task(self.taskset, task)
+            named = {"id": task.uid, "name": task.data_source or None, "prompt": _prompt(task)}
+            data = TreetuneData(**named, taskset=self._key, index=index, uid=task.uid)
+            yield TreetuneTask(data, self.config.task)
+
+
+def _in_order(taskset: Taskset[Any, Any]) -> Iterator[Task]:
+    """The tasks as `treetune eval` draws them."""
+    return (taskset.at(index) for index in count()) if taskset.endless else taskset.draw()
+
+
+def _prompt(task: Task) -> str | list[Message]:
+    """What a person, or a filter of the trainer's, sees of a task; the episode itself shows what is asked."""
+    messages = [dict(message) for message in task.messages]
+    if not messages:
+        return OPENING
+    if len(messages) == 1 and messages[0].get("role") == "user" and isinstance(messages[0]["content"], str):
+        return str(messages[0]["content"]) or OPENING
+    return messages
+
+
+def _as_written(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+class TreetuneHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
+    """Plays episodes in the process that runs the environment: no program, no container."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: TreetuneData,
+    ) -> ProgramResult:
+        served = _served.get(getattr(data, "taskset", ""))
+        if served is None:
+            raise TaskError("this process has not loaded the taskset of this task: use the same package and arguments")
+        try:
+            task = await served.task(data.index, data.uid)
+        except Exception as error:
+            raise TaskError(str(error) if isinstance(error, TreetuneError) else described(error)) from error
+        policy = InterceptedModel(ctx.model, endpoint, secret, trace, data.system_prompt, served.config)
+        ours = Trace(task=task, uid=task.uid, model=ctx.model)
+        try:
+            await Rollout(served.taskset, policy, ours, None, served.limits).run()
+        except asyncio.CancelledError:
+            # verifiers' own deadline: what then counts is what ours would give.
+            ours.reward = served.limits.timeout_reward
+            _note(trace, ours)
+            raise
+        finally:
+            await policy.close()
+        if ours.reward is None:
+            failure = ours.failure
+            why = f"{failure.phase}: {failure.type}: {failure.message}" if failure is not None else str(ours.outcome)
+            # Where a model call failed, verifiers takes the error of that call for the cause.
+            raise (HarnessError if ours.outcome is Outcome.POLICY_ERROR else TaskError)(why)
+        _note(trace, ours)
+        return ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+def _note(trace: vf.Trace, ours: Trace) -> None:
+    if ours.reward is None:
+        return
+    said = {"success": float(ours.success)} if ours.success is not None else {}
+    trace.info[INFO] = {
+        "uid": ours.uid,
+        "reward": ours.reward,
+        "rewards": [turn.reward for turn in ours.turns],
+        "outcome": ours.outcome.value,
+        "answer": ours.answer,
+        "explanation": ours.explanation,
+        "metrics": {**said, **ours.metrics},
+        "warnings": ours.warnings,
+    }
+
+
+class TreetuneEnvConfig(vf.EnvConfig):  # type: ignore[misc]
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
+    """The model. The runtime is this machine: an episode needs no box of its own, what runs code has a sandbox."""
+
+
+class TreetuneEnv(vf.Env[TreetuneEnvConfig]):  # type: ignore[misc]
+    """One agent that plays one episode."""
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        await agents.agent.run(task)

@@ -1,0 +1,50 @@
+"""verl: tasks into its config, rewards for its rows, and an agent loop that plays them. verl itself is never changed.
+
+run_with_tasks(config)                # train_tasks and val_tasks become parquet, then verl runs
+resolve_tasks_into_config(config)     # config.data.train_files and .val_files now name our files
+score_by_tasks(config)                # from now on each row is scored by its own task
+play_by_tasks(config)                 # from now on each row is played by its own task, over several turns
+"""
+
+from treetune.trainers.verl.config import (
+    LOOPS,
+    build_into_config,
+    get_dataset_paths,
+    load_tasksets,
+    name_agents,
+    resolve_tasks_into_config,
+)
+from treetune.trainers.verl.loop_config import LoopConfig
+from treetune.trainers.verl.reward import (
+    OURS,
+    VERL_SOURCES,
+    find_unscored,
+    leaves_scoring,
+    reward_function,
+    score_by_tasks,
+    warn_of_unscored,
+)
+from treetune.trainers.verl.scoring import compute_score
+from treetune.trainers.verl.setup import play_by_tasks, run_with_tasks, start, write_loops
+
+__all__ = [
+    "LOOPS",
+    "OURS",
+    "VERL_SOURCES",
+    "LoopConfig",
+    "build_into_config",
+    "compute_score",
+    "find_unscored",
+    "get_dataset_paths",
+    "leaves_scoring",
+    "load_tasksets",
+    "name_agents",
+    "play_by_tasks",
+    "resolve_tasks_into_config",
+    "reward_function",
+    "run_with_tasks",
+    "score_by_tasks",
+    "start",
+    "warn_of_unscored",
+    "write_loops",
+]

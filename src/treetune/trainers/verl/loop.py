@@ -1,0 +1,216 @@
+"""verl's agent loop that plays an episode of Treetune's for each row: several turns, tools, exact tokens.
+
+    # loops.yaml, which `play_by_tasks(config)` writes and names in the config
+    - name: treetune
+      _target_: treetune.trainers.verl.loop.TreetuneLoop
+      max_turns: 20
+
+A row is played and scored by the task that it carries. Tokens are made by `treetune.tokens` and not by verl's own merge
+functions: these know families of models by their names, and go on from the sampled tokens also where the template shows
+the model something else. Ours find out from any chat template whether the sampled tokens go on, and say where not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from treetune.config import convert
+from treetune.errors import MissingExtraError, UsageError
+from treetune.rows.formats import task_to_score
+from treetune.score import total
+from treetune.serve import ServeError
+from treetune.tokens import ChatTokens, Rewrites, TokenSequence
+from treetune.trainers.game import FailureLog, Game, Hooks
+from treetune.trainers.one_answer import scorer_in
+from treetune.trainers.play import play_episode
+from treetune.trainers.row_episodes import is_misuse, share_episodes
+from treetune.trainers.verl.groups import Ended, Groups
+from treetune.trainers.verl.loop_config import LoopConfig
+from treetune.trainers.verl.model_calls import ModelCalls
+
+try:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+except ImportError as error:
+    raise MissingExtraError(f"verl's agent loops cannot be imported: {error}", remedy="install verl 0.9.1") from error
+
+groups = Groups()
+failures = FailureLog(logging.getLogger("treetune.verl"))
+MOST_LOST = 64
+"""So many failures before the first episode was played mean that none can be, and are raised."""
+
+
+class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
+    """verl makes one for every row. A subclass may override the hooks: what the model is shown, what its answer does,
+    what it earns."""
+
+    played = 0
+    """Episodes of this process that were played to an end."""
+
+    def __init__(self, *args: Any, name: str = "", tools: Any = None, **settings: Any) -> None:
+        given = {key: settings.pop(key) for key in list(settings) if _is_setting(key, settings[key])}
+        AgentLoopBase.__init__(self, *args, **settings)
+        self.settings = _read_settings(msgspec.json.encode(given, enc_hook=list), name)
+        Hooks.__init__(self, self.settings.max_turns, self.settings.turn_discount)
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """The sample of an episode; several where history was rewritten and the trainer takes them."""
+        on_failure, v1 = self.settings.on_failure, "session_id" in row
+        with groups.join(str(row.get("uid") or uuid4().hex)) as member:
+            calls = self._calls(sampling_params, row)
+            game = await self._play(calls, row, v1)
+            if (reward := game.reward) is not None:
+                TreetuneLoop.played += 1
+                ended = Ended(reward, float(game.info.get("success", total(game.rewards) >= 1)))
+                member.end(ended)
+                return self._write(game, calls, ended, v1)
+            failure = game.failure or ServeError("its time was over before its first turn")
+            failures.add(failure)
+            lost_all = not TreetuneLoop.played and failures.failures.total() >= MOST_LOST
+            if on_failure == "raise" or is_misuse(failure) or lost_all:
+                raise failure
+            if on_failure == "drop":
+                if not v1:
+                    remedy = "set on_failure: mask, or trainer.use_v1=true"
+                    raise UsageError("on_failure: drop needs verl's v1 trainer", remedy=remedy) from failure
+                return []
+            others = await member.mean_of_others()
+        if others is None and v1:
+            # verl leaves out a prompt that failed, or takes another: a made-up reward would count in its validation.
+            raise failure
+        return self._write_masked(calls, others, bool(sampling_params.get("logprobs")), row)
+
+    def _calls(self, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> ModelCalls:
+        config = self.rollout_config
+        priority = int(row["priority"]) if row.get("priority") is not None else None
+        return ModelCalls(
+            self.server_manager.generate,
+            sampling_params,
+            prompt_length=config.prompt_length,
+            response_length=config.response_length,
+            timeout=self.settings.model_timeout,
+            request_id=f"det-{priority or 0}" if config.get("full_determinism") else None,
+            priority=priority,
+        )
+
+    async def _play(self, calls: ModelCalls, row: Mapping[str, Any], v1: bool) -> Game:
+        settings, extra, source = self.settings, row.get("extra_info") or {}, row.get("data_source")
+        scorer = scorer_in(extra, source)
+        truth = (row.get("reward_model") or {}).get("ground_truth")
+        task = task_to_score(str(source), truth, extra, prompt=row.get("prompt"))
+        episodes = share_episodes(
+            settings.urls,
+            token_env=settings.token_env,
+            timeout=settings.timeout,
+            patience=settings.patience,
+            attempts=settings.attempts,
+        )
+
+        async def start() -> Any:
+            calls.begin()
+            return await episodes.start(scorer, task)
+
+        return await play_episode(
+            start,
+            self._chat(settings.rewrites or ("split" if v1 else "keep")),
+            self,
+            calls.sample,
+            longest_prompt=calls.longest_prompt,
+            max_turns=settings.max_turns,
+            seconds=settings.seconds,
+            attempts=settings.attempts,
+        )
+
+    def _chat(self, rewrites: Rewrites) -> ChatTokens:
+        arguments = msgspec.json.encode(dict(self.apply_chat_template_kwargs or {}), enc_hook=list)
+        return _open_chat(self.tokenizer, arguments, rewrites, self.settings.call_format)
+
+    # What verl gets
+
+    def _write(self, game: Game, calls: ModelCalls, ended: Ended, v1: bool) -> Any:
+        sequences = game.tokens.sequences
+        experts = calls.experts_of(sequences)
+        if len(sequences) > 1 and not v1:
+            failures.warn_once("history was rewritten in an episode: verl's v0 trainer gets only what was said since")
+            sequences, experts = sequences[-1:], experts[-1:]
+        information = {
+            "acc": ended.passed,
+            "num_turns": game.turns,
+            "truncated": float(bool(game.info.get("truncated"))),
+            "failed": 0.0,
+        }
+        fields = {**calls.fields, "turn_scores": list(game.rewards), "reward_extra_info": information}
+        outputs = []
+        for sequence, routed in zip(sequences, experts, strict=True):
+            given = sequence.mask.index(1) if 1 in sequence.mask else len(sequence.ids)
+            logprobs = bool(sequence.logprobs)
+            output = self._sample(sequence, given, logprobs, ended.reward, 2 * game.turns, calls, fields)
+            if routed is not None:
+                output.routed_experts = routed[: given + len(output.response_ids)]
+            outputs.append(output)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _write_masked(self, calls: ModelCalls, others: Ended | None, logprobs: bool, row: Mapping[str, Any]) -> Any:
+        """A sample that trains nothing. Its reward is the mean of its group's, so that this stays what it is."""
+        prompt = [self.tokenizer.eos_token_id]
+        with contextlib.suppress(Exception):  # it is only there to be looked at
+            prompt = self._chat("keep").prompt(list(row["raw_prompt"])).ids[-self.rollout_config.prompt_length :]
+        # The v0 trainer leaves what is None out of its validation; the v1 trainer may filter groups by it.
+        passed = others.passed if others is not None and "session_id" in row else None
+        information = {"acc": passed, "num_turns": 0, "truncated": 0.0, "failed": 1.0}
+        # The v1 trainer wants versions of the weights of every sample, also where none were used.
+        version = None if row.get("global_steps") is None else max(0, int(row["global_steps"]) - 1)
+        known = {key: value for key, value in calls.fields.items() if value is not None}
+        fields = {"min_global_steps": version, "max_global_steps": version, **known}
+        fields |= {"turn_scores": [], "reward_extra_info": information}
+        reward = 0.0 if others is None else others.reward
+        return self._sample(TokenSequence(prompt), len(prompt), logprobs, reward, 0, calls, fields)
+
+    def _sample(
+        self,
+        sequence: TokenSequence,
+        given: int,
+        logprobs: bool,
+        reward: float,
+        messages: int,
+        calls: ModelCalls,
+        fields: Mapping[str, Any],
+    ) -> Any:
+        """A sequence whose first `given` tokens are the prompt. Where there is no response, which verl wants, it is an
+        end that nothing sampled. The v1 trainer knows only fields that are set."""
+        end = given + self.rollout_config.response_length
+        response = sequence.ids[given:end] or [self.tokenizer.eos_token_id]
+        timing = {"generate_sequences": calls.seconds}
+        return AgentLoopOutput(
+            prompt_ids=sequence.ids[:given],
+            response_ids=response,
+            response_mask=sequence.mask[given:end] or [0],
+            response_logprobs=(sequence.logprobs[given:end] or [0.0]) if logprobs else None,
+            reward_score=reward,
+            num_turns=messages,
+            metrics=AgentLoopMetrics(**timing, num_preempted=-1 if calls.preempted is None else calls.preempted),
+            extra_fields={"tool_rewards": [], **fields},
+        )
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    """Whether an argument is a key of the YAML file; verl's own are objects, or known."""
+    plain = value is None or isinstance(value, str | int | float) or type(value).__name__ == "ListConfig"
+    return key in LoopConfig.__struct_fields__ or (plain and key not in ("hf_model_type", "processor"))
+
+
+@lru_cache(maxsize=16)
+def _read_settings(given: bytes, name: str) -> LoopConfig:
+    return convert(msgspec.json.decode(given), LoopConfig, source=f"the agent loop {name}".rstrip())
+
+
+@lru_cache(maxsize=16)
+def _open_chat(tokenizer: Any, arguments: bytes, rewrites: Rewrites, call_format: str | None) -> ChatTokens:
+    """One for all rows: it finds out how the chat template goes on, and how it takes tools."""
+    return ChatTokens(tokenizer, msgspec.json.decode(arguments), rewrites=rewrites, call_format=call_format)

@@ -1,0 +1,86 @@
+"""Who scores rows in a verl config: a function, verl itself by their data source, something of the user's, or each its
+own task.
+
+score_by_tasks(config)                # from now on each row is scored by its own task
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from treetune.datasets.taskset import DatasetTaskset
+from treetune.errors import TasksetError
+from treetune.trainers.config import get_value, set_value
+
+OURS = "pkg://treetune.trainers.verl"
+"""How a verl config names our reward function."""
+
+VERL_SOURCES = frozenset(
+    "openai/gsm8k lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500 math_dapo math "
+    "math_dapo_reasoning numina_aops_forum numina_synthetic_math numina_amc_aime numina_synthetic_amc numina_cn_k12 "
+    "numina_olympiads codecontests apps codeforces taco hiyouga/geometry3k searchR1_nq searchR1_triviaqa "
+    "searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique searchR1_bamboogle".split()
+)
+"""The data sources that verl 0.9 scores by itself; besides these, every name that begins with `aime`."""
+
+_LEAVE = (
+    "to leave scoring to something else, name it in the config (reward.custom_reward_function.path, "
+    "reward.reward_model.enable=true, or reward.reward_manager.source=importlib) or set leave_scoring: true"
+)
+
+Lists = Mapping[str, Sequence[DatasetTaskset]]
+
+
+def warn_of_unscored(config: Any, lists: Lists) -> None:
+    """A row that nothing can score is found out by the trainer only after the model is loaded."""
+    for problem in find_unscored(config, chain.from_iterable(lists.values())):
+        warnings.warn(f"{problem.message}: {problem.remedy}", stacklevel=3)
+
+
+def leaves_scoring(config: Any) -> bool:
+    """To another function, a reward model, a reward manager of the user's own, or because it says so."""
+    if get_value(config, "leave_scoring") or get_value(config, "reward.reward_model.enable"):
+        return True
+    own_manager = get_value(config, "reward.reward_manager.source") == "importlib"
+    return own_manager or reward_function(config) not in (OURS, "", None)
+
+
+def reward_function(config: Any) -> str | None:
+    """The one that a verl config names; "" where it names none, so that verl looks at the data source; None where it is
+    no config of a trainer."""
+    # verl keeps an empty node in one place where the user writes into the other.
+    places = (get_value(config, key) for key in ("reward.custom_reward_function", "custom_reward_function"))
+    nodes = [node for node in places if isinstance(node, Mapping)]
+    return next((str(node["path"]) for node in nodes if node.get("path")), "" if nodes else None)
+
+
+def score_by_tasks(config: Any) -> Any:
+    """Name our reward function in a verl config that names no other way of scoring; nothing else is touched."""
+    if reward_function(config) == "" and not leaves_scoring(config):
+        place = "reward." if isinstance(get_value(config, "reward"), Mapping) else ""
+        for key, value in (("path", OURS), ("name", "compute_score")):
+            set_value(config, f"{place}custom_reward_function.{key}", value)
+    return config
+
+
+def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[TasksetError]:
+    """The data sources whose rows nothing would score, each with its remedy."""
+    if leaves_scoring(config):
+        return
+    by_verl = reward_function(config) == ""
+    for taskset in tasksets:
+        data_source = taskset.config.data_source
+        if taskset.row_scorer is None:
+            yield TasksetError(
+                f"nothing here can score data_source {data_source!r}: it has no ground truth",
+                remedy=f"set ground_truth or env_class, or write reward(task, answer) in a custom_cls; {_LEAVE}",
+            )
+        elif by_verl and data_source not in VERL_SOURCES and not data_source.startswith("aime"):
+            yield TasksetError(
+                f"verl itself cannot score data_source {data_source!r}",
+                remedy=f"call score_by_tasks(config), or set reward.custom_reward_function to {{path: {OURS}, name: "
+                f"compute_score}}; {_LEAVE}",
+            )

@@ -1,0 +1,249 @@
+"""`treetune train`: what is planned for each trainer, and what becomes of the command. The trainers themselves are
+tried in tests/trainers/test_cpu_training.py and in the tests of each."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from kinds import write_targets
+
+from treetune.errors import UsageError
+from treetune.trainers import launch
+from treetune.trainers.areal.run import make_rows, serve
+from treetune.trainers.launch import TRAINERS, Launch, TrainRequest, as_text, merge, plan
+from treetune.trainers.verl import LOOPS
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_targets(tmp_path)
+    monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A trainer that is nothing but a line of Python: what is looked at is how it is started, and how it ends."""
+
+    def stand(code: str, package: str = "treetune") -> None:
+        def plan(request):
+            return Launch(
+                trainer="line",
+                package=package,
+                install="pip install line",
+                data={},
+                config={},
+                command=[sys.executable, "-c", code],
+                environment={"GREETING": "hello"},
+            )
+
+        monkeypatch.setattr(launch, "plan_of_line", plan, raising=False)
+        monkeypatch.setitem(TRAINERS, "line", "treetune.trainers.launch:plan_of_line")
+
+    return stand
+
+
+def test_a_dry_run_builds_the_data_and_starts_nothing(folder, treetune):
+    result = treetune("train", "skyrl", "kinds_of.py:Doubles", "--dry-run", "--steps", "3", "--model", "M", "--json")
+    assert result.code == 0, result.err
+    told = result.json
+    assert told["trainer"] == "skyrl"
+    (file,) = told["data"]["train"]
+    assert pq.read_metadata(file).num_rows == 4
+    assert told["config"]["trainer.max_training_steps"] == "3"
+    assert told["config"]["trainer.policy.model.path"] == "M"
+    assert told["config"]["trainer.train_batch_size"] == "4"  # of a larger batch nothing would be trained
+    assert told["command"][1:3] == ["-m", "treetune.trainers.skyrl"]
+    assert f"tasks={file}" in told["command"]
+
+
+@pytest.mark.parametrize(("task", "played"), [("Countdowns", True), ("Doubled", True), ("Doubles", False)])
+def test_verl_plays_what_has_turns_or_tools_by_our_loop_and_scores_the_rest(folder, treetune, task, played):
+    result = treetune("train", "verl", f"kinds_of.py:{task}", "--steps", "2", "-m", "M", "--dry-run", "--json")
+    assert result.code == 0, result.err
+    config = result.json["config"]
+    (file,) = result.json["data"]["train"]
+    assert config["data.train_files"] == config["data.val_files"] == f"[{file}]"
+    assert config["actor_rollout_ref.model.path"] == "M"
+    assert config["reward.custom_reward_function.path"] == "pkg://treetune.trainers.verl"
+    assert (LOOPS in config) == played
+    assert ("agent_name" in pq.read_schema(file).names) == played
+    assert result.json["command"][1:3] == ["-m", "verl.trainer.main_ppo"]
+
+
+def test_verl_is_told_how_our_loop_plays_and_who_else_scores(folder, treetune):
+    others = folder / "loops.yaml"
+    others.write_text("[{name: other, _target_: some.Loop}]")
+    result = treetune(
+        "train", "verl", "kinds_of.py:Countdowns", "treetune_loop.max_turns=3", f"{LOOPS}={others}",
+        "reward.custom_reward_function.path=mine.py", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    config = result.json["config"]
+    assert config["reward.custom_reward_function.path"] == "mine.py"
+    loops = yaml.safe_load(Path(config[LOOPS]).read_text())
+    assert [loop["name"] for loop in loops] == ["other", "treetune"]
+    assert loops[1]["max_turns"] == 3
+    assert not any(key.startswith("treetune_loop") for key in config)
+    result = treetune("train", "verl", "kinds_of.py:Countdowns", "treetune_loop.max_turn=3", "--dry-run")
+    assert "did you mean 'max_turns'" in result.err
+
+
+def test_trl_plays_the_tasks_themselves(folder, treetune):
+    result = treetune(
+        "train", "trl", "kinds_of.py:Countdowns", "--taskset.shuffle.seed", "1", "--steps", "2", "-m", "M", "-n", "2",
+        "learning_rate=1e-3", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:5] == ["-m", "treetune.trainers.trl", "kinds_of.py:Countdowns", "--taskset.shuffle.seed=1"]
+    assert {"model=M", "num_tasks=2", "max_steps=2", "learning_rate=1e-3"} <= set(words)
+    assert result.json["data"] == {"tasks": "kinds_of.py:Countdowns", "num_tasks": 2}
+
+
+def test_slime_draws_the_tasks_itself(folder, treetune):
+    result = treetune(
+        "train", "slime", "kinds_of.py:Countdowns", "--steps", "3", "-m", "M", "lr=1e-6", "rollout_batch_size=4",
+        "colocate=false", "use-wandb=true", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:4] == ["train.py", "--prompt-data", "kinds_of.py:Countdowns"]
+    options = dict(pairwise(words))
+    assert options["--custom-generate-function-path"] == "treetune.trainers.slime.generate"
+    assert options["--rollout-batch-size"] == "4"
+    assert options["--num-rollout"] == "3"
+    assert "--colocate" not in words
+    assert words[-1] == "--use-wandb"
+
+
+def test_what_slime_is_told_to_load_is_there():
+    """The names are text until slime loads them."""
+    config = plan("slime", TrainRequest(target="kinds_of.py:Countdowns", build=dict)).config
+    for place in (value for value in config.values() if value.startswith("treetune.")):
+        module, _, name = place.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_areal_is_given_a_server_or_has_one_started(folder, treetune):
+    result = treetune(
+        "train", "areal", "arithmetic", "-n", "8", "--taskset.shuffle.seed", "1", "--steps", "5", "-m", "M",
+        "gconfig.n_samples=2", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    words = result.json["command"]
+    assert words[1:6] == ["-m", "treetune.trainers.areal", "arithmetic", "--num-tasks=8", "--taskset.shuffle.seed=1"]
+    assert {"actor.path=M", "total_train_steps=5", "gconfig.n_samples=2"} <= set(words)
+    assert Path(words[words.index("--config") + 1]).exists()
+    result = treetune("train", "areal", "http://127.0.0.1:1", "--dry-run", "--json")
+    assert result.json["data"]["task server"] == "http://127.0.0.1:1"
+
+
+def test_tasks_are_served_to_areal_until_its_training_ends(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with serve("kinds_of.py:Doubles", []) as url:
+        assert len(make_rows(url, None)) == 4
+        assert list(make_rows(url, 2)) == [{"task_index": 0}, {"task_index": 1}]
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{url}/api/health", timeout=5)
+    with pytest.raises(UsageError, match="no such file"), serve("no_such.py:Tasks", []):
+        pass
+    with serve("kinds_of.py:Endless", []) as url, pytest.raises(UsageError, match="never end"):
+        make_rows(url, None)
+
+
+def test_trl_may_play_on_a_task_server(treetune):
+    result = treetune("train", "trl", "http://127.0.0.1:1", "--dry-run", "--json")
+    assert result.json["data"]["tasks"] == "http://127.0.0.1:1"
+
+
+def test_people_are_shown_the_same(folder, treetune):
+    result = treetune("train", "skyrl", "kinds_of.py:Doubles", "--dry-run")
+    assert "not installed here" in result.out
+    assert "trainer.train_batch_size: 4" in result.out
+    assert result.out.splitlines()[-1].startswith("$ ")
+
+
+def test_the_users_keys_win_and_are_passed_on_as_they_are(folder, treetune):
+    result = treetune(
+        "train", "skyrl", "kinds_of.py:Doubles", "--dry-run", "--json", "trainer.train_batch_size=2", "+new.key=[a,b]",
+        "trainer.logger=wandb",
+    )  # fmt: skip
+    words = result.json["command"]
+    assert [word for word in words if "batch_size" in word] == [
+        "trainer.policy_mini_batch_size=4", "trainer.train_batch_size=2",
+    ]  # fmt: skip
+    assert words[-2:] == ["+new.key=[a,b]", "trainer.logger=wandb"]
+
+
+def test_keys_of_the_target_are_the_targets(folder, treetune):
+    result = treetune("train", "skyrl", "arithmetic", "-n", "5", "--taskset.shuffle.seed", "3", "--dry-run", "--json")
+    assert result.code == 0, result.err
+    assert pq.read_metadata(result.json["data"]["train"][0]).num_rows == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["skyl", "kinds_of.py:Doubles"], "did you mean 'skyrl'"),
+        (["skyrl", "kinds_of.py:Doubles", "--trainer.logger", "wandb"], "no dashes: trainer.logger=wandb"),
+        (["skyrl", "kinds_of.py:Doubles", "wandb"], "KEY=VALUE"),
+        (["skyrl", "http://127.0.0.1:1"], "server"),
+        (["skyrl", "kinds_of.py:Endless"], "-n"),
+        (["slime", "kinds_of.py:Endless", "-n", "3"], "config.yaml"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_remedy(folder, treetune, arguments, said):
+    result = treetune("train", *arguments, "--dry-run")
+    assert result.code == 2, result.out
+    assert said in result.err
+
+
+def test_a_trainer_that_is_not_there_is_told_with_how_to_get_it(folder, treetune, stand_in):
+    stand_in("print('started')", package="no-such-package")
+    result = treetune("train", "line", "kinds_of.py:Doubles")
+    assert result.code != 0
+    assert "pip install line; --dry-run" in result.err
+    assert "started" not in result.out
+
+
+def test_the_trainers_exit_code_is_the_verbs(folder, treetune, stand_in):
+    stand_in("import os, sys; print(os.environ['GREETING']); sys.exit(7)")
+    result = treetune("train", "line", "kinds_of.py:Doubles")
+    assert result.code == 7
+    assert "hello" in result.out
+    result = treetune("train", "line", "kinds_of.py:Doubles", "--json")
+    assert result.code == 7
+    assert result.json["code"] == 7  # what the trainer prints is not in the object
+    assert "hello" in result.err
+
+
+def test_a_trainer_finds_the_files_beside_the_user(folder, treetune, stand_in):
+    stand_in("import kinds_of; print(kinds_of.Doubles.__name__)")
+    assert "Doubles" in treetune("train", "line", "kinds_of.py:Doubles").out
+
+
+def test_overrides_are_merged_by_their_bare_keys():
+    assert merge({"a": 1, "b": None, "+c": True}, ["++c=2", "d=x=y", "~a"]) == {"++c": "2", "d": "x=y", "~a": ""}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain/path-1.parquet", "plain/path-1.parquet"),
+        ("a b", "'a b'"),
+        ("it's ${x}", "'it\\'s \\${x}'"),
+        (["a", "b,c"], "[a,'b,c']"),
+        (False, "false"),
+        (1e-6, "1e-06"),
+    ],
+)
+def test_a_value_is_written_as_hydra_reads_it(value, text):
+    assert as_text(value) == text

@@ -1,0 +1,212 @@
+"""Real trainings on a CPU, all of one task: `examples/every_trainer`. Tests take two steps, the docs' curves more.
+
+    training = CpuTraining(folder)
+    training.verl("Letters", steps=2)          # [{"reward": 0.41, ...}, {...}]
+
+Every trainer is started as a user would start it, in its own virtual environment. What each gives is a list of steps:
+the mean reward, and what says that the step was real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import venvs
+import vllm_server
+
+ROOT = Path(__file__).parents[2]
+SUPPORT, TASK = ROOT / "tests" / "support", ROOT / "examples" / "every_trainer"
+PROMPTS, GROUP, RATE, MOST_TOKENS = 4, 4, 3e-3, 12
+"""Of every trainer: tasks in a step, episodes of each, the learning rate, and the tokens of one answer."""
+
+VERL_ON_CPU = {
+    "data.dataloader_num_workers": 0,
+    "data.max_prompt_length": 64,
+    "data.max_response_length": 64,
+    "actor_rollout_ref.model.use_remove_padding": False,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    "actor_rollout_ref.actor.strategy": "fsdp2",
+    "actor_rollout_ref.actor.use_dynamic_bsz": False,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
+    "actor_rollout_ref.actor.use_torch_compile": False,
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+    "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
+    "+actor_rollout_ref.actor.fsdp_config.mixed_precision": "{param_dtype: fp32, reduce_dtype: fp32}",
+    "actor_rollout_ref.rollout.dtype": "float32",
+    "actor_rollout_ref.rollout.load_format": "auto",
+    "actor_rollout_ref.rollout.enforce_eager": True,
+    "actor_rollout_ref.rollout.free_cache_engine": False,
+    "+actor_rollout_ref.rollout.enable_sleep_mode": False,
+    "actor_rollout_ref.rollout.max_model_len": 256,
+    "actor_rollout_ref.rollout.max_num_batched_tokens": 512,
+    "actor_rollout_ref.rollout.max_num_seqs": 16,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
+    "actor_rollout_ref.rollout.calculate_log_probs": True,
+    "actor_rollout_ref.rollout.agent.num_workers": 1,
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": 16,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    "reward.num_workers": 1,
+    "trainer.device": "cpu",
+    "trainer.logger": "[console,file]",
+    "ray_kwargs.ray_init.num_cpus": 16,
+    "+ray_kwargs.ray_init.num_gpus": 1,
+    "+ray_kwargs.ray_init.include_dashboard": False,
+}
+"""verl's keys for a machine without a GPU: single precision, nothing compiled, one process of each kind."""
+
+
+class CpuTraining:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._caches = {"TREETUNE_TASK_CACHE_DIR": str(folder / "cache"), "HF_HOME": str(folder / "library")}
+
+    @cached_property
+    def model(self) -> Path:
+        """The tiny model, as its warm-up left it."""
+        place = self.folder / "model"
+        venvs.run(venvs.vllm_verl(), TASK / "tiny.py", place)
+        return place
+
+    @contextlib.contextmanager
+    def vllm(self) -> Iterator[tuple[str, Path]]:
+        """The address of a vLLM, and the folder of the model that it has: a copy, which trainings may change."""
+        served = self.folder / "served"
+        shutil.copytree(self.model, served)
+        with vllm_server.vllm_server(venvs.vllm_verl(), served, self.folder / "vllm.log") as url:
+            yield url, served
+
+    # One after the other: there are two cores
+
+    def verl(self, task: str, steps: int, *overrides: str) -> list[dict[str, Any]]:
+        """verl's own figures of each step, and the rows that it trained on in `rollouts`."""
+        out = self.folder / f"verl-{task}"
+        settings = {
+            "data.train_batch_size": PROMPTS,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
+            "actor_rollout_ref.rollout.n": GROUP,
+            "actor_rollout_ref.actor.optim.lr": RATE,
+            "trainer.rollout_data_dir": out / "rollouts",
+            "hydra.run.dir": out / "hydra",
+            **VERL_ON_CPU,
+        }
+        words = [f"{key}={value}" for key, value in settings.items()]
+        target = ("train", "verl", f"letters.py:{task}", "--steps", str(steps), "--model", self.model)
+        with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as short:
+            self._treetune(
+                *(venvs.vllm_verl(), *target, *words, *overrides),
+                log=out.with_suffix(".log"),
+                VERL_USE_EXTERNAL_MODULES="verl_cpu_platform",
+                VERL_ENGINE_DEVICE="cuda",
+                VERL_FILE_LOGGER_PATH=str(out.with_suffix(".jsonl")),
+                RAY_TMPDIR=short,  # so that no other cluster is found; its sockets need a short path
+                RAY_USAGE_STATS_ENABLED="0",
+                RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+                **vllm_server.ENVIRONMENT,
+            )
+        steps_seen = [json.loads(line)["data"] for line in out.with_suffix(".jsonl").read_text().splitlines()]
+        for number, step in enumerate(steps_seen, 1):
+            rows = (out / "rollouts" / f"{number}.jsonl").read_text().splitlines()
+            step["rollouts"] = [json.loads(row) for row in rows]
+            step["reward"] = step["critic/score/mean"]
+        return steps_seen
+
+    def trl(self, steps: int, vllm: tuple[str, Path] | None = None) -> dict[str, Any]:
+        """GRPO, or AsyncGRPO where there is a vLLM; what `trl_cpu_side.py` says of it."""
+        url, model = vllm or (None, self.model)
+        settings = {
+            "output_dir": self.folder / ("trl-async" if url else "trl"),
+            "per_device_train_batch_size": PROMPTS * GROUP,
+            "gradient_accumulation_steps": 1,
+            "num_generations": GROUP,
+            "max_completion_length": MOST_TOKENS,
+            "learning_rate": RATE,
+            "lr_scheduler_type": "constant",
+            "save_strategy": "no",
+            "disable_tqdm": "true",
+            "gradient_checkpointing": "false",
+            "dataloader_pin_memory": "false",
+        }
+        if url:
+            settings |= {"trainer": "async", "vllm_server_base_url": url, "max_staleness": 0, "weight_sync_steps": 1}
+            settings |= {"max_inflight_tasks": PROMPTS * GROUP, "dtype": "float32", "token_budget": 2048}
+        words = [f"{key}={value}" for key, value in settings.items()]
+        arguments = ("train", "trl", "letters.py:Letters", "-n", "256", "--steps", str(steps), "--model", model, *words)
+        planned = self._treetune(venvs.venv(*venvs.TRL), *arguments, "--dry-run", "--json")
+        python, _, module, *rest = json.loads(planned)["command"]
+        assert module == "treetune.trainers.trl"
+        answer = self.folder / "trl.json"
+        venvs.run(
+            *(Path(python), SUPPORT / "trl_cpu_side.py", answer, *rest),
+            cwd=TASK, timeout=1200, PYTHONPATH=str(SUPPORT), TRL_EXPERIMENTAL_SILENCE="1", **self._caches,
+        )  # fmt: skip
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+    def skyrl(self, steps: int) -> list[dict[str, Any]]:
+        """SkyRL's generator over rows that were built for it, and its JAX backend through its Tinker API."""
+        python = venvs.venv(*venvs.SKYRL_TINKER)
+        arguments = ("train", "skyrl", "letters.py:Letters", "--dry-run", "--json")
+        planned = json.loads(self._treetune(python, *arguments))
+        words = planned["command"]
+        request, answer = self.folder / "skyrl-request.json", self.folder / "skyrl.json"
+        asked = {
+            "model": str(self.model),
+            "files": planned["data"]["train"],
+            "register": [id for option, id in pairwise(words) if option == "--env"],
+            "steps": steps,
+            "prompts": PROMPTS,
+            "group": GROUP,
+            "learning_rate": 3 * RATE,  # of an adapter, not of the whole
+            "max_tokens": MOST_TOKENS,
+        }
+        request.write_text(json.dumps(asked))
+        venvs.run(
+            *(python, SUPPORT / "skyrl_tinker_side.py", request, answer),
+            cwd=TASK, timeout=1200, PYTHONPATH=str(SUPPORT), **self._caches,
+        )  # fmt: skip
+        found: list[dict[str, Any]] = json.loads(answer.read_text())
+        return found
+
+    def verifiers(self, steps: int, vllm: tuple[str, Path]) -> list[dict[str, Any]]:
+        """An exported package in verifiers' own server, with its client for training; the steps are plain torch."""
+        url, model = vllm
+        python, package = venvs.venv(*venvs.VERIFIERS), self.folder / "letters-env"
+        self._treetune(python, "export", "verifiers", "letters.py:Letters", "--to", package)
+        (name,) = (file.stem for file in package.glob("*.py"))
+        found = []
+        for step in range(steps):
+            words = (name, url, str(model), str(PROMPTS), str(GROUP), str(step * PROMPTS))
+            rollouts = venvs.run(
+                *(python, SUPPORT / "verifiers_cpu_side.py", *words),
+                cwd=TASK, PYTHONPATH=os.pathsep.join([str(SUPPORT), str(package)]), **self._caches,
+            )  # fmt: skip
+            (self.folder / "rollouts.json").write_text(rollouts)
+            with (self.folder / "rollouts.json").open() as given:
+                command = [venvs.vllm_verl(), SUPPORT / "policy_step.py", model, str(GROUP), str(RATE)]
+                said = subprocess.run(command, stdin=given, capture_output=True, text=True, check=True).stdout
+            vllm_server.load_again(url)
+            found.append({**json.loads(said), "rollouts": json.loads(rollouts)})
+        return found
+
+    def _treetune(self, python: Path, *arguments: str | Path, log: Path | None = None, **environment: str) -> str:
+        """`treetune ARGUMENTS` where the task is; what it prints, in the end or into a file."""
+        path = os.pathsep.join([str(ROOT / "src"), str(SUPPORT)])
+        variables = {**os.environ, "HF_HUB_OFFLINE": "1", **self._caches, **environment, "PYTHONPATH": path}
+        command = [python, "-m", "treetune", *map(str, arguments)]
+        with (log or self.folder / "treetune.log").open("w+") as printed:
+            out = subprocess.PIPE if log is None else printed
+            done = subprocess.run(command, cwd=TASK, env=variables, stdout=out, stderr=printed, text=True, timeout=2400)
+            printed.seek(0)
+            assert done.returncode == 0, f"{arguments}:\n{printed.read()[-6000:]}"
+        return done.stdout or ""

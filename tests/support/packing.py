@@ -1,0 +1,38 @@
+"""How the slow suite is shared among workers of xdist: `pytest -n 2 --dist loadgroup -m slow`.
+
+The tests of a file stay together, as their virtual environment and data are made once. Those that start clusters of
+Ray, which find each other, are one group. The longest groups come first, so that no worker ends alone with one of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+RAY = ("test_dataset_ray.py", "test_pool_ray.py", "test_skyrl.py", "test_verl.py")
+"""What starts clusters of Ray."""
+LONGEST = ("test_skyrl.py",)
+"""The files whose slow tests take longest, the longest first. The others come in the order of their names."""
+
+
+def group_of(nodeid: str) -> str:
+    name = PurePath(nodeid.partition("::")[0]).name
+    return "ray" if name in RAY else name
+
+
+def sort_longest_first(items: list[pytest.Item]) -> None:
+    place = {group_of(name): at for at, name in reversed(list(enumerate(LONGEST)))}
+    items.sort(key=lambda item: place.get(group_of(item.nodeid), len(LONGEST)))
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """xdist's own finds groups in ids that pytest 9.2 no longer lets it change, and so has no groups."""
+
+    def __init__(self, config, log=None) -> None:
+        config.option.loadscopereorder = False  # the order of collection is the one of `sort_longest_first`
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
