@@ -187,9 +187,7 @@ class _Process:
         game, samples = rollout.game, rollout.engine.samples
         earned = game.reward
         if earned is None:
-            log.warning(
-                "sample %s is left out: no room or time for an answer to its first prompt", sample.index
-            )
+            log.warning("sample %s is left out: no room or time for an answer to its first prompt", sample.index)
             lose(sample, UNANSWERED)
             return _as_lost(self.args, sample, evaluation)
         self._lost_in_a_row = 0
