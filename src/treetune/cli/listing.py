@@ -147,6 +147,8 @@ class TargetKind(StrEnum):
     MIXTURE = "mixture"
     INFINITE = "infinite"
     VERIFIERS = "verifiers:ID"
+    OPENENV = "openenv:URL"
+    ORS = "ors:URL"
     SERVER = "server"
 
 
@@ -177,7 +179,13 @@ VERBS = (
 )
 BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
 """The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
+DOORS = ("ZMQ", "HTTP", "MCP", "OpenEnv", "ORS")
+"""What `serve` speaks."""
+TRAINERS = ("verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
+PLAYERS = ("eval", *DOORS, *TRAINERS)
+NO_RATES = "does not show its tasks, and a pass rate is known by the uid of its task"
+NO_PROMPT = "empty-prompt"
+"""Prompts of tasks on other servers are told when an episode starts: `build` starts one for each, `convert` none."""
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -186,14 +194,16 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     def table(rows: type[StrEnum], columns: Sequence[str], refused: Mapping[Any, str]) -> Any:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
 
-    no_target = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
-    no_target |= {(TargetKind.VERIFIERS, "export"): ALREADY_THERE}
+    not_there = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
+    not_there[TargetKind.VERIFIERS, "export"] = ALREADY_THERE
+    for kind in (TargetKind.OPENENV, TargetKind.ORS):
+        not_there |= {(kind, "profile"): NO_RATES, (kind, "convert"): NO_PROMPT}
     refused = {
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
         (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
         (TaskKind.IMAGES, "slime"): NO_IMAGES,
     }
-    return {"target": table(TargetKind, VERBS, no_target), "task": table(TaskKind, PLAYERS, refused)}
+    return {"target": table(TargetKind, VERBS, not_there), "task": table(TaskKind, PLAYERS, refused)}
 
 
 def as_text() -> str:
