@@ -144,6 +144,7 @@ def vf_eval(package: Path, model_url: str, *arguments: str, model: str = "m") ->
         *(package.name, "-m", model, "--no-push", "--no-rich", "-o", results),
         *("--client.base-url", model_url, "--client.api-key-var", "NO_KEY", *arguments),
         PYTHONPATH=str(package),
+        HOME=str(package.parent / "home"),
         cwd=package.parent,
     )
     (record,) = results.rglob("traces.jsonl")
@@ -283,7 +284,10 @@ def test_verifiers_own_server_and_client_play_it_and_no_fault_is_a_zero(folder, 
     script = Path(venvs.__file__).with_name("verifiers_side.py")
     path = os.pathsep.join(map(str, packages))
     python = venvs.venv(*venvs.VERIFIERS)
-    printed = venvs.run(python, script, "my-env", model, marks, "my-stream", PYTHONPATH=path, cwd=folder)
+    home = folder / "home"
+    arguments = ("my-env", model, marks, "my-stream")
+    printed = venvs.run(python, script, *arguments, PYTHONPATH=path, cwd=folder, HOME=str(home))
+    assert not list(home.glob(".cache/verifiers/runtimes/subprocess/*")), "a runtime of verifiers' was left over"
     cases = json.loads(printed.splitlines()[-1])
     played = cases["played"]
     assert [case["rewards"] for case in played[:3]] == [{"episode_reward": reward} for reward in (1.0, 0.5, 1.0)]

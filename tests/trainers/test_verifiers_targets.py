@@ -23,7 +23,9 @@ def test_without_verifiers_it_says_what_to_install(treetune):
 
 
 def found(pins, version, folder) -> dict:
-    printed = venvs.run(venvs.venv(*pins), SIDE, version, folder, PYTHONPATH=str(SIDE.with_name("verifiers_envs")))
+    envs, home = str(SIDE.with_name("verifiers_envs")), folder / "home"
+    printed = venvs.run(venvs.venv(*pins), SIDE, version, folder, PYTHONPATH=envs, HOME=str(home))
+    assert not list(home.glob(".cache/verifiers/runtimes/subprocess/*")), "a runtime of verifiers' was left over"
     return json.loads(printed.splitlines()[-1])
 
 
