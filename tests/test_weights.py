@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune import Environment, Step, Task, Taskset
-from treetune.errors import PolicyError
+from treetune.errors import PolicyError, UsageError
 from treetune.host import LocalHost, always
 from treetune.policy import Completion
 from treetune.rollout import run_rollout
 from treetune.sampled_groups import sample_groups
 from treetune.trace import Outcome
-from treetune.weights import Weights
+from treetune.weights import Weights, WeightsBook
 
 WORDS = ["one", "three", "eleven"]
 ANSWERS = [[*map(ord, word), 2] for word in WORDS]
@@ -169,6 +170,24 @@ def test_a_cancellation_in_an_abort_is_a_cancellation():
         await asyncio.sleep(0)
         running.cancel()
         await asyncio.wait([running, pausing])
-        return running.cancelled(), pausing.result(), weights.idle
+        weights.resume()
+        return running.cancelled(), pausing.result(), weights.in_use
 
-    assert asyncio.run(play())[:2] == (True, True)
+    assert asyncio.run(play()) == (True, True, False)
+
+
+def test_a_trainer_may_name_its_model_anew_at_every_step(monkeypatch):
+    monkeypatch.setattr("treetune.weights.MOST_MODELS", 3)
+
+    async def name():
+        book = WeightsBook(Counter())
+        await book.of("paused").pause()
+        for step in range(10):
+            book.of(f"step-{step}").tell(step)
+        for other in ("b", "c"):
+            await book.of(other).pause()
+        with pytest.raises(UsageError, match="3 models are in use"):
+            book.of("d")
+        return [model for model, _, _ in book.known()]
+
+    assert asyncio.run(name()) == ["paused", "b", "c"]

@@ -144,9 +144,8 @@ class Weights:
         self._watching.discard(changed)
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is known of them, and nobody uses them."""
-        return self.version is None and not (self.paused or self._calls or self._watching)
+    def in_use(self) -> bool:
+        return self.paused or bool(self._calls or self._watching)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -196,7 +195,7 @@ class WeightsBook:
         found = self._all.get(key)
         if found is None:
             if len(self._all) >= MOST_MODELS:
-                self._forget_idle()
+                self._forget_oldest()
             found = self._all[key] = Weights(self._counts)
         return found
 
@@ -210,10 +209,12 @@ class WeightsBook:
         figures = {"paused_models": sum(weights.paused for weights in known)}
         return {**figures, "version": max(versions)} if versions else figures
 
-    def _forget_idle(self) -> None:
-        self._all = {key: one for key, one in self._all.items() if not one.idle}
-        if len(self._all) >= MOST_MODELS:
-            raise UsageError(f"the weights of {MOST_MODELS} models are told apart, and of no more")
+    def _forget_oldest(self) -> None:
+        """A trainer may name its model anew at every step."""
+        oldest = next((key for key, one in self._all.items() if not one.in_use), None)
+        if oldest is None:
+            raise UsageError(f"{MOST_MODELS} models are in use, and no more are told apart")
+        del self._all[oldest]
 
 
 class TrainedModels:

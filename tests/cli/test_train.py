@@ -4,6 +4,9 @@ tried in tests/trainers/test_cpu_training.py and in the tests of each."""
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import subprocess
 import sys
 import urllib.request
 from itertools import pairwise
@@ -108,7 +111,8 @@ def test_trl_plays_the_tasks_themselves(folder, treetune):
     assert result.json["data"] == {"tasks": "kinds_of.py:Countdowns", "num_tasks": 2}
 
 
-def test_slime_draws_the_tasks_itself(folder, treetune):
+def test_slime_draws_the_tasks_itself(folder, treetune, monkeypatch):
+    monkeypatch.delitem(sys.modules, "slime", raising=False)  # what stands in for it in other tests
     result = treetune(
         "train", "slime", "kinds_of.py:Countdowns", "--steps", "3", "-m", "M", "lr=1e-6", "rollout_batch_size=4",
         "colocate=false", "use-wandb=true", "--dry-run", "--json",
@@ -223,6 +227,32 @@ def test_the_trainers_exit_code_is_the_verbs(folder, treetune, stand_in):
     assert result.code == 7
     assert result.json["code"] == 7  # what the trainer prints is not in the object
     assert "hello" in result.err
+
+
+def test_whoever_ends_the_verb_ends_the_trainer(folder):
+    training = subprocess.Popen([sys.executable, "-c", ENDED], cwd=folder, stdout=subprocess.PIPE, text=True)
+    for line in training.stdout:
+        if line.startswith("trainer"):
+            trainer = int(line.split()[1])
+            break
+    training.terminate()
+    assert training.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(trainer, 0)
+
+
+ENDED = """
+import sys
+from treetune.cli.app import run
+from treetune.trainers import launch
+
+code = "import os, time; print('trainer', os.getpid(), flush=True); time.sleep(600)"
+launch.plan_of_line = lambda request: launch.Launch(
+    trainer="line", package="treetune", install="", data={}, config={}, command=[sys.executable, "-c", code]
+)
+launch.TRAINERS["line"] = "treetune.trainers.launch:plan_of_line"
+sys.exit(run(["train", "line", "kinds_of.py:Doubles"]))
+"""
 
 
 def test_a_trainer_finds_the_files_beside_the_user(folder, treetune, stand_in):

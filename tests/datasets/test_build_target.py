@@ -149,6 +149,8 @@ def test_rows_of_several_turns_name_the_loop_that_plays_them_in_verl(treetune, f
         read = list(read_tasks(folder / name))
         assert [task.uid for task in read] == [task.uid for task in tasks]
         assert all(task.extra_info.keys() <= {"scorer"} for task in read)
+    assert treetune("convert", "rows.parquet", "again.jsonl", "--to", "verl", "--no-check").code == 0
+    assert [row["agent_name"] for row in read_rows(folder / "again.jsonl")] == ["treetune"] * 3
     told = treetune("build", "alphabet-sort", "-n", "3")
     (loops,) = re.findall(r"actor_rollout_ref.rollout.agent.agent_loop_config_path=(\S+)", told.out + told.err)
     assert yaml.safe_load(Path(loops).read_text()) == [

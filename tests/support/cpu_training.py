@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cached_property
@@ -65,6 +66,16 @@ VERL_ON_CPU = {
 }
 """verl's keys for a machine without a GPU: single precision, nothing compiled, one process of each kind."""
 
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A busy machine takes longer than Ray waits for its own processes, which would let all others go first.
+    "RAY_worker_niceness": "0",
+    "RAY_raylet_start_wait_time_s": "600",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+}
+
 
 class CpuTraining:
     def __init__(self, folder: Path) -> None:
@@ -110,8 +121,7 @@ class CpuTraining:
                 VERL_ENGINE_DEVICE="cuda",
                 VERL_FILE_LOGGER_PATH=str(out.with_suffix(".jsonl")),
                 RAY_TMPDIR=short,  # so that no other cluster is found; its sockets need a short path
-                RAY_USAGE_STATS_ENABLED="0",
-                RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+                **RAY,
                 **vllm_server.ENVIRONMENT,
             )
         steps_seen = [json.loads(line)["data"] for line in out.with_suffix(".jsonl").read_text().splitlines()]
@@ -210,3 +220,40 @@ class CpuTraining:
             printed.seek(0)
             assert done.returncode == 0, f"{arguments}:\n{printed.read()[-6000:]}"
         return done.stdout or ""
+
+
+# The curves of the docs
+
+
+def measure(folder: Path, results: Path, steps: dict[str, int]) -> None:
+    """Trains with each of the named, and writes its rewards to a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    training = CpuTraining(folder)
+    results.mkdir(parents=True, exist_ok=True)
+
+    def keep(name: str, rewards: list[float]) -> None:
+        found = {"trainer": name, "rewards": [round(reward, 4) for reward in rewards]}
+        (results / f"{name.partition(',')[0].replace(' ', '-').lower()}.json").write_text(json.dumps(found) + "\n")
+
+    if number := steps.get("verl"):
+        keep("verl 0.9.1", [step["reward"] for step in training.verl("Letters", number)])
+    if number := steps.get("trl"):
+        keep("TRL 1.16", [log["reward"] for log in training.trl(number)["logs"]])
+    if number := steps.get("skyrl"):
+        keep("SkyRL 0.3, JAX", [step["reward"] for step in training.skyrl(number)])
+    if number := steps.get("async"):
+        with training.vllm() as server:
+            keep("TRL 1.16 async", [log["reward"] for log in training.trl(number, server)["logs"]])
+    if number := steps.get("verifiers"):
+        shutil.rmtree(training.folder / "served", ignore_errors=True)
+        with training.vllm() as server:
+            keep("verifiers 0.4 client", [step["reward"] for step in training.verifiers(number, server)])
+
+
+if __name__ == "__main__":
+    # python cpu_training.py FOLDER RESULTS trl=40 verl=10
+    measure(
+        Path(sys.argv[1]).absolute(),
+        Path(sys.argv[2]),
+        {name: int(number) for name, number in (word.split("=") for word in sys.argv[3:])},
+    )

@@ -44,7 +44,8 @@ def serve(model: str, port: str, folder: str) -> None:
         backend="jax",
         checkpoints_base=f"{folder}/checkpoints",
         database_url=f"sqlite:///{folder}/tinker.db",
-        backend_config={"max_lora_adapters": 4, "max_lora_rank": RANK},
+        # Batches are filled up to this number: each other number would be compiled anew.
+        backend_config={"max_lora_adapters": 4, "max_lora_rank": RANK, "sample_max_num_sequences": 16},
     )
     uvicorn.run(api.app, host="127.0.0.1", port=int(port), log_level="warning")
 

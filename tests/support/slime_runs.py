@@ -85,7 +85,9 @@ class Sglang:
 
     def wait_for(self, requests: int) -> None:
         """Until so many were made."""
+        until = time.monotonic() + 60
         while len(self.asked) < requests:
+            assert time.monotonic() < until, f"only {len(self.asked)} requests came"
             time.sleep(0.01)
 
 

@@ -1,8 +1,8 @@
 """Runs beside the real verifiers: its environment server and client over an exported package, with every fault.
 
-    python verifiers_side.py PACKAGE MODEL_URL MARKS       # prints what became of each case, as JSON
+    python verifiers_side.py PACKAGE MODEL_URL MARKS ENDLESS      # prints what became of each case, as JSON
 
-MARKS is a folder in which an environment has a file while it is open.
+MARKS is a folder in which an environment has a file while it is open, ENDLESS a package whose tasks are a generator.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 import verifiers.v1 as vf
 from verifiers.v1.serve import EnvClient, EnvServer
 
-PACKAGE, URL, MARKS = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+PACKAGE, URL, MARKS, ENDLESS = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4]
 
 
 @asynccontextmanager
-async def served(agent=None, **taskset):
+async def served(agent=None, package=PACKAGE, **taskset):
     """A client of a server that runs the package, and the tasks that the client's side has."""
-    config = vf.resolve_env_config({"taskset": {"id": PACKAGE, "model_retries": 0, **taskset}, "agent": agent or {}})
+    config = vf.resolve_env_config({"taskset": {"id": package, "model_retries": 0, **taskset}, "agent": agent or {}})
     server = EnvServer(config, address="tcp://127.0.0.1:0")
     running = asyncio.create_task(server.run())
     client = EnvClient(server.address)
     try:
         await client.wait_for_server_startup(timeout=60, interval=0.1)
-        yield client, [task.data.model_dump() for task in vf.load_taskset(config.taskset)]
+        yield client, [task.data.model_dump() for task in vf.load_taskset(config.taskset).take(8)]
     finally:
         await client.close()
         running.cancel()
@@ -91,6 +91,10 @@ async def main():
     async with served(overrides={"shuffle.seed": 3}) as (client, tasks):
         cases["shuffled"] = [data["prompt"] for data in tasks]
         cases["shuffled, played"] = await play(client, tasks[0])
+    # Two servers of one stream, asked for its tasks in any order: an index is the same task in both.
+    async with served(package=ENDLESS) as (one, tasks), served(package=ENDLESS) as (other, _):
+        asked = [(one, 6), (other, 1), (one, 0), (other, 6), (one, 7)]
+        cases["streamed"] = [[index, await play(client, tasks[index])] for client, index in asked]
     print(json.dumps(cases))
 
 

@@ -94,11 +94,13 @@ def slime(monkeypatch, sglang):
     from slime.rollout import sglang_rollout
     from slime.utils import http_utils
 
-    def start(target, tokenizer=None, **given):
+    def start(target, tokenizer=None, own=False, **given):
+        """`own`: slime loads the tokenizer itself."""
         args = slime_runs.arguments(sglang.address, str(target), **given)
         tokenizer = tokenizer or Letters(plain)
-        monkeypatch.setattr(sglang_rollout, "load_tokenizer", lambda *_, **__: tokenizer)
-        monkeypatch.setattr(sglang_rollout, "load_processor", lambda *_, **__: None, raising=False)
+        if not own:
+            monkeypatch.setattr(sglang_rollout, "load_tokenizer", lambda *_, **__: tokenizer)
+            monkeypatch.setattr(sglang_rollout, "load_processor", lambda *_, **__: None, raising=False)
         sglang_rollout.GenerateState.clear_instances()
         monkeypatch.setattr(http_utils, "_http_client", None, raising=False)  # one of another loop does not answer here
         http_utils.init_http_client(args)
@@ -720,3 +722,23 @@ def test_it_has_the_arguments_that_the_docs_name():
     named = set(re.findall(r"--[a-z][a-z-]+", section))
     assert len(named) > 12
     assert [name for name in named if f'"{name}"' not in options] == []
+
+
+@real
+def test_a_tokenizer_that_slime_loads_itself(folder, slime, sglang):
+    from real_letters import letters_tokenizer
+
+    letters_tokenizer().save_pretrained(folder / "model")
+    args, tokenizer = slime("sums.jsonl", own=True, hf_checkpoint=str(folder / "model"))
+    data = data_of(args)
+    data.get_samples(1)
+    answers = [
+        {"ids": [*(token for letter in text for token in tokenizer(letter)["input_ids"]), tokenizer.eos_token_id]}
+        for text in ("I think it is 12", "#### 2")
+    ]
+    sglang.say(*answers)
+    (sample,) = play(args, data.get_samples(1)[0])
+    check(sample, answers)
+    assert sample.reward == 1.0
+    # The tokens of a text are others than those that were sampled: these stay.
+    assert tokenizer(tokenizer.decode(sample.tokens))["input_ids"] != sample.tokens

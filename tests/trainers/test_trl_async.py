@@ -283,6 +283,31 @@ def test_the_trainer_stops_in_the_middle_and_nothing_stays_behind(tmp_path):
         unused.stop()
 
 
+@pytest.mark.parametrize("at", ["start", "step"])
+def test_stopping_waits_for_what_environments_were_about_to_do(tmp_path, monkeypatch, at):
+    """A start or a step that is under way is given up, and its environment closed before `stop` returns."""
+    begun, go_on = threading.Event(), threading.Event()
+    done = getattr(Echo, at)
+
+    def slowly(self, *given):
+        shown = done(self, *given)
+        begun.set()
+        go_on.wait(30)
+        return shown
+
+    monkeypatch.setattr(Echo, at, slowly)
+    with vllm_stand_in.running(tmp_path, answers_of("stop<end>")) as vllm, TrlTasks(Echoes()) as tasks:
+        go_on.set()
+        worker = worker_of(tasks, config(vllm.url))
+        go_on.clear()
+        begun.clear()
+        worker.start()
+        assert begun.wait(30)
+        worker.stop()
+        assert not Echo.open
+        go_on.set()
+
+
 def test_a_full_buffer_makes_the_rollouts_wait(tmp_path):
     with vllm_stand_in.running(tmp_path, answers_of("stop<end>")) as vllm, TrlTasks(Echoes()) as tasks:
         worker = worker_of(tasks, config(vllm.url, queue_maxsize=2, max_inflight_tasks=2))

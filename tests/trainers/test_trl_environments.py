@@ -174,6 +174,21 @@ def test_the_last_answer_is_scored_by_the_reward_function_and_counted_once():
         assert not Counter.open
 
 
+def test_what_is_said_after_the_end_is_no_turn(tmp_path):
+    def calls(*names):
+        return {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": name}} for name in names]}
+
+    with TrlTasks(tool_shop.write(tmp_path), turn_discount=0.5) as tasks:
+        environment = tasks.environment_factory()
+        environment.reset(task_index=1)
+        environment.search(query="red")
+        environment.search(query="red")
+        environment.buy(item="red 1")
+        environment.search(query="blue")  # not run
+        said = [calls("search", "serach", "search"), calls("serach"), calls("buy"), calls("search"), *answer("Done.")]
+        assert tasks.reward([], [said], environments=[environment]) == [0.5**3]
+
+
 def test_without_the_reward_function_an_answer_that_would_be_scored_is_not_guessed():
     with TrlTasks(Counting()) as tasks:
         environment = tasks.environment_factory()

@@ -17,6 +17,7 @@ from treetune.cli.listing import cells
 from treetune.errors import UsageError
 from treetune.target import load_taskset
 from treetune.trainers.verifiers import export_package, packing
+from treetune.trainers.verifiers.intercepted import _with_system
 from treetune.trainers.verifiers.packing import open_taskset
 from treetune.trainers.verifiers.playable import check_playable
 
@@ -89,6 +90,12 @@ def test_what_verifiers_cannot_play_is_refused(taskset, words):
         check_playable(taskset, taskset.select_tasks())
 
 
+def test_a_system_prompt_of_verifiers_takes_the_place_of_the_tasks():
+    asked = [{"role": "system", "content": "ours"}, {"role": "user", "content": "?"}]
+    theirs = {"role": "system", "content": "theirs"}
+    assert _with_system(asked, "theirs") == _with_system(asked[1:], "theirs") == [theirs, asked[1]]
+
+
 def test_overrides_are_part_of_a_package(folder, treetune):
     treetune("export", "verifiers", "arithmetic", "--to", "sums", "--taskset.level", "3")
     assert "level: 3" in (folder / "sums" / "sums" / "taskset.yaml").read_text()
@@ -137,6 +144,7 @@ def vf_eval(package: Path, model_url: str, *arguments: str, model: str = "m") ->
         *(package.name, "-m", model, "--no-push", "--no-rich", "-o", results),
         *("--client.base-url", model_url, "--client.api-key-var", "NO_KEY", *arguments),
         PYTHONPATH=str(package),
+        HOME=str(package.parent / "home"),
         cwd=package.parent,
     )
     (record,) = results.rglob("traces.jsonl")
@@ -210,6 +218,7 @@ def test_prime_rls_own_env_plays_it(folder, treetune, model):
 
 
 MARKED = '''
+import itertools
 from pathlib import Path
 from treetune import Environment, Step, Task, Taskset
 
@@ -243,6 +252,17 @@ class Marks(Taskset):
 
     def environment(self, task):
         return Marked(task)
+
+
+class Stream(Taskset):
+    INFINITE = True
+
+    def load_tasks(self):
+        for n in itertools.count():
+            yield Task(prompt=f"Double {{n}}.", reward_spec={{"ground_truth": str(2 * n)}})
+
+    def reward(self, task, answer):
+        return float(answer == task.ground_truth)
 '''
 
 
@@ -259,10 +279,15 @@ def marked(folder):
 @pytest.mark.xdist_group("verifiers")
 def test_verifiers_own_server_and_client_play_it_and_no_fault_is_a_zero(folder, marked, model):
     target, marks = marked
-    package = export_package(target, folder / "my-env").folder
+    packages = [export_package(target, folder / "my-env").folder]
+    packages.append(export_package("marked.py:Stream", folder / "my-stream").folder)
     script = Path(venvs.__file__).with_name("verifiers_side.py")
+    path = os.pathsep.join(map(str, packages))
     python = venvs.venv(*venvs.VERIFIERS)
-    printed = venvs.run(python, script, "my-env", model, marks, PYTHONPATH=str(package), cwd=folder)
+    home = folder / "home"
+    arguments = ("my-env", model, marks, "my-stream")
+    printed = venvs.run(python, script, *arguments, PYTHONPATH=path, cwd=folder, HOME=str(home))
+    assert not list(home.glob(".cache/verifiers/runtimes/subprocess/*")), "a runtime of verifiers' was left over"
     cases = json.loads(printed.splitlines()[-1])
     played = cases["played"]
     assert [case["rewards"] for case in played[:3]] == [{"episode_reward": reward} for reward in (1.0, 0.5, 1.0)]
@@ -287,5 +312,9 @@ def test_verifiers_own_server_and_client_play_it_and_no_fault_is_a_zero(folder, 
     assert cases["verifiers' limit"]["stop"] == "max_turns"
     order = [task.prompt for task in load_taskset(target, {"taskset.shuffle.seed": "3"}).select_tasks()]
     assert cases["shuffled"] == order
+    # The script of the model doubles even numbers.
+    assert [case["rewards"] for _, case in cases["streamed"]] == [
+        {"episode_reward": float(index % 2 == 0)} for index, _ in cases["streamed"]
+    ]
     assert all(case["open"] == [] for name, case in cases.items() if isinstance(case, dict) and name != "played")
     assert list(marks.iterdir()) == []

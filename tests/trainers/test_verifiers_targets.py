@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from treetune.cli.listing import TargetKind, cells
 SIDE = Path(venvs.__file__).with_name("verifiers_target_side.py")
 
 
+@pytest.mark.skipif(find_spec("verifiers") is not None, reason="verifiers is installed")
 def test_without_verifiers_it_says_what_to_install(treetune):
     result = treetune("eval", "verifiers:my-env", "-m", "scripted:gold")
     assert result.code == 3
@@ -21,7 +23,9 @@ def test_without_verifiers_it_says_what_to_install(treetune):
 
 
 def found(pins, version, folder) -> dict:
-    printed = venvs.run(venvs.venv(*pins), SIDE, version, folder, PYTHONPATH=str(SIDE.with_name("verifiers_envs")))
+    envs, home = str(SIDE.with_name("verifiers_envs")), folder / "home"
+    printed = venvs.run(venvs.venv(*pins), SIDE, version, folder, PYTHONPATH=envs, HOME=str(home))
+    assert not list(home.glob(".cache/verifiers/runtimes/subprocess/*")), "a runtime of verifiers' was left over"
     return json.loads(printed.splitlines()[-1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,14 +92,16 @@ def start(launch: Launch) -> int:
     # A task in a file beside the user is found by the trainer's processes too.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(launch.command, env=environment)
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # who ends us means the trainer
     try:
-        return process.wait()
-    except KeyboardInterrupt:  # the terminal has told the trainer too: it ends in its own way
-        return process.wait()
+        while True:
+            try:
+                code = process.wait()
+                return code if code >= 0 else 128 - code
+            except KeyboardInterrupt:  # the terminal has told the trainer too: it ends in its own way
+                continue
     finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 def describe(launch: Launch) -> dict[str, Any]:

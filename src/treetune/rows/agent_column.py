@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.errors import TreetuneError
 from treetune.mixture import owner_of
-from treetune.plugins import absolute_spec, environments, folders_of
+from treetune.plugins import environments
 from treetune.rows.kept_code import locate_files
+from treetune.rows.rule import RULE
+from treetune.rows.scorer import ENVIRONMENT, taskset_of, with_type
+from treetune.scorers import SCORER
 from treetune.task import Task
 from treetune.taskset import Taskset
 
@@ -35,28 +38,36 @@ def has_several_turns(environment: Any) -> bool:
     return bool(getattr(environment, "MULTI_TURN", False)) or (contract is not None and contract.max_turns > 1)
 
 
-def needs_loop(taskset: Taskset[Any, Any] | None, task: Task) -> bool:
-    """Whether a task says that one answer is not all: its environment has several turns, or tools may be called. Of
-    rows (no taskset, or one of rows) only what they say: code that they name is not run to find out."""
-    of_rows = taskset is None
-    if taskset is not None:
-        taskset, task = owner_of(taskset, task)
-        of_rows = hasattr(taskset, "scorer_of")
-        if task.tools or (not of_rows and taskset.offers_tools(task)):
-            return True
-        if not of_rows and taskset.overrides("environment"):
-            return False
-    if task.tools:
+def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
+    """Whether a task says that one answer is not all: its environment has several turns, or tools may be called."""
+    taskset, task = owner_of(taskset, task)
+    if (said := getattr(taskset, "scorer_of", None)) is not None:  # a row's
+        return row_needs_loop(task, said(task))
+    if taskset.offers_tools(task):
         return True
-    if task.env_class is None or task.extra_info.get("max_turns") == 1:
+    if task.env_class is None or taskset.overrides("environment") or task.extra_info.get("max_turns") == 1:
         return False
     try:
-        if of_rows:
-            return task.env_class in environments.names() and has_several_turns(environments.resolve(task.env_class))
-        spec = absolute_spec(task.env_class, folders_of(type(taskset)))
-        return has_several_turns(environments.resolve(locate_files(spec, trust=True)))
+        return has_several_turns(environments.resolve(taskset.environment_spec(task.env_class)))
     except TreetuneError:
         return False  # whoever plays it says what is wrong
+
+
+def row_needs_loop(task: Task, scorer: str | None) -> bool:
+    """The same of a row, by what scores it; code that may not run is not run to find out."""
+    if task.tools:
+        return True
+    scorer = scorer or (f"{ENVIRONMENT}{task.env_class}" if task.env_class is not None else RULE)
+    if scorer == RULE or scorer.startswith(SCORER) or task.extra_info.get("max_turns") == 1:
+        return False
+    try:
+        owner = taskset_of(scorer)
+        if scorer.startswith(ENVIRONMENT):
+            spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=False)
+            return has_several_turns(environments.resolve(spec))
+        return needs_loop(owner, with_type(task, owner))
+    except TreetuneError:
+        return False
 
 
 class Needed:
@@ -68,8 +79,14 @@ class Needed:
 
     def look_at(self, tasks: Iterator[tuple[Task, str | None]]) -> Iterator[tuple[Task, str | None]]:
         for task, scorer in tasks:
-            self.found = self.found or needs_loop(self._taskset, task)
+            self.found = self.found or self._needs(task, scorer)
             yield task, scorer
+
+    def _needs(self, task: Task, scorer: str | None) -> bool:
+        if self._taskset is not None:
+            return needs_loop(self._taskset, task)
+        named = task.extra_info.get("scorer")
+        return row_needs_loop(task, named if isinstance(named, str) else scorer)
 
 
 def with_agent(table: pa.Table, agent: str = LOOP) -> pa.Table:

@@ -168,7 +168,7 @@ class VerlFormat(Format):
     reward, method, one_answer = "reward_model", "style", True
 
     def task_of_pruned(self, row: Mapping[str, Any], *, whole: bool = True) -> Task:
-        if row.get(agent_column.COLUMN) == agent_column.LOOP:  # which follows from the task
+        if row.get(agent_column.COLUMN) == agent_column.LOOP:  # which follows from the tasks of a file
             row = {name: value for name, value in row.items() if name != agent_column.COLUMN}
         return super().task_of_pruned(row, whole=whole)
 

@@ -55,6 +55,13 @@ class Hooks:
             kind, content = "text", content[-1]["content"]
         return self.format_observation_to_messages({"type": kind, "content": content}, history)
 
+    def act(self, answer: str, info: dict[str, Any]) -> Action:
+        """What the hook makes of an answer."""
+        action = self.format_agent_output_to_action(answer, info)
+        if isinstance(action, dict) and set(action) == {"type", "content"}:
+            return Action(action["type"], action["content"])
+        return Action.of(action)
+
     def shape_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
         return finite(self.postprocess_reward(reward, num_turns, info), "the postprocessed reward")
 
@@ -120,10 +127,7 @@ class Game:
         self._history = [*(self._shown[:-1] if self._continues else self._shown), message]
         if message.get("tool_calls"):
             return Action("json", message)
-        action = self._hooks.format_agent_output_to_action(message["content"], self.info)
-        if isinstance(action, dict) and set(action) == {"type", "content"}:
-            return Action(action["type"], action["content"])
-        return Action.of(action)
+        return self._hooks.act(message["content"], self.info)
 
     def see(self, step: Step | ServeError) -> None:
         """What the environment answered."""

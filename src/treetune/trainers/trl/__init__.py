@@ -10,11 +10,9 @@ A failure of the task server gives no reward at all (None), never a zero.
 from treetune.trainers.trl.built_rows import score_rows
 from treetune.trainers.trl.sampling import Generate, longest_prompt, pad_to_longest_batch, sample_by_trainer
 from treetune.trainers.trl.tasks import TrlTasks
-from treetune.trainers.trl.worker import RolloutWorker
 
 __all__ = [
     "Generate",
-    "RolloutWorker",
     "TrlTasks",
     "longest_prompt",
     "pad_to_longest_batch",

@@ -21,6 +21,7 @@ from treetune.task import Message, text_of
 from treetune.tools import message_of_action
 from treetune.trainers.game import FailureLog, Hooks
 from treetune.trainers.local_episodes import or_error
+from treetune.trainers.trl.completions import count_answers, last_answer
 from treetune.trainers.trl.dataset import Opening
 from treetune.trainers.trl.live import LiveEpisodes
 
@@ -70,13 +71,19 @@ class CalledEpisode:
         self._take(step)
         return _as_content(step.observation.messages())
 
-    def last_action(self, answer: str | None) -> Any:
-        """The action for the last answer; None where there is nothing left to score."""
-        if not self._is_live or answer is None:
-            return None
-        return self._backend.hooks.format_agent_output_to_action(answer, self._info)
+    def last_action(self, completion: Any) -> Action | None:
+        """The action for the answer that a conversation ends with; None where there is nothing left to score."""
+        answer = last_answer(completion)
+        return self._backend.hooks.act(answer, self._info) if self._is_live and answer is not None else None
 
-    async def end(self, action: Any) -> None:
+    def count_turns(self, completion: Any) -> int:
+        """How many answers of a conversation the episode had; asked before its end."""
+        if self._is_live or self._episode is None or not self._rewards:
+            return count_answers(completion)
+        names = [tool["function"]["name"] for tool in self._episode.tools]
+        return count_answers(completion, (names, len(self._rewards)))
+
+    async def end(self, action: Action | None) -> None:
         """Plays the last action, where there is one, and ends the episode. `reward` is None from now on."""
         self._taken = True
         if self._is_live and action is not None:

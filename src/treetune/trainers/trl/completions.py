@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from treetune.task import text_of
@@ -21,5 +22,18 @@ def last_answer(completion: Any) -> str | None:
     return text_of(last.get("content")) or ""
 
 
-def count_answers(completion: Any) -> int:
-    return 1 if isinstance(completion, str) else sum(message.get("role") == "assistant" for message in completion)
+def count_answers(completion: Any, ended_by: tuple[Container[str], int] | None = None) -> int:
+    """How many answers a conversation has. Where a call ended the episode, `ended_by` has the names of its tools and
+    how many calls of them it took: what was said after that is no turn of it."""
+    if isinstance(completion, str):
+        return 1
+    turns = made = 0
+    for message in completion:
+        if message.get("role") == "assistant":
+            turns += 1
+            if ended_by is not None:
+                calls = [call.get("function") or call for call in message.get("tool_calls") or ()]
+                made += sum(call.get("name") in ended_by[0] for call in calls)
+                if made >= ended_by[1]:
+                    break
+    return turns

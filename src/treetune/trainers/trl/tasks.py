@@ -10,7 +10,7 @@ import re
 import threading
 import weakref
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from treetune import call_formats, streams, threads
 from treetune.episode import CLOSE_SECONDS
@@ -26,12 +26,14 @@ from treetune.trainers.one_answer import refuse_begun_answer
 from treetune.trainers.trl.called_episode import GOES_ON, Backend, CalledEpisode
 from treetune.trainers.trl.choice import WAYS, Way, choose
 from treetune.trainers.trl.columns import columns_of
-from treetune.trainers.trl.completions import count_answers, last_answer, text_of_completion
+from treetune.trainers.trl.completions import count_answers, text_of_completion
 from treetune.trainers.trl.dataset import Opening, make_dataset, task_index_of
 from treetune.trainers.trl.environments import BY_ROLLOUTS, TrlEnvironment, environment_class
 from treetune.trainers.trl.live import LiveEpisodes
 from treetune.trainers.trl.sampling import Generate, longest_prompt, pad_to_longest_batch, sample_by_trainer
-from treetune.trainers.trl.worker import RolloutWorker
+
+if TYPE_CHECKING:
+    from treetune.trainers.trl.worker import RolloutWorker
 
 log = logging.getLogger("treetune.trl")
 
@@ -98,7 +100,9 @@ class TrlTasks(Hooks):
 
     # What a trainer takes
 
-    def trainer_arguments(self, num_tasks: int | None = None, first: int = 0, *, using: Way | None = None) -> Any:
+    def trainer_arguments(
+        self, num_tasks: int | None = None, first: int = 0, *, using: Way | None = None
+    ) -> dict[str, Any]:
         """What a `GRPOTrainer` is to be given of the tasks `first` to `first + num_tasks`: the dataset, the reward
         function, and what plays them. `using` says by which argument of the trainer's they are played; else it is the
         one that fits the tasks, and the log says which and why."""
@@ -108,7 +112,7 @@ class TrlTasks(Hooks):
             raise UsageError(f"using={way!r}: there is no such way", remedy=f"choose one of {', '.join(WAYS)}")
         if using is None:
             log.warning("TRL plays these tasks by its argument %s: %s (using= chooses another)", way, why)
-        arguments = {"train_dataset": self._dataset_of(openings), "reward_funcs": self.reward}
+        arguments: dict[str, Any] = {"train_dataset": self._dataset_of(openings), "reward_funcs": self.reward}
         if way == "rollout_func":
             arguments[way] = self.rollout
         elif way == "environment_factory":
@@ -120,6 +124,8 @@ class TrlTasks(Hooks):
     ) -> dict[str, Any]:
         """What an `AsyncGRPOTrainer` is to be given beside `model` and `args`, its AsyncGRPOConfig: a worker that plays
         the tasks against the vLLM server of `args`."""
+        from treetune.trainers.trl.worker import RolloutWorker  # here, for HTTP takes a while to import
+
         if processing_class is None:
             from transformers import AutoTokenizer
 
@@ -169,8 +175,7 @@ class TrlTasks(Hooks):
         if "task_reward" in columns:
             rewards: list[float | None] = columns["task_reward"]
         elif columns.get("environments"):
-            columns["num_turns"] = list(map(count_answers, completions))
-            rewards = self._end_environments(columns["environments"], completions, columns["num_turns"])
+            rewards, columns["num_turns"] = self._end_environments(columns["environments"], completions)
         else:
             indices = columns.get("task_index") or [None] * len(prompts)
             pairs = zip(prompts, indices, strict=True)
@@ -265,19 +270,16 @@ class TrlTasks(Hooks):
         return names
 
     def _end_environments(
-        self, environments: Sequence[Any], completions: Sequence[Any], turns: Sequence[int]
-    ) -> list[float | None]:
+        self, environments: Sequence[Any], completions: Sequence[Any]
+    ) -> tuple[list[float | None], list[int]]:
+        """The rewards and turns of what TRL has played; an environment that is none of ours has none."""
         played = [getattr(environment, "_episode", None) for environment in environments]
-        ends = [
-            one.end(one.last_action(last_answer(completion)))
-            for one, completion in zip(played, completions, strict=True)
-            if isinstance(one, CalledEpisode)
-        ]
-        threads.run_in_background(_gather(ends))
-        return [
-            one.score(count) if isinstance(one, CalledEpisode) else None
-            for one, count in zip(played, turns, strict=True)
-        ]
+        ours = [one if isinstance(one, CalledEpisode) else None for one in played]
+        pairs = list(zip(ours, completions, strict=True))
+        turns = [one.count_turns(said) if one is not None else count_answers(said) for one, said in pairs]
+        threads.run_in_background(_gather(one.end(one.last_action(said)) for one, said in pairs if one is not None))
+        scores = [one.score(count) if one is not None else None for one, count in zip(ours, turns, strict=True)]
+        return scores, turns
 
     def _score_answers(self, indices: Sequence[int], answers: list[str]) -> list[float | None]:
         """What one answer to each task is worth."""
@@ -289,7 +291,7 @@ class TrlTasks(Hooks):
                     self._log.warn_once(
                         "tasks have tools, of which a model is told only in rollouts: pass rollout_func"
                     )
-            moves = [(episodes[at], self.format_agent_output_to_action(answers[at], episodes[at].info)) for at in live]
+            moves = [(episodes[at], self.act(answers[at], episodes[at].info)) for at in live]
             steps = dict(zip(live, threads.run_in_background(self._episodes.step_many(moves)), strict=True))
         return [self._score_of(steps.get(at, episode)) for at, episode in enumerate(episodes)]
 

@@ -158,34 +158,50 @@ class Held:
         """`serve` gives an asynchronous context, which one task enters and leaves."""
         self._serve = serve
         self._users = 0
+        # While one is closed, no other is opened: they are the same object's.
+        self._lock = asyncio.Lock()
         self._server: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[None] | None = None
         self._unused = asyncio.Event()
 
     async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        self._users += 1
+        async with self._lock:
+            if self._server is None:
+                self._server = await self._open()
+            self._users += 1
         try:
-            if self._server is None or self._server.done():
-                self._ready = asyncio.get_running_loop().create_future()
-                self._unused = asyncio.Event()
-                self._server = asyncio.ensure_future(self._hold(self._ready, self._unused))
-            assert self._ready is not None
-            await asyncio.shield(self._ready)
             return await work()
         finally:
+            await asyncio.shield(self._leave())
+
+    async def _open(self) -> asyncio.Task[None]:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unused = asyncio.Event()
+        server = asyncio.ensure_future(self._hold(ready, self._unused))
+        try:
+            await ready
+        except BaseException:
+            self._unused.set()
+            with suppress(Exception):
+                await asyncio.shield(server)
+            raise
+        return server
+
+    async def _leave(self) -> None:
+        async with self._lock:
             self._users -= 1
             if not self._users and self._server is not None:
                 server, self._server = self._server, None
                 self._unused.set()
-                with suppress(Exception):
-                    await asyncio.shield(server)
+                with suppress(Exception):  # of its cleaning up; the episodes are over
+                    await server
 
     async def _hold(self, ready: asyncio.Future[None], unused: asyncio.Event) -> None:
         try:
             async with self._serve():
-                ready.set_result(None)
+                if not ready.done():
+                    ready.set_result(None)
                 await unused.wait()
-        except BaseException as error:
-            if not ready.done():
-                ready.set_exception(error)
-            raise
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)

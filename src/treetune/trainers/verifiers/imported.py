@@ -90,17 +90,25 @@ def taskset_class(env: str) -> type[VerifiersTaskset]:
                 f"{verifiers.__version__} has not",
                 remedy="pip install 'verifiers==0.1.14', in an environment of its own",
             )
-        from treetune.trainers.verifiers.v0 import V0Taskset
-
-        return V0Taskset.named(env, module)
+        return _bridge("v0", verifiers.__version__).V0Taskset.named(env, module)  # type: ignore[no-any-return]
     if not hasattr(module, "__all__"):
         raise PluginError(
             f"{module.__name__} is no environment of verifiers: it exports no Taskset, and has no load_environment",
             remedy="name an installed environment",
         )
-    from treetune.trainers.verifiers.v1 import V1Taskset
+    return _bridge("v1", verifiers.__version__).V1Taskset.named(env, module)  # type: ignore[no-any-return]
 
-    return V1Taskset.named(env, module)
+
+def _bridge(name: str, installed: str) -> Any:
+    """The module that knows one of verifiers' two kinds of environments."""
+    try:
+        return importlib.import_module(f"treetune.trainers.verifiers.{name}")
+    except ImportError as error:
+        tried = {"v0": "0.1.14", "v1": "0.4.0"}[name]
+        raise PluginError(
+            f"verifiers {installed} is not one whose {name} is known here: {error}",
+            remedy=f"pip install 'verifiers=={tried}', with which it was tried",
+        ) from error
 
 
 def _import(env: str) -> Any:

@@ -59,9 +59,10 @@ class _Served:
         self._loading: asyncio.Future[Streams] | None = None
 
     async def task(self, index: int, uid: str) -> Task:
-        if self._loading is None:
-            self._loading = asyncio.ensure_future(self._load())
-        task = await (await asyncio.shield(self._loading)).fetch(Draw("", index))
+        loading = self._loading
+        if loading is None or loading.get_loop() is not asyncio.get_running_loop() or _failed(loading):
+            loading = self._loading = asyncio.ensure_future(self._load())
+        task = await (await asyncio.shield(loading)).fetch(Draw("", index))
         if task.uid != uid:
             raise UsageError(
                 f"task {index} of {self.taskset.name} is not the one that was asked for: it was changed on the way, "
@@ -78,15 +79,26 @@ class _Served:
         return await streams.load(own)
 
 
+def _failed(loading: asyncio.Future[Any]) -> bool:
+    return loading.done() and (loading.cancelled() or loading.exception() is not None)
+
+
 class TreetuneData(vf.TaskData):  # type: ignore[misc]
     taskset: str = ""
     """Which of the loaded tasksets it is a task of."""
     index: int = -1
     """Its place in the order of that taskset."""
+    position: int = -1
+    """Its place in load order, whatever the order."""
     uid: str = ""
 
 
 class TreetuneTask(vf.Task[TreetuneData]):  # type: ignore[misc]
+    @property
+    def key(self) -> str:
+        """The same however the tasks are shuffled, and whatever the limits are."""
+        return f"{self.data.uid}-{self.data.position}"
+
     @vf.reward(weight=1.0)  # type: ignore[untyped-decorator]
     async def episode_reward(self, trace: vf.Trace) -> float:
         return float(_played(trace)["reward"])
@@ -147,7 +159,7 @@ class TreetuneTaskset(vf.Taskset[TreetuneTask, TreetuneTasksetConfig]):  # type:
         for index, task in enumerate(_in_order(self.taskset)):
             check_task(self.taskset, task)
             named = {"id": task.uid, "name": task.data_source or None, "prompt": _prompt(task)}
-            data = TreetuneData(**named, taskset=self._key, index=index, uid=task.uid)
+            data = TreetuneData(**named, taskset=self._key, index=index, position=task.idx, uid=task.uid)
             yield TreetuneTask(data, self.config.task)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Iterator
 from functools import cached_property, partial
@@ -183,8 +184,9 @@ class V1Played(V1Taskset):
             raise UsageError(f"verifiers:{self.ENV} could not be made: {described(error)}") from error
 
     @cached_property
-    def _serving(self) -> Held:
-        return Held(self.env.serving)
+    def _serving(self) -> dict[asyncio.AbstractEventLoop, Held]:
+        """By loop: there is one, and another one after a fork."""
+        return {}
 
     def environment(self, task: VerifiersTask) -> Environment:
         return ForeignEpisode(task, partial(self._play, task))
@@ -192,7 +194,8 @@ class V1Played(V1Taskset):
     async def _play(self, task: VerifiersTask, url: str) -> Outcome:
         client = vf.EvalClientConfig(base_url=url, api_key_var="TREETUNE_NO_KEY")
         context = vf.ModelContext(client=client, model="policy", sampling=vf.SamplingConfig())
-        episode = await self._serving.run(partial(self.env.run_episode, self._task(task), context))
+        held = self._serving.setdefault(asyncio.get_running_loop(), Held(self.env.serving))
+        episode = await held.run(partial(self.env.run_episode, self._task(task), context))
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if not episode.ok or len(episode.traces) != 1:
             why = f"{errors[-1].type}: {errors[-1].message}" if errors else f"{len(episode.traces)} traces"

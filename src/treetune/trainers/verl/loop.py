@@ -42,6 +42,8 @@ except ImportError as error:
 
 groups = Groups()
 failures = FailureLog(logging.getLogger("treetune.verl"))
+MOST_TURNS = 50
+"""Of an episode, where neither our settings nor verl's say it."""
 MOST_LOST = 64
 """So many failures before the first episode was played mean that none can be, and are raised."""
 
@@ -57,7 +59,8 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         given = {key: settings.pop(key) for key in list(settings) if _is_setting(key, settings[key])}
         AgentLoopBase.__init__(self, *args, **settings)
         self.settings = _read_settings(msgspec.json.encode(given, enc_hook=list), name)
-        Hooks.__init__(self, self.settings.max_turns, self.settings.turn_discount)
+        most = self.settings.max_turns or self.rollout_config.multi_turn.get("max_assistant_turns") or MOST_TURNS
+        Hooks.__init__(self, most, self.settings.turn_discount)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """The sample of an episode; several where history was rewritten and the trainer takes them."""
@@ -122,7 +125,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             self,
             calls.sample,
             longest_prompt=calls.longest_prompt,
-            max_turns=settings.max_turns,
+            max_turns=self.max_turns,
             seconds=settings.seconds,
             attempts=settings.attempts,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -10,15 +10,16 @@ from treetune.tokens import Rewrites
 
 
 class LoopConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_turns: int = 50
-    """Turns after which an episode is cut off, with what it has earned so far; most environments end earlier."""
+    max_turns: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Turns after which an episode is cut off, with what it has earned so far. Else verl's own
+    `rollout.multi_turn.max_assistant_turns`, else 50; most environments end earlier."""
     seconds: float | None = None
     """The same for time, looked at between turns."""
     timeout: float = 600.0
     """Seconds for one start or step of the environment; one that takes longer has failed."""
     model_timeout: float | None = None
     """Seconds for one call of the model; one that takes longer has failed."""
-    attempts: int = 2
+    attempts: Annotated[int, msgspec.Meta(ge=1)] = 2
     """How often an episode is begun in all, where it fails by no doing of the model's."""
     on_failure: Literal["mask", "drop", "raise"] = "mask"
     """What becomes of one that failed each time. `mask`: a sample that trains nothing. `drop`: none, which only verl's
