@@ -11,10 +11,12 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from chats import encoded, sampled_of, try_all
+from chats import encoded, sampled_of
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from treetune.call_formats import FORMATS
@@ -194,7 +196,20 @@ def as_texts(arguments: dict[str, Any]) -> dict[str, str]:
 def check(tokenizer: Any, rewrites: str, format: str | None, examples: int) -> Counter[str]:
     seen: Counter[str] = Counter()
 
-    try_all(conversations, lambda conversation: play(tokenizer, conversation, rewrites, format, seen), examples)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(conversations)
+    def property(conversation: Any) -> None:
+        play(tokenizer, conversation, rewrites, format, seen)
+
+    run: Callable[[], None] = property
+    run()
     return seen
 
 

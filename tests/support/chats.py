@@ -197,17 +197,7 @@ def naive_drifts(tokenizer: Any, conversation: Any, arguments: dict[str, Any]) -
 def check(tokenizer: Any, rewrites: str, arguments: dict[str, Any], examples: int) -> Counter[str]:
     seen: Counter[str] = Counter()
 
-    def property(conversation: Any) -> None:
-        play(tokenizer, conversation, rewrites, arguments, seen)
-        seen["naive drifts"] += naive_drifts(tokenizer, conversation, arguments)
-
-    try_all(conversations, property, examples)
-    return seen
-
-
-def try_all(conversations: Any, property: Callable[[Any], None], examples: int) -> None:
-    """The same conversations each time."""
-    options = settings(
+    @settings(
         max_examples=examples,
         deadline=None,
         database=None,
@@ -215,8 +205,14 @@ def try_all(conversations: Any, property: Callable[[Any], None], examples: int) 
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    run: Any = options(given(conversations)(property))
+    @given(conversations)
+    def property(conversation: Any) -> None:
+        play(tokenizer, conversation, rewrites, arguments, seen)
+        seen["naive drifts"] += naive_drifts(tokenizer, conversation, arguments)
+
+    run: Callable[[], None] = property
     run()
+    return seen
 
 
 SPELLINGS = [
