@@ -10,14 +10,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 from kinds import KINDS, TARGETS, write_targets
+from serve_process import serve
 
 from conftest import ROOT
 from treetune.cli.listing import TargetKind, TaskKind, as_text, cells
+from treetune.episode import Episode
 from treetune.rows.reading import read_rows
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.door import HttpDoor
+from treetune.serve.openenv.door import OpenEnvDoor
 from treetune.serve.server import EnvServer
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.door import ZmqDoor
@@ -26,6 +29,9 @@ from treetune.target import load_taskset
 VERBS = {"show", "validate", "audit", "eval", "profile", "build verl", "build skyrl", "build trl", "convert", "train"}
 DOORS = {"serve"}
 """Both: what one takes, the other takes."""
+PROTOCOLS = {"OpenEnv", "ORS"}
+FOREIGN = {TargetKind.OPENENV: "openenv", TargetKind.ORS: "ors"}
+"""Environments of other servers; here of ours, of theirs in `test_openenv_real.py`."""
 TRAINERS = {"verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers"}
 """What takes these kinds is tried in the tests of each trainer, with the real one (slime: recorded calls of it)."""
 
@@ -65,9 +71,10 @@ def command(verb: str, target: str, endless: bool = False) -> list[str]:
 def test_every_cell_is_one_that_is_tried():
     found = cells()
     assert all(set(row) == VERBS | DOORS for row in found["target"].values())
-    assert all(set(row) == {"eval", *DOORS, *TRAINERS} for row in found["task"].values())
+    assert all(set(row) == {"eval", *DOORS, *PROTOCOLS, *TRAINERS} for row in found["task"].values())
     # An environment of verifiers is tried in `test_verifiers_targets.py`, where verifiers is installed.
-    assert TARGETS.keys() | {TargetKind.SERVER, TargetKind.VERIFIERS} == set(TargetKind)
+    elsewhere = {TargetKind.SERVER, TargetKind.VERIFIERS, *FOREIGN}
+    assert TARGETS.keys() | elsewhere == set(TargetKind)
     assert KINDS.keys() == set(TaskKind)
 
 
@@ -137,6 +144,67 @@ def test_a_kind_of_task_is_played_by_eval_and_both_servers(folder, treetune, kin
     assert asyncio.run(play()) == (1.0, 1.0)
     assert treetune("eval", target, "-m", "scripted:gold", "--json").json["mean_reward"] == 1.0
     assert treetune("eval", target, "-m", "scripted:echo", "--json").json["mean_reward"] == 0.0
+
+
+ROWS = {verb for verb in VERBS if verb.split()[0] in ("build", "train")}
+DOUBLES = """
+class Doubles:
+    async def complete(self, request):
+        return str(2 * int(request.messages[-1]["content"].split()[1].strip(".")))
+"""
+
+
+@pytest.mark.parametrize("target", FOREIGN)
+def test_an_environment_of_openenv_or_ors_works_in_every_verb_that_says_yes(folder, treetune, target):
+    (folder / "policy.py").write_text(DOUBLES)
+    with serve(folder, TARGETS[TargetKind.PYTHON][0], "--openenv", ":0") as server:
+        name = f"{FOREIGN[target]}:{server.report['openenv']}"
+        refused = treetune(*command("convert", name))
+        assert refused.code != 0
+        assert cells()["target"][target]["convert"] in refused.err
+        (folder / "there.yaml").write_text(f"taskset: {{id: '{name}', prompts: true}}")
+        assert treetune(*command("convert", "there.yaml")).json["rows"] == 4
+        for verb in VERBS - {"convert"}:
+            assert cells()["target"][target][verb] is True
+            asked = ["scripted:policy.py:Doubles" if one == "scripted:gold" else one for one in command(verb, name)]
+            rows = ("--taskset.prompts", "true") if verb in ROWS else ()
+            result = treetune(*asked, *rows)
+            assert result.code == 0 or (verb == "audit" and result.json["tasks"]), (verb, result.err, result.out)
+            if verb == "show":
+                assert result.json["tasks"][1]["prompt"] == [{"role": "user", "content": "Double 1."}]
+            elif verb == "eval":
+                assert (result.json["mean_reward"], result.json["scored"]) == (1.0, 4)
+            elif verb == "profile":
+                assert result.json["models"][0]["all_1"] == 1.0
+        with serve(folder, name, "--http", ":0") as again:
+            evaluated = treetune("eval", again.report["http"], "-m", "scripted:policy.py:Doubles", "--json")
+            assert evaluated.json["mean_reward"] == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_task_is_played_over_openenv_and_ors(folder, kind):
+    assert all(cells()["task"][kind][protocol] is True for protocol in PROTOCOLS)
+    target, actions = KINDS[kind]
+
+    async def play():
+        door = OpenEnvDoor(HttpConfig(address="127.0.0.1:0"))
+        server = EnvServer(load_taskset(target), doors=[door])
+        await server.start()
+        try:
+            return [await _play(f"{prefix}:{door.address}", actions) for prefix in FOREIGN.values()]
+        finally:
+            await server.close()
+
+    assert asyncio.run(play()) == [1.0, 1.0]
+
+
+async def _play(target: str, actions: list) -> float:
+    taskset = await asyncio.to_thread(load_taskset, target)  # which asks the server, and that is on this loop
+    episode = await Episode.start(taskset, taskset[0])
+    for action in actions:
+        last = await episode.step(action)
+    assert last.done
+    return episode.result.reward
 
 
 def test_what_a_server_cannot_be_asked_is_told(treetune):

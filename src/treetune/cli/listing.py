@@ -146,6 +146,8 @@ class TargetKind(StrEnum):
     MIXTURE = "mixture"
     INFINITE = "infinite"
     VERIFIERS = "verifiers:ID"
+    OPENENV = "openenv:URL"
+    ORS = "ors:URL"
     SERVER = "server"
 
 
@@ -174,7 +176,7 @@ VERBS = (
 )
 BY_ADDRESS = ("show", "audit", "eval", "profile", "train")
 """The verbs that take the address of a server: `train` for trainers that play on one, TRL and AReaL."""
-PLAYERS = ("eval", "serve", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
+PLAYERS = ("eval", "serve", "OpenEnv", "ORS", "verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -184,6 +186,8 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
         return {str(row): {column: refused.get((row, column), True) for column in columns} for row in rows}
 
     no_server = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
+    # The server has the prompts; a config with `prompts: true` asks it for them.
+    no_server |= {(target, "convert"): "empty-prompt" for target in (TargetKind.OPENENV, TargetKind.ORS)}
     refused = {
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
         (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
