@@ -98,7 +98,7 @@ class Broken(Calls):
 
 @pytest.fixture(scope="module")
 def python():
-    return venv(*OPENENV, treetune=False)
+    return venv(*OPENENV)
 
 
 @contextlib.contextmanager
