@@ -88,7 +88,7 @@ class _Nothing(msgspec.Struct):
 
 
 class _Turn(msgspec.Struct):
-    message: msgspec.Raw | None = None
+    message: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Glance(msgspec.Struct):
