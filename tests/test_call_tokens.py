@@ -22,11 +22,11 @@ ASKED = [{"role": "user", "content": "Where?"}]
 @pytest.mark.parametrize("format", CALL_TEMPLATES)
 def test_what_is_trained_on_is_what_was_sampled(format, rewrites):
     template, control = CALL_TEMPLATES[format]
-    seen = call_chats.check(CallLetters(template, control), rewrites, None if format == "none" else format, examples=60)
+    seen = call_chats.check(CallLetters(template, control), rewrites, None if format == "none" else format, examples=80)
     assert seen["calls"] > 50
     assert seen["unreadable"] > 10
     assert seen["realigned"] > 20  # calls are not written as the template would
-    assert seen["exact"] > 20
+    assert seen["exact"] > 5  # how many there are hangs on the constants that Hypothesis finds in loaded modules
     if format == "mistral" and rewrites == "split":
         assert seen["breaks"] > 10  # it does not show what is said beside calls
 

@@ -19,10 +19,11 @@ from treetune.errors import TasksetError, TreetuneError, described
 VERBS = {
     "list": ("listing:list_command", "What is installed: tasksets, environments, models."),
     "build": ("build:build_command", "Build any tasks into a trainer's rows, in cached parquet."),
-    "show": ("show:show_command", "Look at tasks: prompt, ground truth, gold answer, source."),
+    "show": ("show:show_command", "Look at tasks, or at the rollouts of a run: what was said, and what it earned."),
     "validate": ("validate:validate_command", "Check files of rows by every rule, or a taskset and its gold answers."),
     "audit": ("audit:audit_command", "Is a task worth training on: solvable, not free, no leak, what it costs."),
     "eval": ("evaluate:eval_command", "Evaluate a model on a taskset and save every trace."),
+    "compare": ("compare:compare_command", "Compare runs of the same tasks: which is better, and is it chance?"),
     "profile": ("profile:profile_command", "How often models solve each task, for a curriculum."),
     "train": ("train:train_command", "Train on any tasks with verl, SkyRL, TRL, slime or AReaL: config, data, start."),
     "serve": ("serve:serve_command", "Serve a taskset: tasks and rollouts to pull, or episodes over HTTP."),

@@ -183,7 +183,6 @@ DOORS = ("ZMQ", "HTTP", "MCP", "OpenEnv", "ORS")
 """What `serve` speaks."""
 TRAINERS = ("verl", "SkyRL", "AReaL", "TRL", "TRL async", "slime", "verifiers")
 PLAYERS = ("eval", *DOORS, *TRAINERS)
-NO_RATES = "does not show its tasks, and a pass rate is known by the uid of its task"
 NO_PROMPT = "empty-prompt"
 """Prompts of tasks on other servers are told when an episode starts: `build` starts one for each, `convert` none."""
 
@@ -197,7 +196,7 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     not_there = {(TargetKind.SERVER, verb): NEEDS_TASKS for verb in VERBS if verb not in BY_ADDRESS}
     not_there[TargetKind.VERIFIERS, "export"] = ALREADY_THERE
     for kind in (TargetKind.OPENENV, TargetKind.ORS):
-        not_there |= {(kind, "profile"): NO_RATES, (kind, "convert"): NO_PROMPT}
+        not_there[kind, "convert"] = NO_PROMPT
     refused = {
         (TaskKind.IMAGES, "AReaL"): NO_IMAGES,
         (TaskKind.IMAGES, "TRL async"): NO_IMAGES,

@@ -71,15 +71,18 @@ def profile_command(
         evaluation = evaluating.read_config(given, evaluating.EvalConfig, overrides, target)
         if (served := find_served(evaluation.taskset)) is not None:
             asyncio.run(ask_server(served))
-            if served.models is None:
+            if served.models is not None:
+                choose_model(evaluation, served.models)
+            elif not served.BY_NUMBER:
                 problem = f"{target} does not show its tasks, and a pass rate is known by the uid of its task"
                 raise UsageError(problem, remedy="profile the taskset itself, or the tcp:// address of its server")
-            choose_model(evaluation, served.models)
         if not evaluation.config.model:
             raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
         run = _run_folder(path, evaluation.config.model)
         resume = (run / evaluating.FINGERPRINT).exists()
-        tally, interrupted = play(evaluation, run, screen, resume=resume, remote=served is not None)
+        tally, interrupted = play(
+            evaluation, run, screen, resume=resume, remote=served is not None and served.models is not None
+        )
         if tally.stopped is not None:
             raise UsageError(f"the profile is not complete: {tally.stopped}", remedy="raise that ceiling and go on")
         if interrupted:

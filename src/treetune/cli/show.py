@@ -1,4 +1,4 @@
-"""`treetune show`: look at tasks."""
+"""`treetune show`: look at tasks, or at the rollouts of a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from treetune.cli.hosts import ask_server, find_served
-from treetune.cli.options import TASKS, Json, Split, Target, Tokenizer, Trust, option, read_overrides
+from treetune.cli.options import TARGET, TASKS, Json, Split, Tokenizer, Trust, option, read_overrides
 from treetune.cli.output import Screen, print_json
+from treetune.cli.show_run import show_rollout, show_rollouts
 from treetune.config import to_plain
-from treetune.errors import TreetuneError, user_code
-from treetune.evaluation import read_taskset
+from treetune.errors import TreetuneError, UsageError, user_code
+from treetune.evaluation import Run, is_run, read_taskset
 from treetune.images import has_images, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
@@ -25,17 +26,40 @@ from treetune.tool_calls import list_tools
 
 def show_command(
     context: typer.Context,
-    target: Target,
-    num_tasks: Annotated[int, option("How many tasks.", "-n", "--num-tasks", min=1)] = 5,
+    target: Annotated[str, typer.Argument(help=f"{TARGET} Or a run folder.")],
+    num_tasks: Annotated[
+        int | None, option("How many tasks (5), or rollouts of a run (20).", "-n", "--num-tasks", min=1)
+    ] = None,
     split: Split = None,
     tokenizer: Tokenizer = None,
+    failed: Annotated[bool, option("Of a run: those that have no reward.", "--failed")] = False,
+    reward: Annotated[str | None, option("Of a run: those with such a reward, as '<1' or '=0.5'.")] = None,
+    source: Annotated[str | None, option("Of a run: those of one source.")] = None,
+    where: Annotated[
+        str | None, option("Of a run: a query, as 'turns>3 & outcome=truncated \"therefore\"'.", "--where")
+    ] = None,
+    rollout: Annotated[str | None, option("Of a run: one rollout, whole: INDEX/NUMBER or UID/NUMBER.")] = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Look at tasks: prompt (rendered and counted with --tokenizer), ground truth, gold answer, source.
+    """Look at tasks: prompt (rendered and counted with --tokenizer), ground truth, gold answer, source. Of a run
+    folder, look at its rollouts, or at one of them.
 
     Keys of the taskset are set with --taskset.KEY VALUE.
     """
+    of_run = {"--failed": failed, "--reward": reward, "--source": source, "--where": where, "--rollout": rollout}
+    if is_run(target):
+        run = Run(target)
+        if rollout is not None:
+            return show_rollout(run.trace(rollout), json)
+        parts = ["failed"] if failed else []
+        parts += [f"reward{reward.strip()}"] if reward else []
+        parts += [f'source="{source}"'] if source else []
+        query = " & ".join([*parts, *([f"({where})"] if where else [])])
+        return show_rollouts(run, query, num_tasks or 20, json)
+    if given := [name for name, value in of_run.items() if value]:
+        raise UsageError(f"{given[0]} is for a run, and {target} is none", remedy="name a run folder")
+    num_tasks = num_tasks or 5
     taskset = read_taskset(target, read_overrides(context, TASKS, trust=trust), split)
     chat = load_tokenizer(tokenizer) if tokenizer else None
     tasks, golds, tools = asyncio.run(_draw(taskset, num_tasks))

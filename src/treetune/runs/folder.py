@@ -1,5 +1,6 @@
 """A run on disk: `config.yaml` (can be run again), records appended as they come, `summary.json`, and in
-`fingerprint.json` what the run began with, which a resumed run is compared with. Images are files in `images/`.
+`fingerprint.json` what the run began with, which a resumed run is compared with. Images are files in `images/`, and
+`index.jsonl` has a short entry for each trace.
 
     with RunFolder.create(Path("runs/x"), TRACES, evaluation) as run:
         run.append(trace)
@@ -13,7 +14,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -26,6 +27,7 @@ from treetune.config import dump_yaml
 from treetune.errors import ResumeError, StorageError, UsageError
 from treetune.rows.cache import write_atomically
 from treetune.runs.images import bring_back, move_images, move_out
+from treetune.runs.index import INDEX, Entry, encode, entries_in, entry_of, mend_index
 from treetune.target import Fingerprint, config_differences, taskset_fingerprint
 from treetune.taskset import Taskset
 from treetune.trace import Trace, decode_trace, encode_trace
@@ -64,6 +66,8 @@ class Records(msgspec.Struct, Generic[R], frozen=True):
     file: str
     encode: Callable[[R], bytes]
     decode: Callable[[bytes], R]
+    indexed: bool = False
+    """Whether there is an index beside them."""
 
     def read(self, folder: Path) -> Iterator[R]:
         return (record for _, record in self.lines(folder))
@@ -83,7 +87,7 @@ class Records(msgspec.Struct, Generic[R], frozen=True):
                     raise ResumeError(f"{path}, line {number} is damaged: {error}", remedy="remove that line") from None
 
 
-TRACES: Records[Trace] = Records("traces.jsonl", encode_trace, decode_trace)
+TRACES: Records[Trace] = Records("traces.jsonl", encode_trace, decode_trace, indexed=True)
 
 
 def read_traces(folder: Path, taskset: Taskset[Any, Any]) -> Iterator[Trace]:
@@ -167,6 +171,7 @@ class RunFolder(Generic[R]):
                 for line, record in self.records.lines(self.path):
                     (kept if wanted(record) else superseded).write(line)
             self._replace_records(temporary)
+            self._mend_index()
             if not (self.path / SUPERSEDED).stat().st_size:
                 (self.path / SUPERSEDED).unlink()
 
@@ -177,25 +182,55 @@ class RunFolder(Generic[R]):
                 superseded.writelines(line for line, _ in self.records.lines(self.path))
             move_images(other.path, self.path)
             self._replace_records(other.path / other.records.file)
+            self._mend_index()
             for file in (FINGERPRINT, CONFIG):
                 os.replace(other.path / file, self.path / file)
 
     def _replace_records(self, file: Path) -> None:
-        os.close(self._file)
+        self._close_files()
+        with suppress(FileNotFoundError):  # its places are no longer theirs
+            os.unlink(self.path / INDEX)
         os.replace(file, self.path / self.records.file)
         self._open_file()
 
     def _open_file(self) -> None:
+        how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with _writing(self.path):
-            self._file = os.open(self.path / self.records.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = os.open(self.path / self.records.file, how, 0o644)
+            self._index = os.open(self.path / INDEX, how, 0o644) if self.records.indexed else None
+
+    def _close_files(self) -> None:
+        os.close(self._file)
+        if self._index is not None:
+            os.close(self._index)
 
     def append(self, record: R) -> None:
         with _writing(self.path):
-            line = move_out(self.records.encode(record), self.path)
-        self.append_lines(line + b"\n")
+            line = move_out(self.records.encode(record), self.path) + b"\n"
+        offset = self.size
+        self._append(line)
+        if isinstance(record, Trace):
+            self._note([entry_of(record, offset, len(line))])
 
     def append_lines(self, lines: bytes) -> None:
-        """Records as they are kept. Where the disk is full, no part of them is left behind."""
+        """Records as they are kept."""
+        offset = self.size
+        self._append(lines)
+        if self.records.indexed:
+            self._note(entries_in(lines, offset))
+
+    def _note(self, entries: Iterable[Entry]) -> None:
+        """In the index, which can be made again: where the disk is full, the rest of it is."""
+        if self._index is not None:
+            with suppress(OSError):
+                os.write(self._index, b"".join(map(encode, entries)))
+
+    def _mend_index(self) -> None:
+        if self.records.indexed:
+            mend_index(self.path, self.records.file)
+
+    def _append(self, lines: bytes) -> None:
+        """Where the disk is full, no part of them is left behind."""
         with _writing(self.path):
             written = 0
             try:
@@ -223,6 +258,7 @@ class RunFolder(Generic[R]):
                     break
                 at = start
             os.ftruncate(self._file, at)
+            self._mend_index()
 
     def set_aside(self, folder: Path) -> None:
         """Moves the records into a run folder of their own, in the place of what is there, and begins anew."""
@@ -230,8 +266,9 @@ class RunFolder(Generic[R]):
             folder.mkdir(exist_ok=True)
             for file in (FINGERPRINT, CONFIG):
                 write_atomically(folder / file, (self.path / file).read_bytes())
-            os.replace(self.path / self.records.file, folder / self.records.file)
-            os.close(self._file)
+            self._close_files()
+            for file in (self.records.file, *((INDEX,) if self.records.indexed else ())):
+                os.replace(self.path / file, folder / file)
             self._open_file()
 
     def write_summary(self, summary: Any) -> None:
@@ -242,7 +279,7 @@ class RunFolder(Generic[R]):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        os.close(self._file)
+        self._close_files()
         self._lock.release()
 
 

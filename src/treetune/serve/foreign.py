@@ -27,6 +27,9 @@ class ForeignConfig(ServedConfig, frozen=True, kw_only=True):
     """Where the server listens, as the TARGET names it. TREETUNE_TOKEN has its token."""
     split: str | None = None
     """Which of the server's splits; absent: `train`, or its first."""
+    prompts: bool = False
+    """A task has as its prompt what the server shows first: rows need one. It takes a session of the server for each
+    task that is drawn."""
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 300.0
     """Seconds that one answer of the server may take."""
 
@@ -35,6 +38,7 @@ class ForeignTasks(Served):
     ADDRESS: ClassVar[str] = ""
     """Of the class that a TARGET stands for."""
     BASE: ClassVar[type[ForeignTasks] | None] = None
+    BY_NUMBER = True
     config_type = ForeignConfig
     config: ForeignConfig
 
@@ -85,14 +89,18 @@ class ForeignTasks(Served):
         """The prompt is what an episode of the task shows first."""
         tasks = []
         for task in self.select_tasks(count):
-            environment = self.environment(task)
-            try:
-                shown = await environment.start()
-                names = [str(tool["function"]["name"]) for tool in environment.raw_tools]
-            finally:
-                await environment.close()
-            tasks.append(msgspec.structs.replace(task, prompt=shown.messages(), tools=names))
+            prompt, names = await self._look(task)
+            tasks.append(msgspec.structs.replace(task, prompt=prompt, tools=names))
         return tasks
+
+    async def _look(self, task: Task) -> tuple[list[Message], list[str]]:
+        """What an episode of a task shows first, and the names of its tools."""
+        environment = self.environment(task)
+        try:
+            shown = await environment.start()
+            return shown.messages(), [str(tool["function"]["name"]) for tool in environment.raw_tools]
+        finally:
+            await environment.close()
 
     async def stats(self) -> dict[str, Any]:
         raise UsageError(f"{self.config.address} has no figures that `top` knows")
@@ -101,7 +109,10 @@ class ForeignTasks(Served):
         return self.num_tasks
 
     def task_at(self, index: int) -> Task:
-        return Task(reward_spec={"index": index}, data_source=self.name)
+        task = Task(reward_spec={"index": index}, data_source=self.name)
+        if not self.config.prompts:
+            return task
+        return msgspec.structs.replace(task, prompt=run_in_background(self._look(task))[0])
 
     def environment(self, task: Task) -> Environment:
         raise NotImplementedError

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -39,6 +39,8 @@ class Served(Taskset[Task, ServedConfig]):
     """A taskset behind a pull server, which runs the rollouts: what verbs ask of a server, whichever door it has. A new
     door brings a subclass, and a line in `SERVERS`."""
 
+    BY_NUMBER: ClassVar[bool] = False
+    """Its tasks have no other name than their numbers, there and here: what is known of one is known by its number."""
     models: list[str] | None = None
     """Who can answer there; None where the server only has the environments, and the policy is here."""
 

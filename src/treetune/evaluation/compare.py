@@ -1,0 +1,179 @@
+"""Two runs compared: paired by task, with what chance would do.
+
+    found = compare(Run("runs/a"), Run("runs/b"))
+    found.difference, found.p_value, found.broken
+
+Tasks are paired by their uid, equal ones by their occurrence. A task counts once, however many rollouts it had. What
+failed has no reward: the difference is given over the scored rollouts, and over all, where a failed one counts as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from treetune.errors import UsageError
+from treetune.evaluation.paired import FEWEST_TASKS, SURE, Paired, shuffled_p_value
+from treetune.runs.run import Run
+from treetune.target import config_differences
+
+_UNTOLD = ("max_concurrent", "endpoint", "num_tasks")
+"""Keys of a config that change no result of a task."""
+
+
+class TaskChange(msgspec.Struct):
+    """One task in both runs."""
+
+    uid: str
+    occurrence: int
+    task: int
+    source: str
+    before: float | None
+    """The mean reward of its scored rollouts."""
+    after: float | None
+    solved_before: float
+    """The share of its rollouts that solved it."""
+    solved_after: float
+
+    @property
+    def change(self) -> float:
+        """Of the share that solved it; of the reward, where that stayed the same."""
+        return self.solved_after - self.solved_before
+
+
+class Difference(msgspec.Struct):
+    """Of the mean reward, over tasks that both runs have."""
+
+    tasks: int
+    before: float
+    after: float
+    difference: float
+    stderr: float | None
+    p_value: float
+    """How often chance alone gives a difference as large, if nothing changed."""
+    by: str
+    """What chance was taken to turn: the `tasks`, or, where they are few, their `rollouts`."""
+    detectable: float | None
+    """The least difference that so many tasks would show four times out of five."""
+    tasks_to_settle: int | None
+    """How many tasks would show this difference so often, where these do not."""
+
+    @property
+    def significant(self) -> bool:
+        return self.p_value < SURE
+
+    @property
+    def is_loss(self) -> bool:
+        return self.significant and self.difference < 0
+
+
+class Comparison(msgspec.Struct):
+    before: str
+    after: str
+    models: tuple[str, str]
+    scored: Difference | None
+    """Over the scored rollouts; None where no task was scored in both."""
+    over_all: Difference
+    """Where a failed rollout counts as 0."""
+    sources: dict[str, Difference]
+    """Of the scored rollouts of each source, where there are several."""
+    fixed: list[TaskChange]
+    """Tasks that are solved more often now, the most first."""
+    broken: list[TaskChange]
+    unchanged: int
+    only_before: int
+    """Tasks that the other run does not have."""
+    only_after: int
+    config: list[str]
+    """What differs between the two configs."""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the second is worse, and more so than chance explains: over the scored rollouts or over all."""
+        return self.over_all.is_loss or (self.scored is not None and self.scored.is_loss)
+
+
+class _Tasks:
+    """The rollouts of a run by task."""
+
+    def __init__(self, run: Run) -> None:
+        columns = run.columns
+        groups, reward = columns.groups(), columns.reward
+        solved = run.solved()
+        order = np.argsort(groups.task, kind="stable")
+        parts = np.split(order, np.cumsum(groups.rollouts)[:-1]) if len(groups) else []
+        self.by_key: dict[tuple[str, int], tuple[list[float], int, float, Any]] = {}
+        for part in parts:
+            first = columns.entries[part[0]]
+            scored = reward[part][~np.isnan(reward[part])].tolist()
+            self.by_key[first.uid, first.occurrence] = (scored, len(part), float(solved[part].mean()), first)
+
+
+def compare(before: Run, after: Run) -> Comparison:
+    old, new = _Tasks(before).by_key, _Tasks(after).by_key
+    common = [key for key in old if key in new]
+    if not common:
+        raise UsageError(
+            f"{before.path} and {after.path} have no task in common", remedy="compare runs of the same tasks"
+        )
+    changes = [_change(key, old[key], new[key]) for key in common]
+    scored = [key for key in common if old[key][0] and new[key][0]]
+    pairs = {key: (old[key][0], new[key][0]) for key in scored}
+    full = [(_with_zeros(*old[key][:2]), _with_zeros(*new[key][:2])) for key in common]
+    by_source: dict[str, list[tuple[str, int]]] = {}
+    for key in scored:
+        by_source.setdefault(old[key][3].source, []).append(key)
+    sources = {name: _difference([pairs[key] for key in keys]) for name, keys in sorted(by_source.items())}
+    return Comparison(
+        str(before.path),
+        str(after.path),
+        (before.model, after.model),
+        _difference([pairs[key] for key in scored]) if scored else None,
+        _difference(full),
+        sources if len(sources) > 1 else {},
+        sorted((task for task in changes if task.change > 0), key=lambda task: -task.change),
+        sorted((task for task in changes if task.change < 0), key=lambda task: task.change),
+        sum(task.change == 0 for task in changes),
+        len(old) - len(common),
+        len(new) - len(common),
+        config_differences(_told(before), _told(after)),
+    )
+
+
+def _told(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key not in _UNTOLD}
+
+
+def _with_zeros(scored: list[float], rollouts: int) -> list[float]:
+    return scored + [0.0] * (rollouts - len(scored))
+
+
+def _change(key: tuple[str, int], old: tuple[Any, ...], new: tuple[Any, ...]) -> TaskChange:
+    def mean(rewards: list[float]) -> float | None:
+        return sum(rewards) / len(rewards) if rewards else None
+
+    first = new[3]
+    return TaskChange(key[0], key[1], first.idx, first.source, mean(old[0]), mean(new[0]), old[2], new[2])
+
+
+def _difference(pairs: Sequence[tuple[list[float], list[float]]]) -> Difference:
+    old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    before, after = (np.array([np.mean(rewards) for rewards in side]) for side in (old, new))
+    paired = Paired(after - before)
+    many = len(paired) >= FEWEST_TASKS
+    p_value = paired.p_value if many else shuffled_p_value(old, new)
+    settled = p_value < SURE
+    return Difference(
+        len(paired),
+        float(before.mean()),
+        float(after.mean()),
+        paired.mean,
+        paired.stderr,
+        p_value,
+        "tasks" if many else "rollouts",
+        paired.detectable,
+        None if settled else paired.tasks_to_settle(),
+    )

@@ -1,0 +1,244 @@
+"""A query over the rollouts of a run.
+
+    mask = Query('reward<0.5 & source=gsm8k "therefore"').select(columns, folder)
+
+    reward<0.5            numbers: reward, turns, tokens, prompt_tokens, seconds, task, rollout, step, any metric
+    source=gsm8k          texts: source, outcome, failure, answer, uid; `~` for a part of one: failure~timeout
+    failed  scored  solved  truncated  mixed  all0  all1  allfailed
+    "therefore"           the words of the trace, whichever case
+    a & b   a b           both;  a | b  either;  !a  not;  ( ) group
+
+Words beside each other must all hold.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treetune.errors import UsageError, did_you_mean
+from treetune.runs.columns import NUMBERS, TEXTS, Columns, Mask
+from treetune.trace import Outcome
+
+_TOKENS = re.compile(
+    r"""\s*(?:
+        (?P<mark>[()&|!])
+      | "(?P<text>(?:[^"\\]|\\.)*)"
+      | (?P<name>[A-Za-z_][\w.@/-]*)\s*(?P<sign><=|>=|!=|==?|<|>|~)\s*
+          (?:"(?P<quoted>(?:[^"\\]|\\.)*)" | (?P<value>[^\s()&|]+))
+      | (?P<word>[^\s()&|!"]+)
+    )""",
+    re.VERBOSE,
+)
+_SIGNS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_SCORED = {outcome.value for outcome in Outcome if outcome.scored}
+
+Test = Callable[[Columns, Mask], Mask]
+"""Which of the rollouts it holds for; it need only look at those of the mask."""
+
+
+def _word_failed(columns: Columns) -> Mask:
+    return np.isnan(columns.reward)
+
+
+def solved(columns: Columns, threshold: float = 1.0) -> Mask:
+    """The environment's own word, else a reward that reaches the threshold; never a rollout that failed."""
+    success = columns.numbers("success")
+    said: Mask = np.where(np.isnan(success), columns.reward >= threshold, success == 1)
+    return said & ~np.isnan(columns.reward)
+
+
+WORDS: dict[str, Callable[[Columns], Mask]] = {
+    "failed": _word_failed,
+    "scored": lambda columns: ~_word_failed(columns),
+    "solved": solved,
+    "truncated": lambda columns: _is_text(columns, "outcome", lambda text: text == "truncated"),
+    "mixed": lambda columns: columns.groups().mixed[columns.groups().task],
+    "all0": lambda columns: columns.groups().all_of(0.0)[columns.groups().task],
+    "all1": lambda columns: columns.groups().all_of(1.0)[columns.groups().task],
+    "allfailed": lambda columns: columns.groups().failed[columns.groups().task],
+}
+"""What a word alone means; of a group where it says all, or mixed."""
+
+
+def _is_text(columns: Columns, name: str, test: Callable[[str], bool]) -> Mask:
+    fitting = np.array([*map(test, columns.texts(name)), False], bool)  # the last is that of no text: code -1
+    return fitting[columns.codes(name)]
+
+
+class Query:
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+        self._folder: Path | None = None
+        self._tokens = list(self._read(self.text))
+        self._at = 0
+        self._test = self._either() if self._tokens else None
+        if self._at < len(self._tokens):
+            raise self._wrong("a ) too many")
+
+    def select(self, columns: Columns, traces: Path | None = None) -> Mask:
+        """Which rollouts fit. `traces` is the file that words are looked for in."""
+        self._folder = traces
+        everything = np.ones(len(columns), bool)
+        return everything if self._test is None else self._test(columns, everything)
+
+    # Reading
+
+    def _read(self, text: str) -> Iterator[re.Match[str]]:
+        at = 0
+        while at < len(text):
+            found = _TOKENS.match(text, at)
+            if found is None or found.end() == at:
+                raise self._wrong(f"cannot be read from {text[at : at + 20]!r} on")
+            yield found
+            at = found.end()
+
+    def _wrong(self, problem: str) -> UsageError:
+        words = ", ".join(WORDS)
+        remedy = f'write for example: reward<0.5 & source=gsm8k "therefore"; words are {words}'
+        return UsageError(f"the query {self.text!r}: {problem}", remedy=remedy)
+
+    def _next(self) -> str | None:
+        """The mark that comes next; "" where it is a condition."""
+        return (self._tokens[self._at]["mark"] or "") if self._at < len(self._tokens) else None
+
+    def _either(self) -> Test:
+        tests = [self._all()]
+        while self._next() == "|":
+            self._at += 1
+            tests.append(self._all())
+        if len(tests) == 1:
+            return tests[0]
+
+        def either(columns: Columns, within: Mask) -> Mask:
+            found = np.zeros(len(columns), bool)
+            for test in tests:
+                found |= test(columns, within & ~found)
+            return found
+
+        return either
+
+    def _all(self) -> Test:
+        tests = [self._one()]
+        while (mark := self._next()) is not None and mark not in ("|", ")"):
+            if mark == "&":
+                self._at += 1
+            tests.append(self._one())
+        # Words are looked for last, in what is left then: that reads the file.
+        tests.sort(key=lambda test: getattr(test, "reads", False))
+
+        def both(columns: Columns, within: Mask) -> Mask:
+            for test in tests:
+                within = within & test(columns, within)
+            return within
+
+        return both
+
+    def _one(self) -> Test:
+        if (mark := self._next()) is None:
+            raise self._wrong("something is missing at its end")
+        token = self._tokens[self._at]
+        self._at += 1
+        if mark == "!":
+            negated = self._one()
+            return lambda columns, within: within & ~negated(columns, within)
+        if mark == "(":
+            inner = self._either()
+            if self._next() != ")":
+                raise self._wrong("a ( is not closed")
+            self._at += 1
+            return inner
+        if mark:
+            raise self._wrong(f"{mark} has nothing before it")
+        if token["name"] is not None:
+            value = token["value"] if token["quoted"] is None else _unquote(token["quoted"])
+            return self._comparison(token["name"], token["sign"], value)
+        if token["word"] is not None and token["word"] in WORDS:
+            word = WORDS[token["word"]]
+            return lambda columns, within: word(columns)
+        text = token["word"] if token["text"] is None else _unquote(token["text"])
+        return _Words(self, text)
+
+    def _comparison(self, name: str, sign: str, value: str) -> Test:
+        if name in TEXTS:
+            return self._text_comparison(name, sign, value)
+        try:
+            wanted = {"true": 1.0, "false": 0.0, "none": float("nan")}.get(value.lower())
+            wanted = float(value) if wanted is None else wanted
+        except ValueError:
+            raise self._wrong(f"{name} is compared with a number, not {value!r}") from None
+        if sign == "~":
+            raise self._wrong(f"~ looks for a part of a text, and {name} is a number")
+
+        def compare(columns: Columns, within: Mask) -> Mask:
+            if name not in NUMBERS and name not in columns.metrics:
+                known = [*NUMBERS, *TEXTS, *columns.metrics]
+                raise self._wrong(f"there is no {name!r}{did_you_mean(name, known)}; there is {', '.join(known)}")
+            numbers = columns.numbers(name)
+            if np.isnan(wanted):
+                return np.isnan(numbers) if sign != "!=" else ~np.isnan(numbers)
+            with np.errstate(invalid="ignore"):
+                found: Mask = _SIGNS[sign](numbers, wanted) & ~np.isnan(numbers)
+            return found
+
+        return compare
+
+    def _text_comparison(self, name: str, sign: str, value: str) -> Test:
+        lower = value.lower()
+        if sign == "~":
+            return lambda columns, within: _is_text(columns, name, lambda text: lower in text.lower())
+        if name == "uid":
+            compare = (lambda text: text.startswith(value)) if sign in ("=", "==") else None
+        else:
+            compare = (lambda text: text == value) if sign in ("=", "==") else None
+        if compare is None and sign == "!=":
+            return lambda columns, within: ~_is_text(columns, name, lambda text: text == value)
+        if compare is None:
+            raise self._wrong(f"{name} is a text: compare it with =, != or ~")
+        return lambda columns, within: _is_text(columns, name, compare)
+
+
+class _Words:
+    """Looks for words in the lines of the traces."""
+
+    reads = True
+
+    def __init__(self, query: Query, text: str) -> None:
+        self._query = query
+        # As a line of JSON has it; the letters of other alphabets as they are.
+        self._wanted = json.dumps(text, ensure_ascii=False)[1:-1].encode()
+        self._plain = self._wanted.isascii()
+
+    def __call__(self, columns: Columns, within: Mask) -> Mask:
+        found = np.zeros(len(columns), bool)
+        if self._query._folder is None or not len(columns):
+            return found
+        wanted = self._wanted.lower() if self._plain else self._wanted.decode().lower().encode()
+        file = os.open(self._query._folder, os.O_RDONLY)
+        try:
+            for at in np.flatnonzero(within):
+                entry = columns.entries[at]
+                line = os.pread(file, entry.length, entry.offset)
+                found[at] = wanted in (line.lower() if self._plain else line.decode().lower().encode())
+        finally:
+            os.close(file)
+        return found
+
+
+def _unquote(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text)

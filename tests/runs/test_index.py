@@ -1,0 +1,108 @@
+"""The index of a run: it says what the traces say, whatever becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+from made_runs import make_run, make_trace
+from test_rolling import described
+
+from treetune.errors import UsageError
+from treetune.evaluation import TRACES, Run, RunFolder
+from treetune.runs.index import INDEX, encode, read_index
+from treetune.runs.rolling import RollingRun
+from treetune.trace import encode_trace
+
+
+def entries(folder):
+    return [encode(entry) for entry in read_index(folder)]
+
+
+def from_traces(folder):
+    """What the traces alone say."""
+    kept = (folder / INDEX).read_bytes()
+    (folder / INDEX).unlink()
+    found = entries(folder)
+    (folder / INDEX).write_bytes(kept)
+    return found
+
+
+def index_lines(folder):
+    return (folder / INDEX).read_bytes().splitlines(keepends=True)
+
+
+def test_the_index_says_what_the_traces_say(tmp_path):
+    make_run(tmp_path, [[1.0, None], [0.5, 0.0]])
+    assert index_lines(tmp_path) == entries(tmp_path) == from_traces(tmp_path)
+    assert len(entries(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "garbage", "of another file", "behind"])
+def test_a_damaged_index_costs_time_and_nothing_else(tmp_path, damage):
+    make_run(tmp_path, [[1.0, 0.0]] * 5)
+    whole = from_traces(tmp_path)
+    index = tmp_path / INDEX
+    lines = index_lines(tmp_path)
+    if damage == "gone":
+        index.unlink()
+    elif damage == "cut":
+        index.write_bytes(b"".join(lines[:3]) + lines[3][:7])
+    elif damage == "garbage":
+        index.write_bytes(b"".join(lines[:3]) + b"\x00\xff{[\n")
+    elif damage == "of another file":
+        index.write_bytes(b"".join(line.replace(b"[0,", b"[7,", 1) for line in lines))
+    else:
+        index.write_bytes(b"".join(lines) + lines[-1])
+    assert entries(tmp_path) == whole
+
+
+def test_a_trace_that_is_being_written_is_not_there_yet_and_then_is(tmp_path):
+    make_run(tmp_path, [[1.0]])
+    run = Run(tmp_path)
+    line = encode_trace(make_trace(1, 0, 0.0)) + b"\n"
+    with open(tmp_path / TRACES.file, "ab") as file:
+        file.write(line[:50])
+        file.flush()
+        assert run.follow() == 0
+        file.write(line[50:])
+    assert run.follow() == 1
+    assert run.trace("1/0").reward == 0.0
+
+
+def test_a_damaged_trace_is_left_out(tmp_path):
+    make_run(tmp_path, [[1.0], [0.0], [0.5]])
+    lines = (tmp_path / TRACES.file).read_bytes().splitlines(keepends=True)
+    (tmp_path / TRACES.file).write_bytes(lines[0] + b"{broken}\n" + lines[2])
+    (tmp_path / INDEX).unlink()
+    run = Run(tmp_path)
+    assert [entry.reward for entry in run.columns.entries] == [1.0, 0.5]
+    assert run.trace("2/0").reward == 0.5
+
+
+def test_what_a_resumed_run_drops_is_dropped_from_the_index(tmp_path):
+    make_run(tmp_path, [[1.0, None], [0.5, 0.0]])
+    with RunFolder(tmp_path, TRACES) as run:
+        run.keep(lambda trace: trace.reward is not None)
+        run.append(make_trace(0, 1, 0.25))
+    assert index_lines(tmp_path) == from_traces(tmp_path)
+    assert [entry.reward for entry in read_index(tmp_path)] == [1.0, 0.5, 0.0, 0.25]
+
+
+def test_the_index_of_a_server_moves_aside_with_its_traces_and_is_mended_after_a_kill(tmp_path):
+    traces = RollingRun(tmp_path, described(), 40_000)
+    for number in range(60):
+        traces.put(encode_trace(make_trace(number, 0, 1.0)))
+    traces.close()
+    for folder in (tmp_path, tmp_path / "earlier"):
+        assert index_lines(folder) == from_traces(folder) != []
+    with open(tmp_path / TRACES.file, "ab") as file:
+        file.write(encode_trace(make_trace(99, 0, 1.0)) + b'\n{"task"')
+    again = RollingRun(tmp_path, described(), 40_000)
+    again.put(encode_trace(make_trace(100, 0, 1.0)))
+    again.close()
+    assert index_lines(tmp_path) == from_traces(tmp_path)
+    assert [entry.idx for entry in read_index(tmp_path)][-2:] == [99, 100]
+
+
+def test_a_folder_without_a_run_is_told(tmp_path):
+    with pytest.raises(UsageError, match="holds no run"):
+        Run(tmp_path)

@@ -1,0 +1,70 @@
+"""Queries over a run find what they say."""
+
+from __future__ import annotations
+
+import pytest
+from made_runs import make_run, make_trace
+
+from treetune.errors import UsageError
+from treetune.evaluation import TRACES, Run, RunFolder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    make_run(folder, [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0], [None, None]])
+    with RunFolder(folder, TRACES) as more:
+        more.append(make_trace(4, 0, 0.5, source="other", said='so, Therefore "42" (ü)', metrics={"clicks": 3.0}))
+        more.append(make_trace(4, 1, 0.5, source="other", said="no", success=True))
+    return Run(folder)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1", "3/0", "3/1", "4/0", "4/1"]),
+        ("reward<0.5", ["1/0", "1/1", "2/0"]),
+        ("reward < 0.5 & task=2", ["2/0"]),
+        ("reward=none", ["3/0", "3/1"]),
+        ("reward!=none rollout=1", ["0/1", "1/1", "2/1", "4/1"]),
+        ("failed", ["3/0", "3/1"]),
+        ("allfailed", ["3/0", "3/1"]),
+        ("mixed", ["2/0", "2/1"]),
+        ("all0 | all1", ["0/0", "0/1", "1/0", "1/1"]),
+        ("solved", ["0/0", "0/1", "2/1", "4/1"]),
+        ("scored & !solved", ["1/0", "1/1", "2/0", "4/0"]),
+        ("source=other", ["4/0", "4/1"]),
+        ("source!=other & (mixed | failed)", ["2/0", "2/1", "3/0", "3/1"]),
+        ("outcome=environment_error", ["3/0", "3/1"]),
+        ("failure~zerodivision", ["3/0", "3/1"]),
+        ("clicks>2", ["4/0"]),
+        ('"therefore"', ["4/0"]),
+        ("therefore", ["4/0"]),
+        (r'"\"42\""', ["4/0"]),
+        ('"Ü"', ["4/0"]),
+        ('!"therefore" & source=other', ["4/1"]),
+        ('answer~"THEREFORE"', ["4/0"]),
+        ('"Problem 4." reward>0', ["4/0", "4/1"]),
+    ],
+)
+def test_a_query_finds(run, query, found):
+    assert [f"{entry.idx}/{entry.rollout}" for entry in run.select(query)] == found
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("rewrad<1", "did you mean"),
+        ("reward<high", "a number"),
+        ("(mixed", "not closed"),
+        ("mixed)", "too many"),
+        ("| mixed", "nothing before"),
+        ("mixed &", "missing at its end"),
+        ("source<b", "is a text"),
+        ("reward~1", "is a number"),
+        ('"open', "cannot be read"),
+    ],
+)
+def test_a_query_that_is_none_is_told_why(run, query, words):
+    with pytest.raises(UsageError, match=words):
+        run.select(query)

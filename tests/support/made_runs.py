@@ -1,0 +1,31 @@
+"""Runs with rewards that a test chose, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from treetune import Task
+from treetune.evaluation import TRACES, EvalConfig, Run, RunFolder, read_config
+from treetune.trace import Failure, Outcome, Trace, Turn
+
+
+def make_trace(task: int, rollout: int, reward: float | None, *, source: str = "made", said: str = "", **more) -> Trace:
+    problem = Task(idx=task, prompt=f"Problem {task}.", data_source=source)
+    trace = Trace(task=problem, uid=problem.uid, rollout=rollout, reward=reward, **more)
+    message = {"role": "assistant", "content": said or f"answer {rollout}"}
+    trace.turns = [Turn(observed=problem.messages, message=message, reward=reward or 0.0)]
+    if reward is None:
+        error = ZeroDivisionError("division by zero")
+        trace.fail(Outcome.ENVIRONMENT_ERROR, Failure.of(error, "environment"))
+    return trace
+
+
+def make_run(folder: Path, rewards: Sequence[Sequence[float | None]], model: str = "made", source: str = "made") -> Run:
+    """A run whose task number i had these rewards; None is a rollout that failed."""
+    what = read_config({"taskset": {"id": "arithmetic"}, "model": model}, EvalConfig)
+    with RunFolder.create(folder, TRACES, what) as run:
+        for task, group in enumerate(rewards):
+            for rollout, reward in enumerate(group):
+                run.append(make_trace(task, rollout, reward, source=source))
+    return Run(folder)
