@@ -177,7 +177,7 @@ class CpuTraining:
             "steps": steps,
             "prompts": PROMPTS,
             "group": GROUP,
-            "learning_rate": 3 * RATE,  # of an adapter, not of the whole
+            "learning_rate": 10 * RATE,  # of an adapter, not of the whole
             "max_tokens": MOST_TOKENS,
         }
         request.write_text(json.dumps(asked))
@@ -193,7 +193,7 @@ class CpuTraining:
         url, model = vllm
         python, package = venvs.venv(*venvs.VERIFIERS), self.folder / "letters-env"
         self._treetune(python, "export", "verifiers", "letters.py:Letters", "--to", package)
-        (name,) = (file.stem for file in package.glob("*.py"))
+        (name,) = (file.parent.name for file in package.glob("*/__init__.py"))
         found = []
         for step in range(steps):
             words = (name, url, str(model), str(PROMPTS), str(GROUP), str(step * PROMPTS))

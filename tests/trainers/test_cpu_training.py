@@ -6,8 +6,6 @@ of two steps may fall: what is looked at is that steps were taken on what was pl
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from cpu_training import GROUP, PROMPTS, CpuTraining
 
@@ -83,6 +81,7 @@ def test_skyrls_jax_backend_takes_steps_on_what_its_generator_plays(training):
 def test_trl_takes_asynchronous_steps_against_vllm(training, vllm):
     found = training.trl(2, vllm)
     assert found["difference"] < EXACT
+    assert found["logs"][0]["kl"] < EXACT  # as TRL itself sees it
     assert all(log["grad_norm"] > 0 for log in found["logs"])
     assert len(found["versions"]) > 1  # sampled from weights of several steps
     assert len(set(found["rewards"])) > 1
@@ -97,7 +96,3 @@ def test_steps_are_taken_on_what_verifiers_client_records_of_an_exported_package
         assert step["moved"] > 0
         assert {rollout["turns"] for rollout in step["rollouts"]} == {2}
         assert len({rollout["reward"] for rollout in step["rollouts"]}) > 1
-
-
-def test_the_docs_show_the_curves_that_were_measured():
-    assert (Path(__file__).parents[2] / "docs" / "every_trainer.svg").exists()
