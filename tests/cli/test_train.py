@@ -202,6 +202,11 @@ def test_keys_of_the_target_are_the_targets(folder, treetune):
         (["skyrl", "http://127.0.0.1:1"], "server"),
         (["skyrl", "kinds_of.py:Endless"], "-n"),
         (["slime", "kinds_of.py:Endless", "-n", "3"], "config.yaml"),
+        (["trl", "kinds_of.py:Endless"], "-n"),
+        (["areal", "kinds_of.py:Endless"], "-n"),
+        (["trl", "kinds_of.py:Dubles"], "did you mean 'Doubles'"),
+        (["slime", "no_such.yaml"], "No such file"),
+        (["areal", "arithmetic", "-n", "4", "--taskset.levl", "3"], "did you mean 'level'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(folder, treetune, arguments, said):

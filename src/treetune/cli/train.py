@@ -17,7 +17,7 @@ from treetune.cli.build import build_target
 from treetune.cli.options import TASKS, Json, TasksTarget, option
 from treetune.cli.output import Screen, print_json
 from treetune.errors import MissingExtraError, UsageError
-from treetune.target import refuse_server
+from treetune.target import build_taskset, is_server, read_target, refuse_server
 from treetune.trainers.launch import DEFAULT_MODEL, TRAINERS, BuiltFile, Files, Launch, TrainRequest, plan
 
 
@@ -69,6 +69,8 @@ def train_command(
         overrides=overrides or [],
     )
     launch = plan(trainer, request)
+    if "train" not in launch.data and not is_server(target):  # nothing was built, so nothing has read the target yet
+        check_tasks(request, launch)
     told = describe(launch)
     if dry_run:
         print_json(told) if json else show(screen, launch)
@@ -84,6 +86,14 @@ def train_command(
     if json:
         print_json({**told, "code": code})
     return code
+
+
+def check_tasks(request: TrainRequest, launch: Launch) -> None:
+    """Refuses a target that cannot be read, before the trainer is started on it."""
+    taskset = build_taskset(read_target(request.target, request.taskset, "train")["taskset"])
+    needs_number = "num_tasks" in launch.data and launch.data["num_tasks"] is None and "num_tasks" not in launch.config
+    if needs_number and taskset.endless:
+        raise UsageError(f"{taskset.name} has no end: how many tasks are trained on?", remedy="pass --num-tasks (-n)")
 
 
 def start(launch: Launch) -> int:

@@ -234,7 +234,7 @@ class TrlTasks(Hooks):
         if num_tasks is None:
             count = threads.run_in_background(self._episodes.info()).get("num_tasks")
             if count is None:
-                raise UsageError("these tasks never end, or their number is unknown", remedy="pass dataset(num_tasks)")
+                raise UsageError("these tasks never end, or their number is unknown", remedy="pass num_tasks")
             num_tasks = max(0, count - first)
         if num_tasks < 1 or first < 0:
             raise UsageError(f"no task from {first} on", remedy="ask for at least one task, from 0 on")
