@@ -55,6 +55,8 @@ ConfigT = TypeVar("ConfigT", bound=TasksetConfig, default=TasksetConfig)
 class Taskset(Generic[TaskT, ConfigT]):
     INFINITE: ClassVar[bool] = False
     """`load_tasks` never ends: every draw needs a number of tasks."""
+    MULTI_TURN: ClassVar[bool] = False
+    """What its own `environment()` makes has several turns, or tools: verl plays its rows by our agent loop."""
     NEEDS_CONTAINER: ClassVar[bool] = False
     """Its tasks run code or commands: refused before the first task where no sandbox can serve it."""
 

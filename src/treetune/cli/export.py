@@ -53,6 +53,7 @@ def verifiers_command(
     screen.say(f"{written.folder}: {number}, {len(written.files)} files")
     screen.say(f"install it:    pip install -e {to}")
     screen.say(
-        f"try it:        vf-eval {written.id} -n 4 -m MODEL --no-push --client.base-url http://127.0.0.1:8000/v1"
+        f"try it:        vf-eval {written.id} -n 4 -m MODEL --no-push --client.base-url http://127.0.0.1:8000/v1 "
+        "--client.api-key-var NO_KEY"
     )
     return screen.say(f'in prime-rl:   [orchestrator.train.source.env.taskset] id = "{written.id}"')

@@ -19,6 +19,7 @@ from treetune.evaluation import Run, is_run, read_taskset
 from treetune.images import has_images, name_images
 from treetune.mixture import owner_of
 from treetune.rows.prompt_lengths import load_tokenizer
+from treetune.runs.query import Query
 from treetune.task import Task
 from treetune.taskset import Taskset
 from treetune.tool_calls import list_tools
@@ -55,6 +56,8 @@ def show_command(
         parts = ["failed"] if failed else []
         parts += [f"reward{reward.strip()}"] if reward else []
         parts += [f'source="{source}"'] if source else []
+        if where:
+            Query(where)  # so that an error shows it as it was written
         query = " & ".join([*parts, *([f"({where})"] if where else [])])
         return show_rollouts(run, query, num_tasks or 20, json)
     if given := [name for name, value in of_run.items() if value]:

@@ -43,7 +43,7 @@ def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
     taskset, task = owner_of(taskset, task)
     if (said := getattr(taskset, "scorer_of", None)) is not None:  # a row's
         return row_needs_loop(task, said(task))
-    if taskset.offers_tools(task):
+    if taskset.MULTI_TURN or taskset.offers_tools(task):
         return True
     if task.env_class is None or taskset.overrides("environment") or task.extra_info.get("max_turns") == 1:
         return False

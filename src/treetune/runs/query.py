@@ -164,7 +164,7 @@ class Query:
             self._at += 1
             return inner
         if mark:
-            raise self._wrong(f"{mark} has nothing before it")
+            raise self._wrong(f"something is missing before {mark}")
         if token["name"] is not None:
             value = token["value"] if token["quoted"] is None else _unquote(token["quoted"])
             return self._comparison(token["name"], token["sign"], value)

@@ -39,6 +39,7 @@ class ForeignTasks(Served):
     """Of the class that a TARGET stands for."""
     BASE: ClassVar[type[ForeignTasks] | None] = None
     BY_NUMBER = True
+    MULTI_TURN = True  # what the server does not say before an episode
     config_type = ForeignConfig
     config: ForeignConfig
 

@@ -79,6 +79,7 @@ class AgentBenchTask(Task, frozen=True, kw_only=True):
 class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
     """Any task of agentrl.worker."""
 
+    MULTI_TURN = True
     SPEC: ClassVar[str] = ""
 
     @cached_property

@@ -23,6 +23,8 @@ __all__ = ["TaskServerWorkflow"]
 def write_alias(folder: str | None = None) -> Path:
     """Writes `task_server.py` into the folder, by default `areal/workflow`; one that says something else stays."""
     path = Path(folder or _workflow_folder()) / "task_server.py"
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder", remedy="python -m treetune.trainers.areal.alias [FOLDER]")
     if path.exists() and path.read_text() != CONTENT:
         raise UsageError(f"{path} is there already, and is not ours", remedy="name another folder, or remove it")
     path.write_text(CONTENT)
