@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ from treetune.trainers.verifiers import export_package, packing
 from treetune.trainers.verifiers.intercepted import _with_system
 from treetune.trainers.verifiers.packing import open_taskset
 from treetune.trainers.verifiers.playable import check_playable
+
+
+@pytest.fixture(autouse=True)
+def _without_folders_of_other_tests(monkeypatch):
+    """The folder of a file that was loaded joins the path, and a package must not hide what is found there."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "pytest-of-" not in path])
 
 
 @pytest.fixture
