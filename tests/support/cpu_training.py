@@ -177,7 +177,7 @@ class CpuTraining:
             "steps": steps,
             "prompts": PROMPTS,
             "group": GROUP,
-            "learning_rate": 10 * RATE,  # of an adapter, not of the whole
+            "learning_rate": 3 * RATE,  # of an adapter, not of the whole
             "max_tokens": MOST_TOKENS,
         }
         request.write_text(json.dumps(asked))
