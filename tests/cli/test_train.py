@@ -81,6 +81,21 @@ def test_verl_plays_what_has_turns_or_tools_by_our_loop_and_scores_the_rest(fold
     assert result.json["command"][1:3] == ["-m", "verl.trainer.main_ppo"]
 
 
+def test_a_taskset_that_makes_its_environments_itself_may_say_that_they_have_several_turns(folder, treetune):
+    (folder / "own.py").write_text(
+        "import kinds_of\n"
+        "class Own(kinds_of.Countdowns):\n"
+        "    def environment(self, task):\n"
+        "        return super().environment(task)\n"
+        "class Said(Own):\n"
+        "    MULTI_TURN = True\n"
+    )
+    for name, played in (("Own", False), ("Said", True)):
+        result = treetune("train", "verl", f"own.py:{name}", "--dry-run", "--json")
+        assert result.code == 0, result.err
+        assert (LOOPS in result.json["config"]) == played
+
+
 def test_verl_is_told_how_our_loop_plays_and_who_else_scores(folder, treetune):
     others = folder / "loops.yaml"
     others.write_text("[{name: other, _target_: some.Loop}]")

@@ -58,7 +58,7 @@ def show_command(
         parts += [f'source="{source}"'] if source else []
         if where:
             Query(where)  # so that an error shows it as it was written
-        query = " & ".join([*parts, *([f"({where})"] if where else [])])
+        query = " & ".join([*parts, f"({where})"]) if parts and where else where or " & ".join(parts)
         return show_rollouts(run, query, num_tasks or 20, json)
     if given := [name for name, value in of_run.items() if value]:
         raise UsageError(f"{given[0]} is for a run, and {target} is none", remedy="name a run folder")

@@ -139,6 +139,8 @@ class V1Taskset(VerifiersTaskset):
 class V1Played(V1Taskset):
     """The same, played by verifiers' own `Env`."""
 
+    MULTI_TURN = True
+
     @property
     def _role(self) -> str:
         roles = agent_config_fields(self._env_type.model_construct())
