@@ -21,7 +21,7 @@ from treetune.errors import UsageError
 from treetune.trainers import launch
 from treetune.trainers.areal.run import make_rows, serve
 from treetune.trainers.launch import TRAINERS, Launch, TrainRequest, as_text, merge, plan
-from treetune.trainers.verl import LOOPS
+from treetune.trainers.verl import DEFAULT_LOOP, LOOPS
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_verl_plays_what_has_turns_or_tools_by_our_loop_and_scores_the_rest(fold
     assert result.json["command"][1:3] == ["-m", "verl.trainer.main_ppo"]
 
 
-def test_a_taskset_that_makes_its_environments_itself_may_say_that_they_have_several_turns(folder, treetune):
+def test_a_taskset_that_does_not_say_how_long_its_episodes_are_is_played_by_our_loop(folder, treetune):
     (folder / "own.py").write_text(
         "import kinds_of\n"
         "class Own(kinds_of.Countdowns):\n"
@@ -90,10 +90,13 @@ def test_a_taskset_that_makes_its_environments_itself_may_say_that_they_have_sev
         "class Said(Own):\n"
         "    MULTI_TURN = True\n"
     )
-    for name, played in (("Own", False), ("Said", True)):
+    for name, default in (("Own", "treetune"), ("Said", None)):
         result = treetune("train", "verl", f"own.py:{name}", "--dry-run", "--json")
         assert result.code == 0, result.err
-        assert (LOOPS in result.json["config"]) == played
+        assert LOOPS in result.json["config"]
+        assert result.json["config"].get(DEFAULT_LOOP) == default  # where the rows do not name it
+        built = treetune("build", f"own.py:{name}", "--format", "verl", "--json")
+        assert (f"{DEFAULT_LOOP}=treetune" in built.json["overrides"]) == (default is not None)
 
 
 def test_verl_is_told_how_our_loop_plays_and_who_else_scores(folder, treetune):

@@ -17,7 +17,7 @@ from treetune.cli.options import Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.config import load_yaml
 from treetune.errors import UsageError
-from treetune.rows.agent_column import COLUMN
+from treetune.rows.agent_column import COLUMN, LOOP, says_nothing
 from treetune.rows.formats import format_named
 from treetune.rows.kept_code import pop_kept_files
 from treetune.rows.sources import names_taskset
@@ -175,10 +175,14 @@ def _report(
         from treetune.trainers.skyrl import cli_overrides, shell_words
 
         report["overrides"] = cli_overrides(paths)
-    elif format == "verl" and any(played):
-        from treetune.trainers.verl import LOOPS, write_loops
+    elif format == "verl":
+        from treetune.trainers.verl import DEFAULT_LOOP, LOOPS, write_loops
 
-        report["overrides"] = [f"{LOOPS}={write_loops(cache_dir=cache_dir)}"]
+        silent = any(says_nothing(entry["path"]) for entry in entries)
+        if silent or any(played):
+            report["overrides"] = [f"{LOOPS}={write_loops(cache_dir=cache_dir)}"]
+        if silent:  # verl takes the default where rows name none
+            report["overrides"].append(f"{DEFAULT_LOOP}={LOOP}")
     if json:
         return print_json({**report, "tasks": entries})
     for entry in entries:

@@ -70,6 +70,37 @@ def row_needs_loop(task: Task, scorer: str | None) -> bool:
         return False
 
 
+def says_nothing(path: Path | str) -> bool:
+    """Whether rows of a parquet file that name no agent are played by an environment that does not say how long its
+    episodes are. Those with images are left to verl's own loop."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    from treetune.rows.image_columns import COLUMN as IMAGES
+
+    with pq.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if COLUMN in names or IMAGES in names:
+            return False
+        extra = file.read(columns=["extra_info.scorer"])
+    scorers = set()
+    for chunk in extra["extra_info"].chunks if extra.column_names else ():
+        scorers.update(pc.unique(chunk.field("scorer")).to_pylist())
+    return any(_is_silent(scorer) for scorer in scorers if scorer)
+
+
+def _is_silent(scorer: str) -> bool:
+    if scorer == RULE or scorer.startswith(SCORER):
+        return False
+    try:
+        if scorer.startswith(ENVIRONMENT):
+            spec = locate_files(scorer.removeprefix(ENVIRONMENT), trust=False)
+            return getattr(environments.resolve(spec), "CONTRACT", None) is None
+        return taskset_of(scorer).overrides("environment")
+    except TreetuneError:
+        return False
+
+
 class Needed:
     """Notes whether one of the tasks that go by needs the loop."""
 

@@ -7,6 +7,7 @@ play_by_tasks(config)                 # from now on each row is played by its ow
 """
 
 from treetune.trainers.verl.config import (
+    DEFAULT_LOOP,
     LOOPS,
     build_into_config,
     get_dataset_paths,
@@ -28,6 +29,7 @@ from treetune.trainers.verl.scoring import compute_score
 from treetune.trainers.verl.setup import play_by_tasks, run_with_tasks, start, write_loops
 
 __all__ = [
+    "DEFAULT_LOOP",
     "LOOPS",
     "OURS",
     "VERL_SOURCES",

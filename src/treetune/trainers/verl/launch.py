@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
 from treetune.datasets.config import plain_values
-from treetune.rows.agent_column import COLUMN
+from treetune.rows.agent_column import COLUMN, LOOP, says_nothing
 from treetune.trainers import launch
 from treetune.trainers.launch import Files, Launch, TrainRequest
-from treetune.trainers.verl.config import LOOPS
+from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS
 from treetune.trainers.verl.reward import OURS, leaves_scoring
 from treetune.trainers.verl.setup import SETTINGS, write_loops
 
@@ -44,9 +44,12 @@ def plan(request: TrainRequest) -> Launch:
     }
     if not leaves_scoring(given):
         planned |= {"reward.custom_reward_function.path": OURS, "reward.custom_reward_function.name": "compute_score"}
-    if _names_loop(files):
+    silent = any(says_nothing(file.path) for found in files.values() for file in found)
+    if silent or _names_loop(files):
         settings = plain_values(OmegaConf.select(given, SETTINGS)) or {}
         planned[LOOPS] = str(write_loops(settings, OmegaConf.select(given, LOOPS)))
+    if silent:
+        planned[DEFAULT_LOOP] = LOOP
     overrides = [text for text in request.overrides if not text.startswith(f"{SETTINGS}.")]
     config = launch.merge(planned, [text for text in overrides if not (LOOPS in planned and text.startswith(LOOPS))])
     return Launch(
