@@ -58,7 +58,7 @@ def test_a_query_finds(run, query, found):
         ("reward<high", "a number"),
         ("(mixed", "not closed"),
         ("mixed)", "too many"),
-        ("| mixed", "nothing before"),
+        ("| mixed", "missing before"),
         ("mixed &", "missing at its end"),
         ("source<b", "is a text"),
         ("reward~1", "is a number"),

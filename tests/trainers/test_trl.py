@@ -103,7 +103,7 @@ def test_rows_have_the_prompts_of_the_order_and_say_of_which_task_they_are():
 
 
 def test_a_number_of_tasks_that_makes_no_sense_is_refused():
-    with pytest.raises(UsageError, match=r"dataset\(num_tasks\)"):
+    with pytest.raises(UsageError, match="pass num_tasks"):
         TrlTasks(Echoes()).dataset()
     for num_tasks, first in ((0, 0), (None, 10), (3, -1)):
         with pytest.raises(UsageError, match="no task from"):
