@@ -195,6 +195,7 @@ class CpuTraining:
         self._treetune(python, "export", "verifiers", "letters.py:Letters", "--to", package)
         (name,) = (file.parent.name for file in package.glob("*/__init__.py"))
         found = []
+        vllm_server.load_again(url)  # whoever trained before may have left other weights in the engine than on disk
         for step in range(steps):
             words = (name, url, str(model), str(PROMPTS), str(GROUP), str(step * PROMPTS))
             rollouts = venvs.run(
