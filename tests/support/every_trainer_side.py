@@ -171,7 +171,8 @@ def verl() -> dict[str, dict[str, Played]]:
     (HERE / "engine").mkdir()
     request = {"model": str(HERE / "model"), "loops": str(HERE / "loops.yaml")}
     side, found = verl_loop_side.Side(request, HERE / "engine"), {}
-    ray.init("local", num_cpus=2, include_dashboard=False)
+    # What stands above may have started one already.
+    ray.init("local", num_cpus=2, include_dashboard=False, ignore_reinit_error=True)
     try:
         for number, (name, story) in enumerate(STORIES.items()):
             built = command_line.run(HERE, ["build", story.target, "--format", "verl", "--json"], {})
