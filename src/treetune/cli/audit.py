@@ -17,7 +17,7 @@ from rich.text import Text
 from treetune import audit, evaluation
 from treetune.cli import options
 from treetune.cli.hosts import ask_server, find_served, refuse_unservable
-from treetune.cli.options import TASKS, Json, Target, option, read_overrides, without_none
+from treetune.cli.options import Json, Target, option, read_overrides, without_none
 from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import convert, load_yaml, to_plain, with_overrides
 from treetune.errors import UsageError
@@ -62,7 +62,7 @@ def audit_command(
     where there are errors; warnings and notes are none. A config with train_tasks and val_tasks is audited as `train`,
     and compared with `val`.
     """
-    overrides = read_overrides(context, (*TASKS, "sampling", "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, trust=trust)
     own = {key: raw for key, raw in overrides.items() if key.split(".")[0] in ("sampling", "limits", "endpoint")}
     of_taskset = {key: raw for key, raw in overrides.items() if key not in own}
     split, other_split = _splits(target, split)

@@ -12,9 +12,10 @@ import typer
 
 from treetune import evaluation as evaluating
 from treetune.cli import options
+from treetune.cli.completion import complete_model
 from treetune.cli.display import Display, finish, show_warnings, summary_table
 from treetune.cli.hosts import ask_server, find_served, open_host, refuse_unservable, run_to_end
-from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
+from treetune.cli.options import TARGET, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
@@ -25,9 +26,15 @@ from treetune.task import Task
 
 def eval_command(
     context: typer.Context,
-    target: Annotated[str | None, typer.Argument(help=f"{TARGET} Absent with --resume -o DIR.")] = None,
+    target: Annotated[str | None, options.target(f"{TARGET} Absent with --resume -o DIR.")] = None,
     model: Annotated[
-        str | None, option("scripted:gold, local:PATH, or a model at --endpoint.base_url.", "-m", "--model")
+        str | None,
+        option(
+            "scripted:gold, local:PATH, or a model at --endpoint.base_url.",
+            "-m",
+            "--model",
+            autocompletion=complete_model,
+        ),
     ] = None,
     num_tasks: options.NumTasks = None,
     num_rollouts: Annotated[int | None, option("Tries per task.", "-r", "--num-rollouts")] = None,
@@ -53,8 +60,7 @@ def eval_command(
     --endpoint.base_url http://127.0.0.1:8000/v1
     """
     from_run = resume and target is None and server is None and output is not None
-    groups = (*TASKS, "sampling", "limits", "endpoint")
-    overrides = read_overrides(context, groups, trust=trust and not from_run)
+    overrides = read_overrides(context, trust=trust and not from_run)
     if resume and output is None:
         raise UsageError("--resume needs to know which run", remedy="pass -o DIR")
     if rescore and not resume:

@@ -18,14 +18,14 @@ import uvloop
 from treetune import evaluation, serve
 from treetune.cli import options
 from treetune.cli.hosts import refuse_unservable
-from treetune.cli.options import TASKS, option, read_overrides, without_none
+from treetune.cli.options import option, read_overrides, without_none
 from treetune.cli.output import print_json
 from treetune.cli.register import open_registration
 from treetune.cli.supervise import Report
 from treetune.cli.supervise import supervise as run_supervised
 from treetune.config import convert
 from treetune.episode import Limits
-from treetune.errors import MissingExtraError, UsageError
+from treetune.errors import ConfigError, MissingExtraError, UsageError
 from treetune.policies import EndpointConfig
 from treetune.runs.rolling import RollingRun
 from treetune.target import build_taskset, read_target, refuse_server
@@ -91,8 +91,10 @@ def serve_command(
         raise UsageError("--supervise and --mcp: the client starts such a server", remedy="pass --http too, or neither")
     if supervise:
         return _supervise([zmq, http, openenv, metrics, None if port is None else f":{port}"], state, max_crashes, json)
-    overrides = read_overrides(context, (*TASKS, "limits", "endpoint"), trust=trust)
+    overrides = read_overrides(context, trust=trust)
     data = read_target(target, overrides, split, "train")
+    if faults := evaluation.unknown_keys(data):
+        raise ConfigError(faults, source=target)
     endpoint = convert(data.get("endpoint"), EndpointConfig, path="endpoint", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
     asked = {key: value for key, value in (data.get("endpoint") or {}).items() if key != "api_key_env"}

@@ -4,7 +4,16 @@ from treetune import evaluation
 """
 
 from treetune.evaluation.compare import Comparison, Difference, TaskChange, compare
-from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
+from treetune.evaluation.config import (
+    EvalConfig,
+    Evaluation,
+    ValidateConfig,
+    Validation,
+    keys_of,
+    read_config,
+    read_taskset,
+    unknown_keys,
+)
 from treetune.evaluation.pass_rates import PassRates
 from treetune.evaluation.rescore import MORE, Rescorer, score_again
 from treetune.evaluation.run_trust import refuse_foreign, remember, trust_rows
