@@ -11,7 +11,7 @@ Opening one reads its index, not its traces; a run that is still being written c
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,13 @@ def is_run(path: str | Path) -> bool:
 
 
 class Run:
+    kind = "treetune"
+    """Which program wrote it; `runs/foreign` has those of others."""
+    warnings: Sequence[str] = ()
+    """What whoever looks at it should know: what could not be read."""
+
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = self.folder = Path(path)  # where its files are, which may be elsewhere for a run of another program
         if not is_run(self.path):
             raise UsageError(
                 f"{self.path} holds no run", remedy="name a folder that `eval` or `serve --traces` has written"
@@ -47,7 +52,7 @@ class Run:
     def follow(self) -> int:
         """Takes up what was written since; gives how many rollouts there are more."""
         entries = self.columns.entries
-        return self.columns.extend(read_index(self.path, TRACES.file, entries[-1].end if entries else 0))
+        return self.columns.extend(read_index(self.folder, TRACES.file, entries[-1].end if entries else 0))
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -55,14 +60,14 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """What it ran: `config.yaml`; empty where there is none."""
-        file = self.path / CONFIG
+        file = self.folder / CONFIG
         return dict(load_yaml(str(file))) if file.exists() else {}
 
     @property
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says; empty before its end."""
         try:
-            return msgspec.json.decode((self.path / SUMMARY).read_bytes(), type=dict[str, Any])
+            return msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.MsgspecError):
             return {}
 
@@ -91,19 +96,19 @@ class Run:
 
     def select(self, query: str = "") -> list[Entry]:
         """The entries of the rollouts that a query fits (`reward<1 & source=gsm8k "therefore"`)."""
-        mask = Query(query).select(self.columns, self.path / TRACES.file)
+        mask = Query(query).select(self.columns, self.folder / TRACES.file)
         return [self.columns.entries[at] for at in np.flatnonzero(mask)]
 
     def traces(self, query: str = "") -> Iterator[Trace]:
         """Their traces, read as they are asked for."""
-        with open(self.path / TRACES.file, "rb") as file:
+        with open(self.folder / TRACES.file, "rb") as file:
             for entry in self.select(query):
                 yield self._read(file.fileno(), entry)
 
     def trace(self, name: str | Entry) -> Trace:
         """That of one rollout: an entry, or `UID/NUMBER` with as much of the uid as it takes; `task 3/0` by index."""
         entry = name if isinstance(name, Entry) else self.find(name)
-        with open(self.path / TRACES.file, "rb") as file:
+        with open(self.folder / TRACES.file, "rb") as file:
             return self._read(file.fileno(), entry)
 
     def find(self, name: str) -> Entry:
@@ -126,7 +131,7 @@ class Run:
 
     def _read(self, file: int, entry: Entry) -> Trace:
         try:
-            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.path))
+            return decode_trace(bring_back(os.pread(file, entry.length, entry.offset), self.folder))
         except msgspec.MsgspecError as error:
             raise TasksetError(f"{self.path}: the trace of {entry.uid}/{entry.rollout} is damaged: {error}") from None
 
