@@ -52,7 +52,7 @@ def open_run(path: str | Path) -> Run:
             raise UsageError(f"{path} has {len(several)} runs below it: {named}", remedy="name one of them")
         kinds = ", ".join(kind.name for kind in KINDS)
         raise UsageError(
-            f"{path} holds no run" if path.exists() else f"there is no {path}",
+            f"{path} holds no run",
             remedy=f"name a folder that `eval` or `serve --traces` has written, or a run of another program: {kinds}",
         )
     run = place.open()
