@@ -13,12 +13,15 @@ from treetune.cli.output import Screen, make_table, print_json
 from treetune.config import to_plain
 from treetune.errors import UsageError
 from treetune.evaluation import Comparison, Difference, TaskChange
+from treetune.runs.places import open_run
 
 _MOST_TASKS = 10
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; each is compared with the first.", metavar="A B …")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs, of any program; each is compared with the first.", metavar="A B …")
+    ],
     fail_on_regression: Annotated[
         bool, option("Exit with 1 where a run is worse than the first, and more so than chance explains.")
     ] = False,
@@ -30,7 +33,7 @@ def compare_command(
     """
     if len(runs) < 2:
         raise UsageError("one run is nothing to compare", remedy="name two: treetune compare runs/a runs/b")
-    first, *others = map(evaluating.Run, runs)
+    first, *others = map(open_run, runs)
     found = [evaluating.compare(first, other) for other in others]
     if json:
         print_json({"comparisons": [{**to_plain(each), "is_loss": each.is_loss} for each in found]})
