@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
 from rich.console import Group, RenderableType
@@ -135,6 +136,15 @@ def _figures(chances: dict[str, float]) -> str:
 def show_warnings(summary: Summary, screen: Screen) -> None:
     for text in summary.warnings:
         screen.say(f"warning: {text}", style="yellow")
+
+
+def run_to_end(work: Coroutine[Any, Any, object]) -> bool:
+    """Runs it; gives False where Ctrl-C ended it, and what was done until then is to be shown."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def finish(

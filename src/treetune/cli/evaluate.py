@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from treetune import evaluation as evaluating
 from treetune.cli import options
-from treetune.cli.display import Display, finish, show_warnings, summary_table
-from treetune.cli.hosts import ask_server, find_served, open_host, refuse_unservable, run_to_end
+from treetune.cli.display import Display, finish, run_to_end, show_warnings, summary_table
 from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides, without_none
 from treetune.cli.output import Screen, print_json
 from treetune.config import dump_yaml, to_plain
 from treetune.errors import UsageError
-from treetune.policies import check_policy, load_policy
 from treetune.target import is_server, read_target
-from treetune.task import Task
 
 
 def eval_command(
@@ -68,47 +63,20 @@ def eval_command(
     if target is None:
         if not resume or output is None:
             raise UsageError("nothing to evaluate", remedy="name a TARGET; `treetune list` shows what there is")
-        evaluating.refuse_foreign(output, trust=trust, calls_model=True)
-        overrides |= evaluating.trust_rows(output, trust)
-        target = str(output / "config.yaml")
+        target, of_rows = evaluating.take_up(output, trust)
+        overrides |= of_rows
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": max_tokens_total}
     given = without_none({"model": model, "pass_threshold": pass_threshold, **sizes, **ceilings})
     data = {"model": "", **read_target(target, overrides, split), **given}
-    evaluation = evaluating.read_config(data, evaluating.EvalConfig, overrides, target)
-    first: list[Task] = []
-    remote = False  # whether the rollouts run on the taskset's own server
-    if (served := find_served(evaluation.taskset)) is not None:
-        if serve is not None:
-            raise UsageError(f"--serve starts a server, and {target} is one already", remedy="leave out --serve")
-        first = asyncio.run(ask_server(served, int(dry_run)))
-        if served.models is not None:
-            remote = True
-            choose_model(evaluation, served.models)
-    if not evaluation.config.model:
-        raise UsageError("no model given", remedy="pass -m, for example -m scripted:gold")
+    plan = evaluating.Plan(evaluating.read_config(data, evaluating.EvalConfig, overrides, target), workers=serve)
     if dry_run:
-        if not remote:
-            check_policy(evaluation.config.model, evaluation.taskset, evaluation.config.endpoint)
-        task = first[0] if first else next(evaluation.taskset.draw(evaluation.config.num_tasks))
-        return _show_plan(evaluation, task, json)
-    if rescore and remote:
-        raise UsageError("the scorer is on the server: only there can answers be scored again", remedy="use another -o")
-    path = output or evaluating.name_run(evaluation.taskset.name, evaluation.config.model)
+        plan.check_model()
+        return _show_plan(plan, json)
+    path = output or evaluating.name_run(plan.evaluation.taskset.name, plan.model)
     screen = Screen(json)
-    remedy = "" if remote else "pass --rescore to score what there is again, "
-    tally, interrupted = play(
-        evaluation,
-        path,
-        screen,
-        resume=resume,
-        rescore=rescore,
-        remote=remote,
-        workers=serve,
-        remedy=remedy,
-        trust=trust,
-    )
-    summary = tally.summary()
+    interrupted = not play(plan, path, screen, resume=resume, rescore=rescore, trust=trust)
+    summary = plan.tally.summary()
     figures = {**to_plain(summary), "errors": summary.errors, "run_dir": str(path)}
     faults = bool(summary.errors) or summary.stopped is not None
     show_warnings(summary, screen)
@@ -119,16 +87,8 @@ def eval_command(
     return finish(lambda: screen.print(summary_table(summary)), figures, faults, stopped, screen, json)
 
 
-def choose_model(evaluation: evaluating.Evaluation, models: list[str]) -> None:
-    """The one that the server has, where none was named; one that it does not serve is refused now."""
-    model = evaluation.config.model or (models[0] if models else "")
-    if model and model not in models:
-        remedy = f"it serves: {', '.join(models)}" if models else "start it with -m MODEL"
-        raise UsageError(f"the server does not serve {model!r}", remedy=remedy)
-    evaluation.config = msgspec.structs.replace(evaluation.config, model=model)
-
-
-def _show_plan(evaluation: evaluating.Evaluation, first: Task, json: bool) -> int:
+def _show_plan(plan: evaluating.Plan, json: bool) -> int:
+    evaluation, first = plan.evaluation, plan.first_task()
     config = evaluation.config
     if json:
         print_json({"config": evaluation.resolved(), "first_task": to_plain(first)})
@@ -140,44 +100,18 @@ def _show_plan(evaluation: evaluating.Evaluation, first: Task, json: bool) -> in
     return 0
 
 
-def play(
-    evaluation: evaluating.Evaluation,
-    path: Path,
-    screen: Screen,
-    *,
-    resume: bool,
-    rescore: bool = False,
-    remote: bool = False,
-    workers: int | None = None,
-    remedy: str = "",
-    trust: bool = False,
-) -> tuple[evaluating.Tally, bool]:
-    """Plays what the run in `path` lacks; gives what it amounts to, and whether it was interrupted. `remedy` begins the
-    advice where the taskset changed."""
-    taskset, config = evaluation.taskset, evaluation.config
-    refuse_unservable(taskset)
-    taskset.draw(config.num_tasks)  # an unbounded draw is refused before anything is written
-    policy = None if remote or workers is not None else load_policy(config.model, taskset, config.endpoint)
-    if resume:
-        run = evaluating.RunFolder.resume(path, evaluating.TRACES, evaluation, changed=rescore, remedy=remedy)
-    else:
-        run = evaluating.RunFolder.create(path, evaluating.TRACES, evaluation)
-        evaluating.remember(path)
-    runner = evaluating.Runner(evaluation, run)
+def play(plan: evaluating.Plan, path: Path, screen: Screen, **how: bool) -> bool:
+    """Plays what the run in `path` lacks; says whether it came to its end. `how` is for `Plan.begin`."""
 
-    async def evaluate() -> None:
-        if rescore:
-            again = await evaluating.score_again(evaluation, run, trust)
+    def watch(plan: evaluating.Plan, done: int) -> Display:
+        if (again := plan.rescored) is not None:
             screen.say(f"scored again: {again.changed} of {again.after.rollouts} rewards changed")
-        async with open_host(evaluation, policy, workers) as host:
-            done = runner.resume() if resume else 0
-            with Display(screen, evaluation, done) as display:
-                runner.on_trace = display.on_trace
-                await runner.run(host)
+        return Display(screen, plan.evaluation, done)
 
-    with run:
-        interrupted = not run_to_end(evaluate())
-    return runner.tally, interrupted
+    plan.check()
+    plan.load()
+    with plan.begin(path, **how):
+        return run_to_end(plan.play(watch))
 
 
 def rescore_command(
@@ -195,7 +129,7 @@ def rescore_command(
     data = read_target(str(config), evaluating.trust_rows(run, trust))
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": None}  # those of the run counted the run
     evaluation = evaluating.read_config({**data, **ceilings}, evaluating.EvalConfig, source=str(config))
-    refuse_unservable(evaluation.taskset)
+    evaluating.refuse_unservable(evaluation.taskset)
     path = output or evaluating.unused_path(run / "rescored")
     with evaluating.RunFolder.create(path, evaluating.TRACES, evaluation) as folder:
         rescorer = evaluating.Rescorer(evaluation, run, folder, trust)
