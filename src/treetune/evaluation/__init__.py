@@ -7,8 +7,9 @@ from treetune.evaluation.compare import Comparison, Difference, TaskChange, comp
 from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
 from treetune.evaluation.hosts import ask_server, find_served, refuse_unservable
 from treetune.evaluation.pass_rates import PassRates
-from treetune.evaluation.plan import Plan, Watcher
+from treetune.evaluation.plan import Plan, Watch
 from treetune.evaluation.rescore import MORE, Rescorer
+from treetune.evaluation.run_set import RunSet
 from treetune.evaluation.run_trust import refuse_foreign, remember, take_up, trust_rows
 from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker

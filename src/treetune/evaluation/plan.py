@@ -156,7 +156,8 @@ class Plan:
         if self._rescore:
             self.rescored = await score_again(self.evaluation, self.run, self._trust)
         self.load()
-        async with open_host(self.evaluation, self._policy, self._workers) as host:
+        policy, self._policy = self._policy, None  # it is closed at the end, and may be large
+        async with open_host(self.evaluation, policy, self._workers) as host:
             done = self.runner.resume() if self._resume else 0
             with watch(self, done) if watch is not None else nullcontext(Unwatched()) as watcher:
                 self.runner.on_trace = watcher.on_trace
