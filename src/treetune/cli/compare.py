@@ -36,7 +36,7 @@ def compare_command(
     first, *others = map(open_run, runs)
     found = [evaluating.compare(first, other) for other in others]
     if json:
-        print_json({"comparisons": [{**to_plain(each), "is_loss": each.is_loss} for each in found]})
+        print_json({"comparisons": [plain_comparison(each) for each in found]})
     else:
         screen = Screen()
         for number, comparison in enumerate(found):
@@ -44,6 +44,10 @@ def compare_command(
                 screen.say("")
             show_comparison(comparison, screen)
     return int(fail_on_regression and any(comparison.is_loss for comparison in found))
+
+
+def plain_comparison(found: Comparison) -> dict[str, Any]:
+    return {**to_plain(found), "is_loss": found.is_loss}
 
 
 def show_comparison(found: Comparison, screen: Screen) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from treetune.runs.folder import CONFIG, SUMMARY, TRACES
 from treetune.runs.images import bring_back
 from treetune.runs.index import IndexReader
 from treetune.runs.query import Query, solved
+from treetune.runs.summary import Summary, Tally
 from treetune.trace import Trace, decode_trace
 
 
@@ -55,6 +57,7 @@ class Run:
 
     def _begin_anew(self) -> None:
         self.columns, self._reader = Columns(), IndexReader(self.folder, TRACES.file)
+        self._summary: Summary | None = None
 
     def follow(self, seconds: float | None = None) -> int:
         """Takes up what was written since, in no more than about so many seconds; gives how many rollouts there are
@@ -88,12 +91,23 @@ class Run:
         return dict(load_yaml(str(file))) if file.exists() else {}
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """What `summary.json` says; empty before its end."""
-        try:
-            return msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.MsgspecError):
-            return {}
+    def summary(self) -> Summary:
+        """What it amounts to: `summary.json`; where that does not speak of all rollouts, as in a run that is being
+        written, the traces are read."""
+        if self._summary is None or self._summary.rollouts != len(self):
+            with suppress(OSError, msgspec.MsgspecError):
+                self._summary = msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=Summary)
+        if self._summary is None or self._summary.rollouts != len(self):
+            tally = Tally(self.pass_threshold)
+            for trace in self.traces():
+                tally.add(trace)
+            self._summary = tally.summary()
+        return self._summary
+
+    @property
+    def pass_threshold(self) -> float:
+        """The reward from which a rollout counts as solved."""
+        return float(self.config.get("pass_threshold", 1.0))
 
     @property
     def model(self) -> str:
@@ -114,7 +128,7 @@ class Run:
 
     def solved(self) -> Mask:
         """Which rollouts count as solved, by the threshold that the run had."""
-        return solved(self.columns, float(self.config.get("pass_threshold", 1.0)))
+        return solved(self.columns, self.pass_threshold)
 
     # One by one
 
