@@ -89,10 +89,11 @@ class JsonApp:
         mounts: Mapping[str, Asgi] = {},
         key_header: bytes | None = None,
         render_error: Callable[[HttpError], bytes] = lambda error: error.body,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         """`count` is called after each request with its name, its seconds, and the kind of its error; `websockets` has
         by its path what serves a connection, `mounts` another application, once it is known who asks. A token may also
-        stand in the `key_header`, alone."""
+        stand in the `key_header`, alone. `headers` are sent with every answer."""
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
@@ -101,6 +102,7 @@ class JsonApp:
         self._max_bytes, self._token_remedy = max_bytes, token_remedy
         self._count, self._websockets, self._mounts = count, websockets, mounts
         self._key_header, self._render_error = key_header, render_error
+        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -132,7 +134,7 @@ class JsonApp:
             status, kind, body = answer.status, answer.kind, self._render_error(answer)
             headers += answer.headers
         self._count(request.name, time.perf_counter() - began, kind)
-        headers.append((b"content-length", b"%d" % len(body)))
+        headers += [*self._headers, (b"content-length", b"%d" % len(body))]
         if request.arriving:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
