@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from treetune.serve.errors import Denied, Misused, ServeError
     from treetune.serve.host import ModelsConfig
     from treetune.serve.http import HttpConfig
-    from treetune.serve.http.asgi import HttpRequest, JsonApp, Route
+    from treetune.serve.http.asgi import HttpRequest, JsonApp, Parts, Route
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
     from treetune.serve.http.door import HttpDoor, MetricsDoor
     from treetune.serve.http.listener import Listener
@@ -49,7 +49,7 @@ _HOMES = {
     "errors": "Denied Misused ServeError",
     "host": "ModelsConfig",
     "http": "HttpConfig",
-    "http.asgi": "HttpRequest JsonApp Route",
+    "http.asgi": "HttpRequest JsonApp Parts Route",
     "http.client": "RemoteEpisode TaskServerClient",
     "http.door": "HttpDoor MetricsDoor",
     "http.listener": "Listener",
