@@ -33,6 +33,8 @@ class Judgement(msgspec.Struct, kw_only=True):
     usage: Usage = msgspec.field(default_factory=Usage)
     """The judge's tokens, also those of a verdict that was paid for earlier."""
     seconds: float = 0.0
+    retries: int = 0
+    """How often the call was repeated: 429, 5xx, a cut connection."""
 
 
 _list: ContextVar[list[Judgement] | None] = ContextVar("judgements", default=None)

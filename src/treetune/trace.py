@@ -71,6 +71,10 @@ class Turn(msgspec.Struct):
     finish_reason: str | None = None
     calls: list[ToolCall] = []
     """The tools that it called, and what came of it."""
+    policy_seconds: float = 0.0
+    """Until the policy had answered."""
+    environment_seconds: float = 0.0
+    """Until the environment had."""
 
 
 class Timing(msgspec.Struct):
@@ -79,13 +83,18 @@ class Timing(msgspec.Struct):
     start: float = 0.0
     policy: float = 0.0
     environment: float = 0.0
+    """The steps, a taskset's `reward` included."""
+    score: float = 0.0
+    """Of these: a taskset's `reward`; and beside these the `score_group` of all rollouts of its task."""
     close: float = 0.0
     paused: float = 0.0
     """While the weights were being changed; no limit on time counts it."""
     total: float = 0.0
+    began: float | None = None
+    """When it began, in seconds since 1970; None where nobody noted it."""
 
 
-POLICY_FIELDS = ("model", "usage", "tokens", "timing", "version", "last_version", "stale")
+POLICY_FIELDS = ("model", "usage", "retries", "tokens", "timing", "version", "last_version", "stale")
 """Those fields of a trace that the policy made: scoring it again leaves them as they are."""
 
 
@@ -126,14 +135,21 @@ class Trace(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
     warnings: list[str] = []
     usage: Usage = msgspec.field(default_factory=Usage)
+    retries: int = 0
+    """How often calls of the policy were repeated: 429, 5xx, a cut connection. Those of judges are in `judgements`."""
     timing: Timing = msgspec.field(default_factory=Timing)
     tokens: Tokens | None = None
-    """Present where the policy gives token ids."""
+    """Present where the policy gives token ids. The last field: what stands before it in a line is text."""
 
     @property
     def scored(self) -> bool:
         """Whether it has a reward, which says something of the policy."""
         return self.reward is not None
+
+    @property
+    def all_retries(self) -> int:
+        """Those of the policy and of judges."""
+        return self.retries + sum(judgement.retries for judgement in self.judgements)
 
     @property
     def key(self) -> tuple[str, int, int]:

@@ -8,9 +8,11 @@ from test_rolling import described
 
 from treetune.errors import UsageError
 from treetune.evaluation import TRACES, Run, RunFolder
+from treetune.judgement import Judgement
 from treetune.runs.index import INDEX, encode, read_index
 from treetune.runs.rolling import RollingRun
-from treetune.trace import encode_trace
+from treetune.tokens import Tokens, TokenSequence
+from treetune.trace import Timing, encode_trace
 
 
 def entries(folder):
@@ -32,8 +34,35 @@ def index_lines(folder):
 
 def test_the_index_says_what_the_traces_say(tmp_path):
     make_run(tmp_path, [[1.0, None], [0.5, 0.0]])
+    with RunFolder(tmp_path, TRACES) as run:
+        judged = [Judgement(model="j", asked="grade", prompt="?", retries=2)]
+        timing = Timing(policy=1.5, environment=0.25, total=2.0, began=1e9)
+        run.append(make_trace(2, 0, 1.0, timing=timing, retries=1, judgements=judged))
     assert index_lines(tmp_path) == entries(tmp_path) == from_traces(tmp_path)
-    assert len(entries(tmp_path)) == 4
+    assert len(entries(tmp_path)) == 5
+    last = list(read_index(tmp_path))[-1]
+    assert (last.began, last.seconds, last.policy, last.environment, last.retries) == (1e9, 2.0, 1.5, 0.25, 3)
+
+
+def test_an_entry_says_where_the_text_of_a_line_ends(tmp_path):
+    tokens = Tokens([TokenSequence([1, 2], [0, 1], [0.0, -0.5])])
+    metrics = {"x": 1.0, "tokens": 2.0}
+    made = [make_trace(0, number, 1.0, tokens=each, metrics=metrics) for number, each in enumerate([tokens, None])]
+    make_run(tmp_path, [])
+    with RunFolder(tmp_path, TRACES) as run:
+        for trace in made:
+            run.append(trace)
+        run.append_lines(b'{"task":{"idx":3},"uid":"u","metrics":{"x":1,"tokens":2}}\n')
+    lines = (tmp_path / TRACES.file).read_bytes().splitlines(keepends=True)
+    found = list(read_index(tmp_path))
+    assert [line[: entry.text_length][-1:] for line, entry in zip(lines, found, strict=True)] == [b"}", b"}", b"\n"]
+    assert [line[entry.text_length :][:11] for line, entry in zip(lines, found, strict=True)] == [
+        b',"tokens":{',
+        b',"tokens":n',
+        b"",
+    ]
+    assert [entry.tokens for entry in found] == [True, False, False]
+    assert index_lines(tmp_path) == from_traces(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "garbage", "of another file", "behind"])

@@ -15,7 +15,7 @@ def run(tmp_path_factory):
     make_run(folder, [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0], [None, None]])
     with RunFolder(folder, TRACES) as more:
         more.append(make_trace(4, 0, 0.5, source="other", said='so, Therefore "42" (ü)', metrics={"clicks": 3.0}))
-        more.append(make_trace(4, 1, 0.5, source="other", said="no", success=True))
+        more.append(make_trace(4, 1, 0.5, source="other", said="no", success=True, retries=2))
     return Run(folder)
 
 
@@ -38,6 +38,7 @@ def run(tmp_path_factory):
         ("outcome=environment_error", ["3/0", "3/1"]),
         ("failure~zerodivision", ["3/0", "3/1"]),
         ("clicks>2", ["4/0"]),
+        ("retries>0", ["4/1"]),
         ('"therefore"', ["4/0"]),
         ("therefore", ["4/0"]),
         (r'"\"42\""', ["4/0"]),

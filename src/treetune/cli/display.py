@@ -65,7 +65,8 @@ class Display:
     def on_trace(self, trace: Trace, tally: Tally) -> None:
         mean = "-" if tally.mean_reward is None else f"{tally.mean_reward:.3f}"
         over_all = f" ({tally.mean_reward_all:.3f} over all)" if tally.errors else ""
-        total, state = tally.expected or self._total, f"reward {mean}{over_all}  errors {tally.errors}"
+        retries = f"  retries {tally.retries}" if tally.retries else ""
+        total, state = tally.expected or self._total, f"reward {mean}{over_all}  errors {tally.errors}{retries}"
         if self._screen.is_terminal:
             self._latest.append(_rollout_line(trace))
             self._progress.update(self._bar, completed=tally.rollouts, total=total, state=state)
@@ -105,6 +106,8 @@ def summary_table(summary: Summary) -> RenderableType:
     figures = [*rows.items(), *((name, f"{value:.4f}") for name, value in summary.metrics.items())]
     if summary.completion_tokens:
         figures.append(("tokens", f"{summary.prompt_tokens} in, {summary.completion_tokens} out"))
+    if summary.retries:
+        figures.append(("retries", f"{summary.retries} calls repeated (429, 5xx, cut connections)"))
     if summary.judge_calls:
         tokens = f"{summary.judge_prompt_tokens} tokens in, {summary.judge_completion_tokens} out"
         hits = f"{summary.judge_cache_hits} of them known already"

@@ -52,6 +52,8 @@ class Summary(msgspec.Struct):
     judge_prompt_tokens: int
     judge_completion_tokens: int
     """Of the calls that were paid."""
+    retries: int
+    """How often calls of the model or of judges were repeated: 429, 5xx, a cut connection."""
     stopped: str | None
     """The ceiling that ended the run before all its rollouts were begun."""
     seconds_per_rollout: float | None
@@ -93,6 +95,7 @@ class Tally:
         self._reward_sum = 0.0
         self._failures: Counter[str] = Counter()
         self._warnings: Counter[str] = Counter()
+        self.retries = 0
         self.rollouts = 0
         self.scored = 0
         self.expected: int | None = None
@@ -106,6 +109,7 @@ class Tally:
         self._seconds += trace.timing.total
         self._prompt_tokens += trace.usage.prompt_tokens
         self._completion_tokens += trace.usage.completion_tokens
+        self.retries += trace.all_retries
         self._warnings.update(trace.warnings)
         self._add_judgements(trace)
         if trace.failure is not None:
@@ -185,6 +189,7 @@ class Tally:
             judge_cache_hits=self._judge_cache_hits,
             judge_prompt_tokens=self._judge_prompt_tokens,
             judge_completion_tokens=self._judge_completion_tokens,
+            retries=self.retries,
             stopped=self.stopped,
             seconds_per_rollout=self._seconds / self.rollouts if self.rollouts else None,
             warnings=self._list_warnings(),

@@ -210,7 +210,7 @@ class RunFolder(Generic[R]):
         offset = self.size
         self._append(line)
         if isinstance(record, Trace):
-            self._note([entry_of(record, offset, len(line))])
+            self._note([entry_of(record, offset, line)])
 
     def append_lines(self, lines: bytes) -> None:
         """Records as they are kept."""

@@ -23,6 +23,10 @@ from treetune.trace import Trace
 INDEX = "index.jsonl"
 _ANSWER = 120
 """How much of an answer an entry has."""
+_TOKENS = b',"tokens":'
+"""How the last field of a line begins. Text never holds it: quotes stand there as \\"."""
+_FOLLOW = b'{"sequences":', b"null}"
+_NO_TOKENS = len(b',"tokens":null}\n')
 _PART = 1 << 22
 """Bytes of entries that are read at once."""
 
@@ -33,6 +37,8 @@ class Entry(msgspec.Struct, array_like=True):
     offset: int
     length: int
     """Of its line, the end of the line included."""
+    text_length: int
+    """Of what stands before its tokens: whatever anybody has said."""
     idx: int
     uid: str
     occurrence: int
@@ -46,7 +52,14 @@ class Entry(msgspec.Struct, array_like=True):
     turns: int
     prompt_tokens: int
     completion_tokens: int
+    began: float | None
+    """When, in seconds since 1970."""
     seconds: float
+    policy: float
+    """Of these, those that the policy took."""
+    environment: float
+    retries: int
+    """How often calls of the policy or of judges were repeated."""
     answer: str | None
     """What it gave as its answer, or the end of what it said last; the beginning of that."""
     failure: str | None
@@ -80,11 +93,14 @@ class _Failure(msgspec.Struct):
 
 
 class _Timing(msgspec.Struct):
+    policy: float = 0.0
+    environment: float = 0.0
     total: float = 0.0
+    began: float | None = None
 
 
-class _Nothing(msgspec.Struct):
-    pass
+class _Judgement(msgspec.Struct):
+    retries: int = 0
 
 
 class _Turn(msgspec.Struct):
@@ -107,21 +123,29 @@ class _Glance(msgspec.Struct):
     answer: str | None = None
     failure: _Failure | None = None
     metrics: dict[str, float | None] = {}
-    tokens: _Nothing | None = None
+    judgements: list[_Judgement] = []
+    retries: int = 0
 
 
 _glance = msgspec.json.Decoder(_Glance).decode
 _entries = msgspec.json.Decoder(Entry)
 
 
-def entry_of(trace: Trace | _Glance, offset: int, length: int) -> Entry:
-    failure = trace.failure
+def entry_of(trace: Trace | _Glance, offset: int, line: bytes) -> Entry:
+    """That of a trace whose line stands at this offset."""
+    text_length = line.rfind(_TOKENS)
+    if text_length < 0 or not line.startswith(_FOLLOW, text_length + len(_TOKENS)):
+        text_length = len(line)  # somebody else's line
+    failure, timing, retries = trace.failure, trace.timing, trace.retries
+    for judgement in trace.judgements:
+        retries += judgement.retries
     told = None
     if failure is not None:
         told = f"{failure.type} ({failure.phase})" + (f" at {failure.place}" if failure.place else "")
     return Entry(
         offset,
-        length,
+        len(line),
+        text_length,
         trace.task.idx,
         trace.uid,
         trace.occurrence,
@@ -135,11 +159,15 @@ def entry_of(trace: Trace | _Glance, offset: int, length: int) -> Entry:
         len(trace.turns),
         trace.usage.prompt_tokens,
         trace.usage.completion_tokens,
-        round(trace.timing.total, 6),
+        None if timing.began is None else round(timing.began, 3),
+        round(timing.total, 6),
+        round(timing.policy, 6),
+        round(timing.environment, 6),
+        retries,
         _answer(trace),
         told,
         dict(trace.metrics),
-        trace.tokens is not None,
+        text_length < len(line) - _NO_TOKENS,
     )
 
 
@@ -158,7 +186,7 @@ def entries_in(lines: bytes, offset: int) -> Iterator[Entry]:
     """Those of whole lines of traces, the first of which stands at that offset; a damaged one has none."""
     for line in lines.splitlines(keepends=True):
         with suppress(msgspec.MsgspecError):
-            yield entry_of(_glance(line), offset, len(line))
+            yield entry_of(_glance(line), offset, line)
         offset += len(line)
 
 
