@@ -215,14 +215,17 @@ class Made:
             self.trace.final = []
 
     def _add_times(self) -> None:
-        turns = len(self.trace.turns)
-        policy = sum(self.random.uniform(0.2, 3.0) for _ in range(turns))
-        environment = sum(self.random.uniform(0.001, 0.2) for _ in range(turns))
-        start, close = 0.01, 0.002
-        total = round(start + policy + environment + close, 4)
-        timing = self.trace.timing = Timing(start, round(policy, 4), round(environment, 4), close, 0.0, total)
-        if hasattr(timing, "began"):
-            timing.began = FIRST_SECOND + self.task.idx * 1.7 + self.rollout * 0.11
+        trace, random = self.trace, self.random
+        for turn in trace.turns:
+            turn.policy_seconds = round(random.uniform(0.2, 3.0), 4)
+            turn.environment_seconds = round(random.uniform(0.001, 0.2), 4)
+        policy = sum(turn.policy_seconds for turn in trace.turns)
+        environment = sum(turn.environment_seconds for turn in trace.turns)
+        score = 0.5 * trace.turns[-1].environment_seconds if self.task.data_source != "walk" else 0.0
+        trace.retries = random.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, 5))
+        trace.timing = Timing(start=0.01, policy=policy, environment=environment, score=score, close=0.002)
+        trace.timing.total = round(0.012 + policy + environment, 4)
+        trace.timing.began = FIRST_SECOND + self.task.idx * 1.7 + self.rollout * 0.11
 
     def _add_tokens(self) -> None:
         """One sequence that goes on from turn to turn; some break, some were realigned, some have no logprobs."""
