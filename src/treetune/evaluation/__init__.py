@@ -3,7 +3,7 @@
 from treetune import evaluation
 """
 
-from treetune.evaluation.compare import Comparison, Difference, TaskChange, compare
+from treetune.evaluation.compare import Comparison, Difference, TaskChange, compare, compare_tasks
 from treetune.evaluation.config import EvalConfig, Evaluation, ValidateConfig, Validation, read_config, read_taskset
 from treetune.evaluation.pass_rates import PassRates
 from treetune.evaluation.rescore import MORE, Rescorer, score_again
