@@ -11,6 +11,6 @@ from treetune.evaluation.run_trust import refuse_foreign, remember, trust_rows
 from treetune.evaluation.runner import Runner, run_bounded
 from treetune.evaluation.summary import Summary, Tally, pass_at_k, standard_error
 from treetune.evaluation.taskset_check import CHECKS, RETRIED, CheckSummary, TasksetChecker
+from treetune.runs.entry import Entry
 from treetune.runs.folder import FINGERPRINT, TRACES, RunFolder, name_run, unused_path
-from treetune.runs.index import Entry
 from treetune.runs.run import Run, is_run

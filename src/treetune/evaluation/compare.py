@@ -122,10 +122,8 @@ class _Tasks:
         columns = run.columns
         groups, reward = columns.groups(), columns.reward
         solved = run.solved()
-        order = np.argsort(groups.task, kind="stable")
-        parts = np.split(order, np.cumsum(groups.rollouts)[:-1]) if len(groups) else []
         self.by_key: dict[Key, tuple[list[float], int, float, Any]] = {}
-        for part in parts:
+        for part in map(groups.members, range(len(groups))):
             first = columns.entries[part[0]]
             scored = reward[part][~np.isnan(reward[part])].tolist()
             self.by_key[first.uid, first.occurrence] = (scored, len(part), float(solved[part].mean()), first)
