@@ -19,7 +19,7 @@ import msgspec
 
 from treetune.cache_folder import write_atomically
 from treetune.errors import StorageError, UsageError
-from treetune.runs.index import Entry
+from treetune.runs.entry import Entry
 
 MARKS, TAGS = "marks.jsonl", "tags.json"
 Word = Literal["good", "bad", "look"]

@@ -40,8 +40,9 @@ def mean_of(values: Numbers) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def spread_of(values: Numbers) -> float | None:
-    return float(values.std()) if len(values) else None
+def first_of(values: Numbers) -> float | None:
+    values = values[~np.isnan(values)]
+    return float(values.min()) if len(values) else None
 
 
 def overview(run: Run) -> dict[str, Any]:
@@ -49,6 +50,7 @@ def overview(run: Run) -> dict[str, Any]:
     columns = run.columns
     groups, reward = columns.groups(), columns.reward
     scored = ~np.isnan(reward)
+    began = first_of(columns.numbers("began"))
     by_task = _split(groups.task[scored], reward[scored], len(groups))
     solved = _split(groups.task[scored], run.solved()[scored], len(groups))
     return {
@@ -63,12 +65,15 @@ def overview(run: Run) -> dict[str, Any]:
         "outcomes": _count(columns, "outcome"),
         "prompt_tokens": int(np.nansum(columns.numbers("prompt_tokens"))),
         "completion_tokens": int(np.nansum(columns.numbers("tokens"))),
-        "retries": None,
-        "seconds": None,
-        "began": None,
+        "retries": int(np.nansum(columns.numbers("retries"))),
+        "seconds": None
+        if began is None
+        else plain(np.nanmax(columns.numbers("began") + columns.numbers("seconds")) - began),
+        "began": began,
         "fingerprint": _fingerprint(run),
         "spark": [mean_of(part) for part in np.array_split(reward, min(_SLICES, max(1, len(reward))))],
         "steps": bool((~np.isnan(columns.numbers("step"))).any()),
+        "metrics": columns.metrics,
     }
 
 
@@ -186,23 +191,20 @@ def _by_tokens(columns: Columns) -> list[dict[str, Any]]:
 
 
 def timeline(columns: Columns) -> list[dict[str, Any]]:
-    """When rollouts began and how long they took; evenly chosen where there are many."""
+    """When rollouts began, in seconds after the first, and how long they took; evenly chosen where there are many."""
     number = len(columns)
+    if not number:
+        return []
     chosen = sorted({number * part // min(number, _MOST_ON_TIMELINE) for part in range(min(number, _MOST_ON_TIMELINE))})
-    seconds, reward = columns.numbers("seconds"), columns.reward
-    outcomes, texts = columns.codes("outcome"), columns.texts("outcome")
+    names = ("began", "seconds", "reward", "retries", "policy", "environment")
+    numbers = {name: columns.numbers(name)[chosen] for name in names}
+    first = first_of(columns.numbers("began"))
+    numbers["began"] = numbers["began"] - (first or 0.0)
+    outcomes, texts = columns.codes("outcome")[chosen], columns.texts("outcome")
+    lines = zip(*(map(plain, numbers[name].tolist()) for name in names), strict=True)
     return [
-        {
-            "at": int(at),
-            "began": None,
-            "seconds": plain(seconds[at]),
-            "outcome": texts[outcomes[at]],
-            "reward": plain(reward[at]),
-            "retries": None,
-            "policy": None,
-            "environment": None,
-        }
-        for at in chosen
+        {"at": at, "outcome": texts[outcome], **dict(zip(names, line, strict=True))}
+        for at, outcome, line in zip(chosen, outcomes.tolist(), lines, strict=True)
     ]
 
 

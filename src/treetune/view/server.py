@@ -9,14 +9,17 @@ The pages may run only their own scripts and ask only this server; text of model
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from typing import Any
 
-from treetune.errors import TreetuneError, UsageError
-from treetune.serve import Access, HttpError, HttpRequest, JsonApp, Listener, Route
+from treetune.errors import TreetuneError
+from treetune.serve import Access, HttpError, HttpRequest, JsonApp, Listener, Parts, Route
 from treetune.threads import call
 from treetune.view.calls import Calls
 from treetune.view.run_list import RunList
+from treetune.view.selection import Selection
 
 log = logging.getLogger("treetune.view")
 POLICY = (
@@ -43,9 +46,10 @@ _MOST_BYTES = 1 << 20
 
 
 class ViewServer:
-    def __init__(self, runs: RunList, access: Access | None = None) -> None:
+    def __init__(self, runs: RunList, access: Access | None = None, tokenizer: str | None = None) -> None:
+        """`tokenizer` is a folder or a name, for runs that do not say which they had."""
         self._access = access if access is not None else Access()
-        self._calls = Calls(runs)
+        self._calls = Calls(runs, tokenizer)
         self._listener: Listener | None = None
 
     async def start(self, address: str) -> str:
@@ -54,6 +58,7 @@ class ViewServer:
         return await self._listener.start(self.make_app())
 
     async def close(self) -> None:
+        self._calls.close()
         if self._listener is not None:
             await self._listener.close()
 
@@ -63,6 +68,7 @@ class ViewServer:
             Route("GET", "/page/*", self._page, needs_token=False),
             Route("GET", "/page/vendor/*", self._page, needs_token=False),
             *(Route("POST", f"/api/{name}", self._call) for name in self._calls.by_name),
+            Route("POST", "/api/export", self._export),
         ]
         return JsonApp(
             routes,
@@ -79,13 +85,33 @@ class ViewServer:
         return content
 
     async def _call(self, request: HttpRequest) -> bytes:
-        try:
+        with _told():
             answer: bytes = await call(self._calls.answer, request.path.removeprefix("/api/"), request.body)
-            return answer
-        except UsageError as error:
-            raise HttpError(422, "usage", error.message, remedy=error.remedy) from None
-        except TreetuneError as error:
-            raise HttpError(422, "failed", error.message, remedy=error.remedy) from None
+        return answer
+
+    async def _export(self, request: HttpRequest) -> Parts:
+        with _told():
+            selection = await call(self._calls.select, request.body)
+        return Parts(_in_threads(selection), b"application/octet-stream")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What is wrong, with its remedy, as an answer that a page shows."""
+    try:
+        yield
+    except TreetuneError as error:
+        raise HttpError(422, "usage", error.message, remedy=error.remedy) from None
+
+
+async def _in_threads(selection: Selection) -> AsyncGenerator[bytes]:
+    parts = selection.parts()
+    try:
+        while (part := await call(next, parts, None)) is not None:
+            yield part
+    finally:
+        await call(parts.close)
+        selection.close()
 
 
 def page_file(name: str) -> bytes:

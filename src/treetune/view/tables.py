@@ -11,19 +11,14 @@ import msgspec
 import numpy as np
 
 from treetune.errors import UsageError, did_you_mean
-from treetune.evaluation import TRACES, Run
-from treetune.runs.columns import NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
-from treetune.runs.query import Query
+from treetune.evaluation import Run
+from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
 from treetune.task import text_of
 from treetune.view.figures import FLAGS, flags_of, plain
+from treetune.view.lines import read_line
 
 _QUESTION = 160
 SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
-
-
-def select(run: Run, query: str) -> Mask:
-    """Which rollouts fit a query."""
-    return Query(query).select(run.columns, run.path / TRACES.file)
 
 
 # Rollouts
@@ -31,11 +26,10 @@ def select(run: Run, query: str) -> Mask:
 
 def describe(run: Run, at: int) -> dict[str, Any]:
     """The line of a rollout."""
-    entry, columns = run.columns.entries[at], run.columns
-    group = columns.groups()
-    mean = group.mean[group.task[at]]
+    entry, groups = run.columns.entries[at], run.columns.groups()
+    mark = int(run.columns.codes("mark")[at])
     return {
-        "at": int(at),
+        "at": at,
         "task": entry.idx,
         "rollout": entry.rollout,
         "uid": entry.uid,
@@ -43,23 +37,22 @@ def describe(run: Run, at: int) -> dict[str, Any]:
         "source": entry.source,
         "outcome": entry.outcome,
         "reward": entry.reward,
-        "advantage": None if entry.reward is None else plain(entry.reward - mean),
+        "advantage": None if entry.reward is None else plain(entry.reward - groups.mean[groups.task[at]]),
         "turns": entry.turns,
         "tokens": entry.completion_tokens,
         "seconds": entry.seconds,
-        "retries": getattr(entry, "retries", None),
+        "retries": entry.retries,
         "answer": entry.answer,
         "failure": entry.failure,
         "step": entry.step,
         "metrics": entry.metrics,
-        "mark": None,
+        "mark": run.columns.texts("mark")[mark] if mark >= 0 else None,
     }
 
 
 def list_rollouts(run: Run, query: str, sort: str, descending: bool, start: int, count: int) -> dict[str, Any]:
-    columns = run.columns
-    fitting = np.flatnonzero(select(run, query))
-    order = fitting[_order(_column(columns, sort)[fitting], descending)] if sort else fitting
+    fitting = np.flatnonzero(run.fits(query))
+    order = fitting[_order(_column(run.columns, sort)[fitting], descending)] if sort else fitting
     rows = [describe(run, at) for at in order[start : start + count].tolist()]
     return {"total": len(fitting), "rows": rows}
 
@@ -71,9 +64,9 @@ def _column(columns: Columns, name: str) -> Numbers:
         return columns.reward - groups.mean[groups.task]
     if name in NUMBERS or name in columns.metrics:
         return columns.numbers(name)
-    if name not in TEXTS:
-        known = [*NUMBERS, *TEXTS, *columns.metrics, "advantage"]
-        raise UsageError(f"rollouts are not sorted by {name!r}{did_you_mean(name, known)}", remedy=", ".join(known))
+    if name not in TEXTS and name not in NOTES:
+        known = [*NUMBERS, *TEXTS, *NOTES, *columns.metrics, "advantage"]
+        raise UsageError(f"rollouts are not sorted by {name!r:.80}{did_you_mean(name, known)}", remedy=", ".join(known))
     return _rank(columns.texts(name))[columns.codes(name)]
 
 
@@ -93,15 +86,14 @@ def _order(keys: Numbers, descending: bool) -> Codes:
 
 
 def list_groups(run: Run, query: str, sort: str, descending: bool, start: int, count: int) -> dict[str, Any]:
+    """The groups of which a rollout fits the query."""
     columns = run.columns
     groups = columns.groups()
-    fits = select(run, query)
+    fits = run.fits(query)
     shown = np.flatnonzero(np.bincount(groups.task[fits], minlength=len(groups)))
-    order = shown[_order(_group_column(columns, sort)[shown], descending)].tolist()
-    page = order[start : start + count]
-    members = _members(columns, page)
+    order = shown[_order(_group_column(columns, sort)[shown], descending)]
     flags = flags_of(columns)
-    rows = [_describe_group(run, group, members[group], flags[group], fits) for group in page]
+    rows = [_describe_group(run, group, flags[group], fits) for group in order[start : start + count].tolist()]
     return {"total": len(order), "matching_rollouts": int(fits.sum()), "rows": rows}
 
 
@@ -118,50 +110,36 @@ def _group_column(columns: Columns, name: str) -> Numbers:
         return np.bincount(groups.task, seconds, minlength=len(groups)).astype(np.float64)
     if name in ("task", "source"):
         return _column(columns, name)[groups.first]
-    raise UsageError(f"groups are not sorted by {name!r}{did_you_mean(name, SORTS)}", remedy=", ".join(SORTS))
+    raise UsageError(f"groups are not sorted by {name!r:.80}{did_you_mean(name, SORTS)}", remedy=", ".join(SORTS))
 
 
-def _members(columns: Columns, wanted: list[int]) -> dict[int, list[int]]:
-    """The rollouts of some groups, by their number."""
-    task = columns.groups().task
-    found: dict[int, list[int]] = {group: [] for group in wanted}
-    for at in np.flatnonzero(np.isin(task, wanted)).tolist():
-        found[int(task[at])].append(at)
-    rollout = columns.numbers("rollout")
-    return {group: sorted(places, key=lambda at: rollout[at]) for group, places in found.items()}
-
-
-def group_of(run: Run, at: int) -> list[dict[str, Any]]:
+def group_of(columns: Columns, at: int) -> list[dict[str, Any]]:
     """The rollouts of the task of one of them."""
-    group = int(run.columns.groups().task[at])
-    entries = run.columns.entries
+    return _cells(columns, int(columns.groups().task[at]))
+
+
+def _cells(columns: Columns, group: int) -> list[dict[str, Any]]:
+    places = columns.groups().members(group)
+    rollout = columns.numbers("rollout")
+    places = places[np.argsort(rollout[places], kind="stable")]
+    outcomes = columns.texts("outcome")
+    lines = zip(places, rollout[places], columns.reward[places], columns.codes("outcome")[places], strict=True)
     return [
-        {
-            "at": place,
-            "rollout": entries[place].rollout,
-            "reward": entries[place].reward,
-            "outcome": entries[place].outcome,
-        }
-        for place in _members(run.columns, [group])[group]
+        {"at": int(at), "rollout": int(number), "reward": plain(reward), "outcome": outcomes[outcome]}
+        for at, number, reward, outcome in lines
     ]
 
 
-def _describe_group(run: Run, group: int, places: list[int], flag: int, fits: Mask) -> dict[str, Any]:
-    groups, entries = run.columns.groups(), run.columns.entries
-    first = entries[places[0]]
-    mean = groups.mean[group]
-    cells = [
-        {
-            "at": at,
-            "rollout": entries[at].rollout,
-            "reward": entries[at].reward,
-            "outcome": entries[at].outcome,
-            "advantage": None if (reward := entries[at].reward) is None else plain(reward - mean),
-            "fits": bool(fits[at]),
-            "tag": None,
-        }
-        for at in places
-    ]
+def _describe_group(run: Run, group: int, flag: int, fits: Mask) -> dict[str, Any]:
+    columns = run.columns
+    groups = columns.groups()
+    first = columns.entries[int(groups.first[group])]
+    mean, marks, words = groups.mean[group], columns.codes("mark"), columns.texts("mark")
+    cells = _cells(columns, group)
+    for cell in cells:
+        cell["advantage"] = None if cell["reward"] is None else plain(cell["reward"] - mean)
+        cell["fits"] = bool(fits[cell["at"]])
+        cell["tag"] = words[marks[cell["at"]]] if marks[cell["at"]] >= 0 else None
     return {
         "uid": first.uid,
         "occurrence": first.occurrence,
@@ -170,7 +148,7 @@ def _describe_group(run: Run, group: int, places: list[int], flag: int, fits: Ma
         "mean": plain(mean),
         "variance": plain(groups.variance[group]),
         "flag": FLAGS[flag] if flag >= 0 else None,
-        "question": question_of(run, places[0]),
+        "question": question_of(run, int(groups.first[group])),
         "cells": cells,
     }
 
@@ -188,12 +166,9 @@ _glance = msgspec.json.Decoder(_Glance)
 
 def question_of(run: Run, at: int) -> str:
     """The beginning of what the task asks."""
-    entry = run.columns.entries[at]
     try:
-        with open(run.path / TRACES.file, "rb") as file:
-            file.seek(entry.offset)
-            prompt = _glance.decode(file.read(entry.length)).task.prompt
-    except (OSError, msgspec.MsgspecError):
+        prompt = _glance.decode(read_line(run, at)).task.prompt
+    except msgspec.MsgspecError:
         return ""
     if isinstance(prompt, list):
         asked = [message for message in prompt if message.get("role") == "user"] or prompt
