@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,14 +94,20 @@ class Run:
         """What it amounts to: `summary.json`; where that does not speak of all rollouts, as in a run that is being
         written, the traces are read."""
         if self._summary is None or self._summary.rollouts != len(self):
-            with suppress(OSError, msgspec.MsgspecError):
-                self._summary = msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=Summary)
+            self._summary = self.written_summary()
         if self._summary is None or self._summary.rollouts != len(self):
             tally = Tally(self.pass_threshold)
             for trace in self.traces():
                 tally.add(trace)
             self._summary = tally.summary()
         return self._summary
+
+    def written_summary(self) -> Summary | None:
+        """What `summary.json` says; None before its end."""
+        try:
+            return msgspec.json.decode((self.folder / SUMMARY).read_bytes(), type=Summary)
+        except (OSError, msgspec.MsgspecError):
+            return None
 
     @property
     def pass_threshold(self) -> float:
