@@ -118,9 +118,14 @@ Validation = Configured[ValidateConfig]
 
 
 def read_config(
-    data: Mapping[str, Any], struct: type[C], raw: Mapping[str, str] = {}, source: str = "config"
+    data: Mapping[str, Any],
+    struct: type[C],
+    raw: Mapping[str, str] = {},
+    source: str = "config",
+    taskset: Taskset[Any, Any] | type[Taskset[Any, Any]] | None = None,
 ) -> Configured[C]:
-    """A typed config with its taskset from plain values; one error names every fault, the taskset's included."""
+    """A typed config with its taskset from plain values; one error names every fault, the taskset's included. The
+    `taskset`, or its class, is given where the node only describes it."""
     others = KEYS.difference(struct.__struct_fields__)  # keys that no verb knows stay, to be found at fault
     own = {key: value for key, value in data.items() if key not in others}
     faults: Faults = []
@@ -128,7 +133,8 @@ def read_config(
         is_known = set(own) <= set(struct.__struct_fields__)
         config = convert(own, struct, raw=raw, elsewhere=() if is_known else keys_of(data.get("taskset")))
     with gather_faults(faults):
-        taskset = build_taskset(data.get("taskset"), raw=raw)
+        cls = taskset if isinstance(taskset, type) else None
+        built = taskset if isinstance(taskset, Taskset) else build_taskset(data.get("taskset"), raw=raw, cls=cls)
     if faults:
         raise ConfigError(faults, source=source)
-    return Configured(config, taskset)
+    return Configured(config, built)
